@@ -1,4 +1,4 @@
-"""Calls in progress: each from its request until its result, its error or the end of the link.
+"""Calls to the guest. A call lasts from its request until its result, its error or the end of the link.
 
 A call ends exactly once. All messages of a guest are checked when they arrive, before a caller sees them.
 """
@@ -24,16 +24,16 @@ _OUTPUT_CHANNELS = frozenset((schema.STDOUT, schema.STDERR))
 
 
 class Call(Generic[ResultT]):
-    """One call. The constructor sends the request.
+    """One call to the guest. The constructor sends the request.
 
     Args:
         transport: Sends and receives the frames.
-        name: A key of ``schema.CALLS``.
+        name: Name of the call, a key of ``schema.CALLS``.
         args: Arguments of the call.
-        parse: Converts the result that the guest sends, or raises ProtocolError.
-        call_id: 16 bytes that the guest remembers, so that a call repeated on a new link is executed once.
-        keeps_sending: True if bytes follow. Otherwise the END is sent at once.
-        is_last: True to send nothing after this call until ``FrameTransport.resume_sending``.
+        parse: Function that converts the result from the guest, or raises ProtocolError.
+        call_id: 16 bytes that the guest remembers, so that a call repeated on a new link is executed only once.
+        keeps_sending: True if the caller sends bytes after the request. False to send the END together with the request.
+        is_last: True to send nothing after this call until ``FrameTransport.resume_sending`` is called.
 
     Raises:
         SandlotError: The call cannot be sent; see :meth:`FrameTransport.open`.
@@ -67,7 +67,7 @@ class Call(Generic[ResultT]):
     # -- events of the stream -----------------------------------------------------------------------------------------
 
     def on_event(self, event: events.StreamEvent) -> None:
-        """Handle an event of the stream.
+        """Handle an event of the call's stream. The transport calls this method.
 
         Raises:
             ProtocolError: The guest violated the protocol.
@@ -89,13 +89,13 @@ class Call(Generic[ResultT]):
             self._finish(None if self._has_result else parse.reset_error(event.reason))
 
     def on_closed(self, error: SandlotError) -> None:
-        """End the call, because the link or the stream is over."""
+        """End the call with an error. The transport calls this method when the link has ended or all its streams were closed."""
         self._finish(error)
 
     def _on_message(self, event: events.Received) -> None:
         message = event.message
         if self._has_result or type(message) is not dict:
-            raise ProtocolError(f"{self._name} sent a message that is not a map, or a message after its result")
+            raise ProtocolError(f"{self._name} sent a message {'after its result' if self._has_result else 'that is not a map'}")
         if "result" in message:
             if len(message) != 1:
                 raise ProtocolError(f"{self._name} sent a result with other fields beside it")
@@ -107,7 +107,7 @@ class Call(Generic[ResultT]):
         name = message.pop("event", None)
         fields = self._event_fields.get(name) if type(name) is str else None
         if fields is None:
-            raise ProtocolError(f"{self._name} sent an event that is not in the schema of the call")
+            raise ProtocolError(f"{self._name} sent the event {name!r:.50}, which is not in the schema of the call")
         self._on_event_message(name, parse.fields_of(f"{self._name} {name}", fields, message), event.credit)
 
     def _on_bytes(self, event: events.Bytes) -> None:
@@ -119,15 +119,19 @@ class Call(Generic[ResultT]):
     # -- the caller ---------------------------------------------------------------------------------------------------
 
     async def wait(self) -> ResultT:
-        """Wait for the result. Cancelling the waiter does not end the call.
+        """Wait for the result of the call. If the waiting task is cancelled, the call continues.
 
         Raises:
-            SandlotError: The guest's error, or the end of the link.
+            SandlotError: The guest responded with an error, or the link has ended.
         """
         return await asyncio.shield(self.outcome)
 
     def abandon(self, error: SandlotError | None = None) -> None:
-        """Reset the stream if the call is not over."""
+        """Reset the stream of the call and end the call with an error. Does nothing if the call has ended.
+
+        Args:
+            error: Error of the call; None: a ConflictError that says that the call was cancelled.
+        """
         if not self._is_over:
             self._transport.reset(self._stream.id, "cancelled", "the caller no longer waits for the result")
             self._finish(error or ConflictError("The call was cancelled.", code=ErrorCode.CONFLICT))
@@ -144,7 +148,10 @@ class Call(Generic[ResultT]):
 
 
 class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
-    """A call with items before its result. Iterate over the items, then await :meth:`result`. One consumer at a time."""
+    """A call that receives items before its result. Iterate over the call for the items, then await :meth:`result`.
+
+    Only one task at a time may iterate.
+    """
 
     _is_iterated = False
 
@@ -162,19 +169,19 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
         await self.aclose()
 
     async def result(self) -> ResultT:
-        """Wait for the result.
+        """Wait for the result of the call.
 
-        If the call was never iterated, its items are dropped meanwhile. Otherwise the caller must iterate to the end first.
+        A caller that has begun to iterate must first iterate to the last item. If the caller has not begun to iterate, the items are dropped.
 
         Raises:
-            SandlotError: The guest's error, or the end of the link.
+            SandlotError: The guest responded with an error, or the link has ended.
         """
         if not self._is_iterated:
             self._stream.discard()
         return await self.wait()
 
     async def aclose(self) -> None:
-        """Stop following. A process or cell continues and can be attached to; a file is not read further. Idempotent."""
+        """Stop receiving items, and end the call. A process or cell continues and can be attached to; a file is not read further. Idempotent."""
         self._stream.discard()
         self.abandon()
 
@@ -188,10 +195,10 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
 
 
 class StreamedOutputCall(StreamedCall[ResultT, ItemT]):
-    """A call that streams standard output and standard error, and knows the offset of each byte from the start of its output."""
+    """A call that receives standard output and standard error, and counts the bytes of each from the start of the output."""
 
     _offsets: dict[int, int]
-    """The next offset of each channel."""
+    """Channel -> offset of the next byte that arrives on the channel."""
 
     def _on_bytes(self, event: events.Bytes) -> None:
         if event.channel not in _OUTPUT_CHANNELS:
@@ -201,7 +208,7 @@ class StreamedOutputCall(StreamedCall[ResultT, ItemT]):
     def _on_gap(self, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         channel, size = fields["channel"], fields["bytes"]
         if channel not in _OUTPUT_CHANNELS or size <= 0:
-            raise ProtocolError(f"{self._name} reports {size} lost bytes of channel {channel}, which is impossible")
+            raise ProtocolError(f"{self._name} reports {size} lost bytes of channel {channel}; expected are 1 or more bytes of channel 1 or 2")
         self._stream.put(OutputGap(channel, size, self._advance(channel, size)), credit)
 
     def _advance(self, channel: int, size: int) -> int:
@@ -211,6 +218,6 @@ class StreamedOutputCall(StreamedCall[ResultT, ItemT]):
 
 
 def _retrieve_exception(outcome: asyncio.Future[Any]) -> None:
-    """Prevent asyncio's warning about an exception that was never retrieved."""
+    """Mark the exception of a call as retrieved, so that asyncio does not warn about a call whose result nobody awaits."""
     if not outcome.cancelled():
         outcome.exception()

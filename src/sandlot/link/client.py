@@ -1,7 +1,8 @@
 """One multiplexed connection to one guest, with typed calls.
 
-- Each call has an id of 16 bytes that the host chooses, so that a call repeated on a new link is executed once.
-- Cancelling a caller resets the stream of its call. Processes and cells continue and can be attached to; a partly written file is dropped.
+- The host gives each call an id of 16 bytes, so that the guest executes a call only once, even if the call is repeated on a new link.
+- If the task that waits for a call is cancelled, the stream of the call is reset. A process or cell that the call started continues and can be
+  attached to. A partly written file is dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Link:
     Calls about processes, kernels and files are methods of ``link.processes``, ``link.kernels`` and ``link.files``.
 
     Args:
-        session: The link.
+        session: Session of the link, after its handshake.
     """
 
     def __init__(self, session: LinkSession) -> None:
@@ -57,14 +58,14 @@ class Link:
         """Open a link to a guest. Bytes of an earlier link that are still in the pipes are discarded.
 
         Args:
-            stream: The bytes of the link. The link owns the stream from now on, even if this call raises.
-            services: Services that the guest may use, by name.
+            stream: Byte stream to the guest. The link closes the stream in :meth:`aclose`, and also if this method raises.
+            services: Services of the host that the guest may use, by name; None offers none.
             timeout_s: Maximum duration of the handshake in seconds.
-            request_timeout_s: Maximum duration of a later request with a short response, in seconds.
+            request_timeout_s: Maximum duration in seconds of each later request that has one short response.
 
         Raises:
             TimeoutExceededError: The guest did not respond in time.
-            SandboxEndedError: The guest ended, or speaks another generation of the protocol.
+            SandboxEndedError: The sandbox has ended, or its guest speaks a generation of the protocol that this host does not support.
         """
         session = LinkSession(stream, services=services or {}, request_timeout_s=request_timeout_s)
         try:
@@ -90,14 +91,14 @@ class Link:
         return self._session.transport.closed.done()
 
     async def wait_closed(self) -> LinkClosed:
-        """Wait until the link has ended, and return the reason. Any number of callers may wait."""
+        """Wait until the link has ended, and return how it ended. Any number of callers may wait."""
         return await asyncio.shield(self._session.transport.closed)
 
     def set_services(self, services: Mapping[str, Service]) -> None:
-        """Replace the services that the guest may use.
+        """Replace the services of the host that the guest may use. A warm sandbox gets its services when its owner is known.
 
         Args:
-            services: Services by name. For a warm sandbox, they are set when its owner is known.
+            services: New services by name.
         """
         self._session.services.replace(services)
 
@@ -112,19 +113,22 @@ class Link:
         workspace: str = WORKSPACE,
         memory_bytes: int | None = None,
     ) -> str | None:
-        """Give the guest its identity, after a boot, restore, fork or wake. Entropy and the clock come from this host.
+        """Wake the guest, which sleeps after a boot, restore, fork or hibernation, and give the guest its identity.
+
+        The guest also gets new entropy and the current time from this host.
 
         Args:
             identity: Id of the sandbox.
             hostname: Host name of the sandbox.
             env: Environment of every program in the sandbox.
             pids: Maximum number of processes and threads.
-            deadline_s: Seconds from now until the guest ends by itself, unless a later deadline is set; None sets no deadline.
+            deadline_s: Seconds from now until the guest ends by itself; None sets no deadline. :meth:`set_deadline` can change the deadline.
             workspace: Default working folder.
-            memory_bytes: Memory limit. Near it, the guest kills the largest program, so that the sandbox is not killed. None if unknown.
+            memory_bytes: Memory limit of the sandbox in bytes; None if unknown. Near the limit, the guest kills the largest program, so that the host
+                does not kill the whole sandbox.
 
         Returns:
-            Path of the Python interpreter of the image; None if there is none.
+            Path of the Python interpreter of the image; None if the image has no Python.
 
         Raises:
             ConflictError: The guest is awake.
@@ -148,16 +152,17 @@ class Link:
         return python
 
     async def checkpoint(self, *, armed: bool) -> None:
-        """Inform the guest before and after a checkpoint that it survives.
+        """Tell the guest that a checkpoint of its running sandbox begins or is over. Call the method before and after each checkpoint.
 
-        Streams, processes and cells continue. A guest that is restored from the checkpoint is asleep: it serves only :meth:`wake`. If this
-        link ends between the two calls, the guest itself is asleep on the next link.
+        Streams, processes and cells of this guest continue after the checkpoint. A guest that is restored from the checkpoint is asleep and serves
+        only :meth:`wake`. If this link ends between the two calls, this guest is asleep on the next link too.
 
-        Between the two calls, nothing is sent, and other calls wait. Reason: if a byte arrives while gVisor (20240729) saves its own state,
-        the saved epoll may count the link as ready without reporting it. A guest that is restored from such an image never reads again.
+        Between the two calls the host sends nothing to the guest, and other calls wait. Reason: if a byte arrives while gVisor (20240729) saves its
+        state, the saved epoll instance may mark the link as ready without reporting it. A guest restored from such an image would never read from the
+        link again.
 
         Args:
-            armed: True before the checkpoint; False after it, even if it failed.
+            armed: True before the checkpoint. False after the checkpoint, even if the checkpoint failed.
 
         Raises:
             SandlotError: The guest is asleep, or the link has ended.
@@ -172,13 +177,13 @@ class Link:
     async def warm(self, timeout_s: float = WARM_TIMEOUT_S, *, lean: bool = False) -> None:
         """Start the fork server for Python kernels and the first kernel, so that the first cell need not wait for them.
 
-        Returns when both are ready, or at once if the image cannot run Python kernels. Used before the snapshot of a template is taken: no
-        other process keeps running.
+        The method returns when both are ready, or at once if the image cannot run Python kernels. It is called before the snapshot of a template is
+        taken. Besides the fork server and the kernel, no process of the preparation keeps running.
 
         Args:
             timeout_s: Maximum time to wait in seconds. After a timeout, the guest continues its preparation.
-            lean: True to keep only the first kernel, which takes half the memory (97 MiB instead of 160 with numpy, pandas and Matplotlib in
-                gVisor, measured). The fork server is then started again, in about a second, when another kernel is needed.
+            lean: True to end the fork server and keep only the first kernel, which halves the memory in use (97 MiB instead of 160 with numpy, pandas
+                and Matplotlib in gVisor, measured). When another kernel is needed, the guest starts the fork server again in about a second.
 
         Raises:
             TimeoutExceededError: The kernel was not ready in time.
@@ -191,7 +196,11 @@ class Link:
         return await self._session.request("guest.info", {}, parse.guest_info)
 
     async def set_deadline(self, seconds: float | None) -> None:
-        """Set the seconds from now until the guest ends by itself; None sets no deadline."""
+        """Set the deadline at which the guest ends by itself.
+
+        Args:
+            seconds: Seconds from now until the deadline; None removes the deadline.
+        """
         await self._session.request("guest.deadline", {"deadline_s": seconds}, parse.nothing)
 
     async def set_limits(self, *, pids: int, memory_bytes: int | None = None) -> None:
@@ -199,19 +208,19 @@ class Link:
 
         Args:
             pids: Maximum number of processes and threads, including those that run already.
-            memory_bytes: Memory limit; None keeps the present limit.
+            memory_bytes: Memory limit in bytes; None keeps the present limit.
 
         Raises:
-            ConflictError: More processes than ``pids`` run now; nothing was changed.
+            ConflictError: More than ``pids`` processes and threads run now. Nothing was changed.
         """
         await self._session.request("guest.limit", {"pids": pids, "memory_bytes": memory_bytes}, parse.nothing)
 
     async def quiesce(self, timeout_s: float = QUIESCE_TIMEOUT_S) -> None:
-        """Quiesce the guest; see :meth:`LinkSession.quiesce`."""
+        """Quiesce the guest, as described in :meth:`LinkSession.quiesce`. Wait at most ``timeout_s`` seconds."""
         await self._session.quiesce(timeout_s)
 
     async def shutdown(self) -> None:
-        """Request the end of the guest. The driver reports when the sandbox has ended."""
+        """Ask the guest to end. The sandbox may still run when this method returns; ``wait`` of the driver's instance returns after its end."""
         try:
             await self._session.request("guest.shutdown", {}, parse.nothing)
         except SandboxEndedError:
@@ -220,19 +229,19 @@ class Link:
                 raise
 
     async def connect_port(self, port: int) -> Tunnel:
-        """Connect to a program that listens on a port of the sandbox's own loopback interface.
+        """Connect to a program that listens on a port of the sandbox's own loopback interface, and return the connection.
 
         Args:
-            port: 1 to 65535.
+            port: TCP port, 1 to 65535.
 
         Raises:
-            NotFoundError: ``port_not_found``: no program listens on the port.
-            LimitError: ``limit_exceeded``: too many connections are open.
-            TimeoutExceededError: The program does not accept the connection.
+            NotFoundError: No program listens on the port (``port_not_found``).
+            LimitError: Too many connections to ports are open (``limit_exceeded``).
+            TimeoutExceededError: The program did not accept the connection in time.
         """
         self._session.check_usable()
         return await Tunnel(self._session.transport, port, call_id=new_call_id()).opened()
 
     async def aclose(self) -> None:
-        """Close this end. The sandbox keeps running, and a new link can be opened to it. Idempotent."""
+        """Close the host's end of the link. The sandbox keeps running, and a new link to the sandbox can be opened. Idempotent."""
         await self._session.aclose()

@@ -1,4 +1,4 @@
-"""The calls ``file.*``. Contents are streamed: each end buffers at most one window of a file."""
+"""The calls ``file.*``. Contents are streamed: host and guest each buffer about one window (``streams.WINDOW_BYTES``) of a file, never all of it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sandlot.protocol.errors import ProtocolError
 
 
 class FileReader(StreamedCall[int, bytes]):
-    """A stream of the bytes of a file. Iterate over it; close it if the rest is not needed.
+    """Reader of the bytes of one file. Iterate over the reader for the bytes, and close the reader if the rest is not needed.
 
     Args:
         transport: Sends and receives the frames.
         args: Arguments of ``file.read``.
-        call_id: Id of the call.
+        call_id: Id of the call, 16 bytes.
     """
 
     def __init__(self, transport: FrameTransport, args: dict[str, Any], *, call_id: bytes) -> None:
@@ -35,7 +35,7 @@ class FileReader(StreamedCall[int, bytes]):
 
     @property
     def entry(self) -> Entry:
-        """The file at the time when it was opened. It may have changed since."""
+        """Properties of the file when the guest opened it. The file may have changed since then."""
         if self._entry is None:
             raise RuntimeError("the file is not opened yet: await opened() first")
         return self._entry
@@ -81,7 +81,7 @@ class Upload(Call[Entry]):
     Args:
         transport: Sends and receives the frames.
         args: Arguments of ``file.write``.
-        call_id: Id of the call.
+        call_id: Id of the call, 16 bytes.
     """
 
     def __init__(self, transport: FrameTransport, args: dict[str, Any], *, call_id: bytes) -> None:
@@ -89,14 +89,14 @@ class Upload(Call[Entry]):
         super().__init__(transport, "file.write", args, self._parse_result, call_id=call_id, keeps_sending=True)
 
     async def run(self, chunks: AsyncIterable[bytes] | bytes) -> Entry:
-        """Send the content and wait for the result. An error of the guest stops the sending at once.
+        """Send the content, and return the properties of the written file. If the guest responds with an error, sending stops at once.
 
         Args:
-            chunks: The content. The iterable is read as fast as the guest accepts chunks.
+            chunks: Content of the file. An iterable is read as fast as the guest accepts chunks.
 
         Raises:
-            SandlotError: The guest's error, or the end of the link.
-            Exception: Raised by ``chunks``. The guest drops the bytes that it has received.
+            SandlotError: The guest responded with an error, or the link has ended.
+            Exception: Reading ``chunks`` raised this exception. The guest drops the bytes that it has received.
         """
         sending = asyncio.ensure_future(self._send_all(chunks))
         try:
@@ -125,17 +125,17 @@ class Upload(Call[Entry]):
 
 
 class FileRequests:
-    """The methods of ``link.files``. Paths are absolute paths inside the sandbox.
+    """Requests about files, available as ``link.files``. Paths are absolute paths inside the sandbox.
 
     Args:
-        session: The link.
+        session: Session of the link.
     """
 
     def __init__(self, session: LinkSession) -> None:
         self._session = session
 
     async def read(self, path: str, *, user: User = User.USER, offset: int = 0, length: int | None = None) -> FileReader:
-        """Open a file and stream its bytes.
+        """Open a file, and return a reader of its bytes.
 
         Args:
             path: Path of the file.
@@ -161,26 +161,34 @@ class FileRequests:
         parents: bool = True,
         append: bool = False,
     ) -> Entry:
-        """Write a file. The guest writes a temporary file and renames it at the end, so that an incomplete transfer leaves the old file.
+        """Write a file, and return its properties.
+
+        Unless ``append`` is true, the guest writes a temporary file and renames it at the end. An incomplete transfer therefore leaves the old file.
 
         Args:
             path: Path of the file.
-            chunks: The content. The iterable is read as fast as the guest accepts chunks.
+            chunks: Content of the file. An iterable is read as fast as the guest accepts chunks.
             user: Account that writes the file.
             mode: Permission bits. None keeps the bits of an existing file; a new file gets 0644.
             parents: True to create missing folders.
             append: True to append to the existing file in place.
 
         Raises:
-            SandlotError: The guest's error (disk full, no permission), or the end of the link.
-            Exception: Raised by ``chunks``.
+            SandlotError: The guest responded with an error, such as a full disk or a missing permission, or the link has ended.
+            Exception: Reading ``chunks`` raised this exception.
         """
         self._session.check_usable()
         args = {"path": path, "user": user.value, "mode": mode, "parents": parents, "append": append}
         return await Upload(self._session.transport, args, call_id=new_call_id()).run(chunks)
 
     async def stat(self, path: str, *, user: User = User.USER, follow: bool = True) -> Entry:
-        """Return the properties of the file, folder or link at a path. With ``follow``, the properties of the target of a link."""
+        """Return the properties of the file, folder or symbolic link at a path.
+
+        Args:
+            path: Path of the file, folder or link.
+            user: Account that looks up the path.
+            follow: True to describe the target of a symbolic link; False to describe the link itself.
+        """
         return await self._session.request("file.stat", {"path": path, "user": user.value, "follow": follow}, parse.entry)
 
     async def list(self, path: str, *, user: User = User.USER, limit: int = schema.LIMITS["entries"], offset: int = 0) -> Listing:
@@ -190,19 +198,33 @@ class FileRequests:
             path: Path of the folder.
             user: Account that reads the folder.
             limit: Maximum number of entries. One call returns at most 1,000.
-            offset: Number of entries to skip. The next page begins at ``offset + limit``, even if entries were removed meanwhile.
+            offset: Number of entries to skip. For the next page, pass ``offset + limit``, even if this page has fewer than ``limit`` entries.
         """
         limit = min(limit, schema.LIMITS["entries"])
         return await self._session.request("file.list", {"path": path, "user": user.value, "limit": limit, "offset": offset}, parse.listing)
 
     async def mkdir(self, path: str, *, user: User = User.USER, parents: bool = True, mode: int | None = None) -> Entry:
-        """Create a folder, with ``parents`` also the missing folders above it."""
+        """Create a folder, and return its properties.
+
+        Args:
+            path: Path of the folder.
+            user: Account that creates the folder.
+            parents: True to create the missing folders above ``path`` as well.
+            mode: Permission bits of the folder; None: the default of the guest.
+        """
         return await self._session.request("file.mkdir", {"path": path, "user": user.value, "parents": parents, "mode": mode}, parse.entry)
 
     async def move(self, path: str, to: str, *, user: User = User.USER, overwrite: bool = False) -> Entry:
-        """Rename a file or folder; return the entry at its new path."""
+        """Rename a file or folder, and return its properties at the new path.
+
+        Args:
+            path: Present path.
+            to: New path.
+            user: Account that renames the file or folder.
+            overwrite: True to replace a file that exists at the new path.
+        """
         return await self._session.request("file.move", {"path": path, "to": to, "user": user.value, "overwrite": overwrite}, parse.entry)
 
     async def remove(self, path: str, *, user: User = User.USER, recursive: bool = False) -> int:
-        """Remove a file or folder, and return the number of removed entries."""
+        """Remove a file or folder, and return the number of removed entries. ``recursive`` is needed for a folder that is not empty."""
         return await self._session.request("file.remove", {"path": path, "user": user.value, "recursive": recursive}, parse.removed)

@@ -22,14 +22,14 @@ _PARSE_EVENT: Mapping[str, Callable[[object], CellStarted | Display | Cleared | 
 
 
 class CellCall(StreamedOutputCall[CellResult, Output | OutputGap | CellStarted | Display | Cleared | CellError]):
-    """A cell that a kernel executes. Iterate for its output and displays, then ``await result()``.
+    """A call that executes a cell or follows a cell. Iterate over the call for the output and the displays of the cell, then ``await result()``.
 
     Args:
         transport: Sends and receives the frames.
         name: ``kernel.execute`` or ``kernel.attach``.
         args: Arguments of the call.
         execution: Id of the execution.
-        call_id: Id of the call; for ``kernel.execute`` the bytes of the execution id.
+        call_id: Id of the call, 16 bytes. For ``kernel.execute`` they are the 16 bytes that the execution id writes in hexadecimal.
     """
 
     def __init__(self, transport: FrameTransport, name: str, args: dict[str, Any], *, execution: ProcessId, call_id: bytes) -> None:
@@ -45,10 +45,10 @@ class CellCall(StreamedOutputCall[CellResult, Output | OutputGap | CellStarted |
 
 
 class KernelRequests:
-    """The methods of ``link.kernels``.
+    """Requests about contexts and their cells, available as ``link.kernels``.
 
     Args:
-        session: The link.
+        session: Session of the link.
     """
 
     def __init__(self, session: LinkSession) -> None:
@@ -64,16 +64,16 @@ class KernelRequests:
             env: Variables in addition to the environment of the sandbox.
 
         Raises:
-            SandlotError: There are too many contexts, or the image cannot run the language.
+            SandlotError: The sandbox has too many contexts, or the image cannot run the language.
         """
         return await self._session.request("kernel.create", {"kernel": id, "language": language, "cwd": cwd, "env": dict(env or {})}, parse.kernel)
 
     async def list(self) -> tuple[KernelInfo, ...]:
-        """Return all contexts."""
+        """Return all contexts of the sandbox."""
         return await self._session.request("kernel.list", {}, parse.kernels)
 
     async def remove(self, id: str) -> None:  # noqa: A002 - the field is called id
-        """Remove a context and end its kernel. Cells that wait are aborted.
+        """Remove a context and end its kernel. Cells that wait for the kernel are aborted.
 
         Raises:
             NotFoundError: The context does not exist.
@@ -98,13 +98,14 @@ class KernelRequests:
         Args:
             code: Source code in the language of the kernel.
             kernel: Id of the context.
-            language: Language of a new context, which is created if it does not exist. None requires an existing context or the default context.
-            env: Variables for this cell.
+            language: Language of the context. If no context has the id ``kernel``, a context of this language is created. None requires that the
+                context exists or is a default context.
+            env: Environment variables for this cell.
             timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.
-            silent: True to display no result of the last expression and not to count the cell.
-            store_history: True to count the cell.
-            stop_on_error: True to abort the waiting cells of the kernel if this cell fails.
-            id: Id of the execution; None creates an id.
+            silent: True to display no result of the last expression and not to increase the execution count of the kernel.
+            store_history: True to increase the execution count of the kernel.
+            stop_on_error: True to abort the cells that wait for the kernel if this cell fails.
+            id: Id of the execution; None creates an id. If the guest already has an execution with this id, the call follows that execution.
         """
         self._session.check_usable()
         execution = id or new_process_id()
@@ -133,11 +134,11 @@ class KernelRequests:
 
         Args:
             id: Id of the execution.
-            events_from: Number of events to skip: started, displays, clears and errors.
-            stdout_from: Offset of the first byte of standard output to send; None begins with the oldest byte that is kept.
-            stderr_from: Offset for standard error, likewise.
-            wait: True to follow the cell until it ends. False to get only the output and events so far; the status is ``running`` if the cell
-                has not ended.
+            events_from: Number of events to skip, counted from the start of the cell. Events are starts, displays, clears and errors.
+            stdout_from: Offset of the first byte of standard output to send; None begins with the oldest byte that the guest keeps.
+            stderr_from: Offset of the first byte of standard error to send; None begins with the oldest byte that the guest keeps.
+            wait: True to follow the cell until it ends. False to get only the output and events so far; the status of the result is ``running`` if
+                the cell has not ended.
         """
         self._session.check_usable()
         args = {"execution": id, "events_from": events_from, "stdout_from": stdout_from, "stderr_from": stderr_from, "wait": wait}
@@ -148,7 +149,7 @@ class KernelRequests:
 
         Args:
             kernel: Id of the context. Ignored if ``execution`` is given.
-            execution: Id of the only execution to interrupt. If this execution has not started, it is aborted.
+            execution: Id of the execution to interrupt, or to abort if it has not started. None interrupts the running cell of ``kernel``.
         """
         return await self._session.request("kernel.interrupt", {"kernel": kernel, "execution": execution}, parse.running)
 

@@ -1,8 +1,8 @@
 """Converts messages of a guest into values, and checks every field.
 
-- Root inside a sandbox can forge any byte of the link. A value is made only from a map that matches its schema and whose numbers, texts and
+- Root inside a sandbox can forge any byte of the link. A value is created only from a map that matches its schema and whose numbers, texts and
   lists are within ``schema.LIMITS``. Anything else raises :class:`ProtocolError`, which ends the sandbox.
-- Texts of the guest are shown to users, but no decision depends on them. An error code that a guest may not send becomes ``internal``.
+- Texts from the guest are shown to users, but no decision depends on them. An error code that a guest may not send is replaced by ``internal``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def fields_of(what: str, fields: Mapping[str, str], given: object) -> Mapping[st
     """Check that a received value is a map with the given fields, and return the map.
 
     Args:
-        what: Name of the value, for the text of the error.
-        fields: Types of the fields by name, as in ``schema``.
-        given: The received value.
+        what: Name of the value in the text of the error.
+        fields: Types of the fields by name, as in ``schema.CALLS``.
+        given: Received value.
 
     Raises:
         ProtocolError: The value does not match.
@@ -53,7 +53,7 @@ def fields_of(what: str, fields: Mapping[str, str], given: object) -> Mapping[st
 
 
 def number(what: str, value: int, high: int, low: int = 0) -> int:
-    """Check that an integer is from ``low`` to ``high``, both included, and return it.
+    """Check that an integer is from ``low`` to ``high``, both included, and return the integer. ``what`` is its name in the text of the error.
 
     Raises:
         ProtocolError: The integer is lower or higher.
@@ -64,7 +64,7 @@ def number(what: str, value: int, high: int, low: int = 0) -> int:
 
 
 def count(what: str, value: int) -> int:
-    """Check a counter or a size in bytes, and return it.
+    """Check a counter or a size in bytes, and return the number. ``what`` is its name in the text of the error.
 
     Raises:
         ProtocolError: The number is negative, or above ``schema.LIMITS["count"]``.
@@ -77,10 +77,15 @@ def _maybe(what: str, value: int | None, high: int) -> int | None:
 
 
 def text(what: str, value: str, limit: str) -> str:
-    """Check the length of a text, and return it.
+    """Check the length of a text, and return the text.
+
+    Args:
+        what: Name of the text in the text of the error.
+        value: Received text.
+        limit: Key of ``schema.LIMITS`` for the largest number of characters.
 
     Raises:
-        ProtocolError: The text is longer than ``schema.LIMITS[limit]``.
+        ProtocolError: The text has more characters than allowed.
     """
     if len(value) > schema.LIMITS[limit]:
         raise ProtocolError(f"{what} has {len(value)} characters; at most {schema.LIMITS[limit]} are allowed")
@@ -88,10 +93,15 @@ def text(what: str, value: str, limit: str) -> str:
 
 
 def texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
-    """Check the length of a list of texts, and return it as a tuple.
+    """Check the number of texts in a list, and return the list as a tuple.
+
+    Args:
+        what: Name of the list in the text of the error.
+        values: Received list.
+        limit: Key of ``schema.LIMITS`` for the largest number of items.
 
     Raises:
-        ProtocolError: The list has more than ``schema.LIMITS[limit]`` items.
+        ProtocolError: The list has more items than allowed.
     """
     if len(values) > schema.LIMITS[limit]:
         raise ProtocolError(f"{what} has {len(values)} items; at most {schema.LIMITS[limit]} are allowed")
@@ -99,7 +109,7 @@ def texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
 
 
 def one_of(what: str, value: str, allowed: Sequence[str]) -> str:
-    """Check that a text is one of the allowed texts, and return it.
+    """Check that a text is one of the allowed texts, and return the text. ``what`` is its name in the text of the error.
 
     Raises:
         ProtocolError: The text is not allowed.
@@ -110,7 +120,7 @@ def one_of(what: str, value: str, allowed: Sequence[str]) -> str:
 
 
 def seconds(what: str, value: float) -> float:
-    """Check a duration in seconds, and return it.
+    """Check a duration in seconds, and return the duration. ``what`` is its name in the text of the error.
 
     Raises:
         ProtocolError: The duration is negative, not a number, or longer than 317 years.
@@ -122,15 +132,15 @@ def seconds(what: str, value: float) -> float:
 
 def _process_id(value: str) -> ProcessId:
     if not PROCESS_ID.fullmatch(value):
-        raise ProtocolError("a process id is invalid")
+        raise ProtocolError(f"the process id {value[:50]!r} is not 32 hexadecimal digits")
     return ProcessId(value)
 
 
 def pid(value: int) -> int:
-    """Check a pid inside a sandbox, and return it.
+    """Check a pid inside a sandbox, and return the pid.
 
     Raises:
-        ProtocolError: The pid is out of range.
+        ProtocolError: The pid is lower than 1 or higher than ``schema.LIMITS["pid"]``.
     """
     return number("pid", value, schema.LIMITS["pid"], low=1)
 
@@ -140,14 +150,14 @@ def process_result(expected: ProcessId, given: object) -> ProcessResult:
 
     Args:
         expected: Id of the process of the call.
-        given: The received value.
+        given: Received value.
 
     Raises:
         ProtocolError: The value is invalid, or is the result of another process.
     """
     fields = fields_of("process result", schema.CALLS["process.start"]["result"], given)
     if fields["process"] != expected:
-        raise ProtocolError("the result is for another process")
+        raise ProtocolError(f"the result is for process {fields['process'][:50]!r} instead of {expected!r}")
     reason = fields.get("reason")
     result = ProcessResult(
         process=expected,
@@ -169,19 +179,19 @@ def process_end(expected: ProcessId, given: object) -> ProcessResult:
 
     Args:
         expected: Id of the process of the call.
-        given: The received value.
+        given: Received value.
 
     Raises:
-        ProtocolError: The value is invalid, is the result of another process, or says that the process still runs.
+        ProtocolError: The value is invalid, is the result of another process, or belongs to a process that has not ended.
     """
     result = process_result(expected, given)
     if result.reason is None:
-        raise ProtocolError("process.wait has a result, but the process has not ended")
+        raise ProtocolError(f"the result of process.wait says that process {expected!r} has not ended")
     return result
 
 
 def process_info(given: object) -> ProcessInfo:
-    """Parse one record of ``process.list``.
+    """Parse one record of ``process.list`` or ``process.get``.
 
     Raises:
         ProtocolError: The value is invalid.
@@ -208,12 +218,16 @@ def process_info(given: object) -> ProcessInfo:
 def process_known(expected: ProcessId, given: object) -> ProcessInfo:
     """Parse the result of ``process.get``.
 
+    Args:
+        expected: Id of the process of the call.
+        given: Received value.
+
     Raises:
         ProtocolError: The value is invalid, or is about another process.
     """
     info = process_info(given)
     if info.process != expected:
-        raise ProtocolError("the record is for another process")
+        raise ProtocolError(f"the record is for process {info.process!r} instead of {expected!r}")
     return info
 
 
@@ -243,7 +257,7 @@ def cell_result(given: object) -> CellResult:
 
 
 def display(given: object) -> Display:
-    """Parse the event ``display``.
+    """Parse the event ``display`` of a cell.
 
     Raises:
         ProtocolError: The value is invalid.
@@ -253,7 +267,7 @@ def display(given: object) -> Display:
     number("representations", len(data), schema.LIMITS["mime_types"])
     for name, value in data.items():
         if not _MIME_TYPE.fullmatch(name) or type(value) not in {str, bytes}:
-            raise ProtocolError("a display must map MIME types to text or bytes")
+            raise ProtocolError(f"a display maps {name[:50]!r} to a {type(value).__name__}; it must map MIME types to text or bytes")
     metadata: dict[str, Any] = fields.get("metadata") or {}
     number("metadata", len(metadata), schema.LIMITS["mime_types"])
     display_id = fields.get("display_id")
@@ -328,7 +342,7 @@ def cell_error(given: object) -> CellError:
 
 
 def entry(given: object) -> Entry:
-    """Parse one file, folder or link.
+    """Parse the properties of one file, folder or symbolic link.
 
     Raises:
         ProtocolError: The value is invalid.
@@ -388,7 +402,7 @@ def nothing(given: object) -> None:
 
 
 def running(given: object) -> bool:
-    """Parse the result of ``process.signal``, ``process.resize`` and ``kernel.interrupt``.
+    """Parse the result of ``process.signal``, ``process.resize`` or ``kernel.interrupt``: True if the process or cell was running.
 
     Raises:
         ProtocolError: The value is invalid.
@@ -397,7 +411,7 @@ def running(given: object) -> bool:
 
 
 def removed(given: object) -> int:
-    """Parse the result of ``file.remove``.
+    """Parse the result of ``file.remove``: the number of removed entries.
 
     Raises:
         ProtocolError: The value is invalid.
@@ -406,7 +420,7 @@ def removed(given: object) -> int:
 
 
 def python(given: object) -> str | None:
-    """Parse the result of ``guest.wake``: the path of the image's python.
+    """Parse the result of ``guest.wake``: the path of the image's Python interpreter; None if the image has no Python.
 
     Raises:
         ProtocolError: The value is invalid.
@@ -416,9 +430,9 @@ def python(given: object) -> str | None:
 
 
 def reset_error(reason: Mapping[str, Any]) -> SandlotError:
-    """Convert a RESET of the guest into an error with its code, message and hint. Its other fields are dropped.
+    """Convert a RESET from the guest into an error with the code, message and hint of the RESET.
 
-    Only the service may set the other fields of an error, because some of them become headers of a response.
+    All other fields of the RESET are dropped. Only the service may set them, because some fields of an error become headers of an HTTP response.
     """
     code = reason["code"] if reason["code"] in schema.RESET_CODES else "internal"
     hint = reason.get("hint")

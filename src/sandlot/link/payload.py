@@ -1,8 +1,8 @@
 """The files that every sandbox has at ``/.sandlot``, and the command lines that start the programs among them.
 
 - The host does not import the guest. It reads the sources of the guest as bytes from the installed package.
-- The guest runs on its own interpreter, started by the dynamic loader of that interpreter, so that it needs no file of the image. The library
-  path is an argument of the loader, so commands that the guest starts do not inherit it.
+- The guest runs on its own interpreter, started by its own dynamic loader, so that the guest needs no file of the image. The library path is an
+  argument of the loader, so commands that the guest starts do not inherit the path.
 - The kernel programs, which run on the interpreters of the image, are shipped as sources. The guest and its helpers are shipped as a zip of
   byte code, because every opened file costs a round trip to gVisor's gofer.
 
@@ -13,9 +13,9 @@ Layout below ``/.sandlot``::
     lib/python3XX.zip             the standard library that the guest needs, byte code, stored
     bin/python3                   the interpreter
     guest.zip                     sandlot.protocol and sandlot.guest with sandlot.guest.helpers, byte code, stored
-    helpers/                      sudo.py with values.py (own interpreter)
+    helpers/                      sudo.py with values.py (guest's interpreter)
     kernel_programs/              python/kernel.py with sandlot_kernel/ and values.py (image's python), bash/kernel.py with values.py
-                                  (own interpreter) and init.bash (image's bash), javascript/ (image's node)
+                                  (guest's interpreter) and init.bash (image's bash), javascript/ (image's node)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GUEST_ARGV = (
     "-c",
     f"import sys; sys.path.insert(0, '{GUEST_ROOT}/guest.zip'); from sandlot.guest.main import main; main()",
 )
-"""PID 1 of every sandbox. Its stdin and stdout are the link; stderr is the guest's log."""
+"""Command line of the guest, which is PID 1 of every sandbox. Its standard input and output are the link; its standard error is the guest's log."""
 
 _SUDO = "helpers/sudo.py"
 """Path of the one helper that is shipped as a separate file: ``/usr/bin/sudo`` of the image starts it by its path."""
@@ -43,7 +43,7 @@ _KERNEL_PROGRAMS = "kernel_programs"
 _KERNEL_PACKAGE = f"{_KERNEL_PROGRAMS}/python/sandlot_kernel"
 _ON_GUEST_INTERPRETER = ("helpers/", f"{_KERNEL_PROGRAMS}/bash/kernel.py", f"{_KERNEL_PROGRAMS}/bash/values.py")
 _VALUES_BESIDE = ("helpers", f"{_KERNEL_PROGRAMS}/python", f"{_KERNEL_PROGRAMS}/bash", _KERNEL_PACKAGE)
-"""Folders of programs that read and write messages: each gets a copy of ``protocol/values.py``."""
+"""Folders whose programs read and write messages. Each of these folders gets a copy of ``protocol/values.py``."""
 
 
 def program_argv(name: str) -> tuple[str, ...]:
@@ -53,14 +53,14 @@ def program_argv(name: str) -> tuple[str, ...]:
         name: Name of the helper, a constant of ``protocol/helpers.py``.
     """
     start = f"import sys; sys.path.insert(0, '{GUEST_ROOT}/guest.zip'); from sandlot.guest.helpers.{name} import main; main()"
-    # UTF-8 mode (PEP 540): file names do not depend on the locale. Names that are not UTF-8 are kept by surrogates (PEP 383).
+    # In UTF-8 mode (PEP 540) the decoding of file names does not depend on the locale. Bytes that are not UTF-8 become surrogates (PEP 383).
     return (*INTERPRETER_ARGV, "-X", "utf8", "-c", start)
 
 
 def guest_sources() -> Mapping[str, bytes]:
     """Return the modules of ``guest.zip``: path inside the zip -> source.
 
-    ``sandlot/__init__.py`` is empty there, because that of the host imports modules that the guest does not have.
+    In the zip, ``sandlot/__init__.py`` is empty, because the host's file of this name imports modules that the guest does not have.
     """
     root = resources.files("sandlot")
     sources = {"sandlot/__init__.py": b""}
@@ -91,7 +91,11 @@ def programs() -> Mapping[str, bytes]:
 
 
 def runs_on_the_image(path: str) -> bool:
-    """Return True if a program of ``programs()`` runs on the python, bash or node of the image, not on the guest's interpreter."""
+    """Return True if a program runs on the python, bash or node of the image, False if it runs on the guest's interpreter.
+
+    Args:
+        path: Path below ``/.sandlot``, as :func:`programs` returns it.
+    """
     return not path.startswith(_ON_GUEST_INTERPRETER)
 
 

@@ -19,16 +19,16 @@ from sandlot.protocol.errors import ProtocolError
 
 
 class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
-    """A process that was started or attached to. Iterate for its output, then ``await result()``.
+    """A call that starts a process or attaches to a process. Iterate over the call for the output of the process, then ``await result()``.
 
     Args:
         transport: Sends and receives the frames.
         name: ``process.start`` or ``process.attach``.
         args: Arguments of the call.
         process: Id of the process.
-        call_id: Id of the call; for ``process.start`` the bytes of the process id.
+        call_id: Id of the call, 16 bytes. For ``process.start`` they are the 16 bytes that the process id writes in hexadecimal.
         stdin: True if :meth:`write` may be called.
-        waits: True if the result arrives when the process ends; False if it arrives at once.
+        waits: True if the result arrives when the process ends; False if the result arrives as soon as the process has started.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
 
     @property
     def pid(self) -> int:
-        """Pid inside the sandbox; 0 before :meth:`started`."""
+        """Pid of the process inside the sandbox; 0 until :meth:`started` has returned."""
         return self._pid
 
     @property
@@ -69,10 +69,10 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
         return self
 
     async def write(self, data: bytes) -> None:
-        """Write to the standard input of the process. Waits while the process does not read.
+        """Write to the standard input of the process. Wait while the process does not read.
 
         Raises:
-            ConflictError: The standard input of the process is not open.
+            ConflictError: The standard input of the process is not open, or the process has ended.
             SandlotError: The link has ended.
         """
         if not self._has_stdin:
@@ -91,7 +91,7 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
             self._on_gap(fields, credit)
             return
         if self._pid:
-            raise ProtocolError("the start of a process was reported twice")
+            raise ProtocolError(f"the start of process {self.id} was reported twice")
         self._pid = parse.pid(fields["pid"])
         self._transport.connection.consumed(self._stream.id, credit)
         self._has_started.set()
@@ -99,9 +99,9 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
     def _parse_result(self, given: object) -> ProcessResult:
         result = parse.process_result(self.id, given)
         if self._waits and result.reason is None:
-            raise ProtocolError("a process has a result, but has not ended")
+            raise ProtocolError(f"the result of process {self.id} arrived, but says that the process has not ended")
         if self._pid not in {0, result.pid} or (self._waits and not self._pid):
-            raise ProtocolError("the result of a process has another pid than its start")
+            raise ProtocolError(f"the result of process {self.id} has pid {result.pid}; the reported start has pid {self._pid or 'none'}")
         self._pid = result.pid
         return result
 
@@ -111,10 +111,10 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
 
 
 class ProcessRequests:
-    """The methods of ``link.processes``.
+    """Requests about processes, available as ``link.processes``.
 
     Args:
-        session: The link.
+        session: Session of the link.
     """
 
     def __init__(self, session: LinkSession) -> None:
@@ -124,9 +124,9 @@ class ProcessRequests:
         """Start a process, and return when it runs.
 
         Args:
-            spec: The process.
-            id: Id of the process; None creates an id. If the guest already has a process with this id, the call attaches to it.
-            attach: True to follow the output. False to make ``result()`` return at once, with reason None.
+            spec: Process to start.
+            id: Id of the process; None creates an id. If the guest already has a process with this id, the call attaches to that process.
+            attach: True to follow the process until it ends. False to receive no output; ``result()`` then returns at once, with reason None.
 
         Raises:
             SandlotError: The process could not be started, for example because the program or the folder does not exist.
@@ -154,9 +154,9 @@ class ProcessRequests:
 
         Args:
             id: Id of the process.
-            stdout_from: Offset of the first byte of standard output to send. Bytes that the guest no longer keeps are reported as
-                ``OutputGap``. None begins with the oldest byte that is kept.
-            stderr_from: Offset for standard error, likewise.
+            stdout_from: Offset of the first byte of standard output to send; None begins with the oldest byte that the guest keeps. Requested bytes
+                that the guest no longer keeps are reported as ``OutputGap``.
+            stderr_from: Offset of the first byte of standard error to send; otherwise like ``stdout_from``.
 
         Raises:
             NotFoundError: The guest does not remember the process.
@@ -184,7 +184,12 @@ class ProcessRequests:
             call.abandon()
 
     async def signal(self, id: ProcessId, signal: int) -> bool:  # noqa: A002 - the field is called id
-        """Send a signal to a process, its session and its descendants. Return True if the process was running."""
+        """Send a signal to a process, its session and its descendants. Return True if the process was running.
+
+        Args:
+            id: Id of the process.
+            signal: Number of the signal.
+        """
         return await self._session.request("process.signal", {"process": id, "signal": signal}, parse.running)
 
     async def resize(self, id: ProcessId, rows: int, cols: int) -> bool:  # noqa: A002 - the field is called id
@@ -208,5 +213,10 @@ class ProcessRequests:
         return await self._session.request("process.list", {}, parse.processes)
 
     async def forget(self, id: ProcessId) -> None:  # noqa: A002 - the field is called id
-        """Make the guest drop the result and the output of a process that has ended."""
+        """Make the guest drop the result and the output of a process that has ended.
+
+        Raises:
+            ConflictError: The process still runs.
+            NotFoundError: The guest does not remember the process.
+        """
         await self._session.request("process.forget", {"process": id}, parse.nothing)

@@ -1,8 +1,8 @@
 """Services of the host for its guests. A guest opens a stream with the name of a service, and the service handles the stream.
 
 - A service must not trust its input: arguments, bytes and messages come from the guest and are not checked.
-- A service is cancelled when its stream is over. At most ``GUEST_STREAMS_MAX`` services run at once, even if a guest opens and resets streams
-  all the time.
+- A service is cancelled when its stream ends early. At most ``GUEST_STREAMS_MAX`` services of one guest run at once, even if the guest opens and
+  resets streams all the time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class GuestStream:
-    """A stream that the guest opened. Iterate for its bytes and messages until the guest's END.
+    """A stream that the guest opened to a service. Iterate over the stream for the guest's bytes and messages, until the guest sends END.
 
     Args:
         transport: Sends and receives the frames.
-        stream: Number of the stream.
+        stream: Id of the stream.
     """
 
     def __init__(self, transport: FrameTransport, stream: int) -> None:
@@ -37,11 +37,11 @@ class GuestStream:
         self._guest_ended = False
         self._host_ended = False
         self.task: asyncio.Task[None] | None = None
-        """The task that runs the service; cancelled when the stream is over."""
+        """Task that runs the service. It is cancelled when the guest resets the stream or the link ends."""
         transport.handlers[stream] = self
 
     def on_event(self, event: events.StreamEvent) -> None:
-        """Handle an event of the stream.
+        """Handle an event of the stream. The transport calls this method.
 
         Raises:
             ProtocolError: The guest violated the protocol.
@@ -59,11 +59,11 @@ class GuestStream:
             self._stream.end_receiving()
             self._forget_if_over()
         elif isinstance(event, events.WasReset):
-            # The guest's text is not passed on, because no service uses it.
+            # The reason that the guest gave is dropped, because no service uses it.
             self.on_closed(from_code(ErrorCode.CONFLICT, "The sandbox closed the stream."))
 
     def on_closed(self, error: SandlotError) -> None:
-        """End the stream and cancel the service, because the link or the stream is over."""
+        """End the stream with an error, and cancel the service. Called when the link has ended or the stream was reset."""
         self._is_over = True
         self._transport.forget(self._stream.id)
         self._stream.finish(error)
@@ -77,31 +77,36 @@ class GuestStream:
         return await self._stream.next()
 
     async def write(self, data: bytes) -> None:
-        """Send bytes. Waits while the guest does not read.
+        """Send bytes to the guest. Wait while the guest does not read.
 
         Raises:
-            SandlotError: The stream is over.
+            SandlotError: The stream has ended, or :meth:`end` was called.
         """
         await self._stream.send(data)
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message once the guest has room for it.
+        """Send a message to the guest. Wait while the send queue of the stream is full.
 
         Raises:
-            SandlotError: The stream is over.
+            SandlotError: The stream has ended, or :meth:`end` was called.
         """
         await self._stream.wait_for_room()
         self._transport.connection.send(self._stream.id, dict(message))
         self._transport.flush()
 
     def end(self) -> None:
-        """Send the END: nothing more follows."""
+        """Send the END: the host sends nothing more on this stream."""
         self._host_ended = True
         self._stream.end_sending()
         self._forget_if_over()
 
     def reset(self, code: str, message: str) -> None:
-        """End both directions of the stream with an error."""
+        """End both directions of the stream with an error.
+
+        Args:
+            code: Code that tells the guest the reason.
+            message: Reason as text.
+        """
         self._transport.reset(self._stream.id, code, message)
         self.on_closed(ConflictError("The stream was reset.", code=ErrorCode.CONFLICT))
 
@@ -116,7 +121,8 @@ class GuestStream:
 
 
 Service = Callable[[GuestStream, Mapping[str, Any]], Awaitable[None]]
-"""A function that serves one stream. The stream ends when it returns. A SandlotError that it raises becomes a RESET of the stream."""
+"""Function that serves one stream. Its arguments are the stream and the arguments that the guest sent. When the function returns, the stream ends.
+When the function raises a SandlotError, the stream is reset with the code and message of the error."""
 
 
 class Services:
@@ -137,17 +143,17 @@ class Services:
         self._services = dict(services)
 
     def on_opened(self, event: events.Opened) -> None:
-        """Start the service that a new stream of the guest names.
+        """Start the service that the guest named in the first message of a new stream.
 
         Raises:
             ProtocolError: The first message of the stream does not consist of the name of a service and arguments.
         """
         head = event.head
         if type(head) is not dict or set(head) != {"service", "args"} or type(head["service"]) is not str or type(head["args"]) is not dict:
-            raise ProtocolError("the first message of a guest's stream must consist of a service and arguments")
+            raise ProtocolError("the first message of a guest's stream must be a map of `service` (a text) and `args` (a map), and nothing else")
         service = self._services.get(head["service"])
         if service is None:
-            self._transport.connection.reset(event.stream, "unknown_service", "the host has no service of this name")
+            self._transport.connection.reset(event.stream, "unknown_service", f"the host has no service {head['service'][:50]!r}")
             return
         if len(self._tasks) >= GUEST_STREAMS_MAX:
             self._transport.connection.reset(event.stream, "busy", "too many services of earlier streams are still running")
@@ -158,7 +164,7 @@ class Services:
         stream.task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Cancel all services, and wait until they have ended."""
+        """Cancel all running services of this link, and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -170,7 +176,7 @@ class Services:
         except SandlotError as error:
             stream.reset(error.code.value, error.message)
         except Exception:  # noqa: BLE001 - a failed service must not end the link
-            _log.exception("A service for a sandbox failed.")
+            _log.exception("A service of the host failed while it handled a stream of a guest. The stream is reset.")
             stream.reset("internal", "the service failed")
         else:
             stream.finish()

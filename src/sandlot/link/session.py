@@ -1,8 +1,9 @@
-"""The state of one link: handshake, quiesce and close. Also the requests that have one short response.
+"""The session of one link: handshake, quiesce, close, and requests that have one short response.
 
-- Every method raises only errors of the model: the guest's error for a RESET, ``SandboxEndedError`` after the link has ended, and
-  ``UnavailableError`` while no call can be made (the guest is asleep or is being quiesced, there are too many calls, this end was closed).
-- No request waits forever. It ends with its response, with the link, or after ``request_timeout_s``.
+- Every method raises only errors of the model. A RESET of the guest becomes the error that the guest sent. After the link has ended, methods raise
+  ``SandboxEndedError``. ``UnavailableError`` means that no call can be made now: the guest is asleep or is being quiesced, too many calls are in
+  progress, or the host closed the link.
+- No request waits forever. A request ends when its response arrives, when the link ends, or after its timeout.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ ResultT = TypeVar("ResultT")
 
 
 class LinkSession:
-    """The host's end of the link to one guest, without the calls. It belongs to one event loop.
+    """The host's end of the link to one guest. A session must be used only in the event loop that created it.
 
     Args:
-        stream: The bytes of the link.
-        services: Services that the guest may use, by name.
-        request_timeout_s: Maximum duration of a request in seconds.
+        stream: Byte stream to the guest.
+        services: Services of the host that the guest may use, by name.
+        request_timeout_s: Maximum duration in seconds of a request that sets no timeout.
     """
 
     def __init__(self, stream: ByteStream, *, services: Mapping[str, Service], request_timeout_s: float) -> None:
@@ -47,11 +48,11 @@ class LinkSession:
         """Begin a new connection with the guest. Bytes of an earlier connection that are still in the pipes are discarded.
 
         Args:
-            timeout_s: Maximum time to wait in seconds. HELLO is sent again every 2 s.
+            timeout_s: Maximum time to wait in seconds. The host repeats HELLO every 2 s until the guest responds.
 
         Raises:
             TimeoutExceededError: The guest did not respond in time.
-            SandboxEndedError: The guest ended, or speaks another generation of the protocol.
+            SandboxEndedError: The sandbox has ended, or its guest speaks a generation of the protocol that this host does not support.
         """
         nonce = os.urandom(NONCE_BYTES)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -66,14 +67,14 @@ class LinkSession:
         )
 
     async def quiesce(self, timeout_s: float) -> None:
-        """Quiesce the guest. Afterwards all streams are reset, the pipes are empty, and the guest serves only ``guest.wake``.
+        """Quiesce the guest. After the return all streams are closed, the pipes of the link are empty, and the guest serves only ``guest.wake``.
 
         Args:
             timeout_s: Maximum time to wait in seconds.
 
         Raises:
-            TimeoutExceededError: The guest was not quiesced in time. No further calls can be made, and the link must be closed.
-            UnavailableError: The guest is being quiesced already.
+            TimeoutExceededError: The guest was not quiesced in time. No further calls can be made, and the caller must close the link.
+            UnavailableError: The guest is already being quiesced, or the host closed the link.
             SandboxEndedError: The link has ended.
         """
         self.check_usable(while_asleep=True)
@@ -97,19 +98,19 @@ class LinkSession:
         timeout_s: float | None = None,
         is_last: bool = False,
     ) -> ResultT:
-        """Make a call that has one short response.
+        """Call the guest, and return the one short response.
 
         Args:
-            name: A key of ``schema.CALLS``.
+            name: Name of the call, a key of ``schema.CALLS``.
             args: Arguments of the call.
-            parse: Converts the response, or raises ProtocolError.
-            while_asleep: True if the guest serves this call before it is awake.
-            timeout_s: Maximum duration in seconds; None for ``request_timeout_s``.
-            is_last: True to send nothing after the call until ``transport.resume_sending``.
+            parse: Function that converts the response, or raises ProtocolError.
+            while_asleep: True for a call that the guest serves even while it sleeps.
+            timeout_s: Maximum duration in seconds; None uses the session's ``request_timeout_s``.
+            is_last: True to send nothing after this call until ``transport.resume_sending`` is called.
 
         Raises:
-            TimeoutExceededError: There was no response in time.
-            SandlotError: The guest's error, or the end of the link.
+            TimeoutExceededError: No response arrived in time.
+            SandlotError: The guest responded with an error, the link has ended, or no call can be made now.
         """
         self.check_usable(while_asleep=while_asleep)
         call = Call(self.transport, name, args, parse, call_id=new_call_id(), is_last=is_last)
@@ -125,27 +126,27 @@ class LinkSession:
             call.abandon()
 
     def check_usable(self, *, while_asleep: bool = False) -> None:
-        """Check that calls can be made now.
+        """Check that a call can be made now.
 
         Args:
-            while_asleep: True if the guest serves the call before it is awake.
+            while_asleep: True for a call that the guest serves even while it sleeps.
 
         Raises:
-            SandboxEndedError: The link has ended.
-            UnavailableError: The guest is not awake, or is being quiesced.
+            SandboxEndedError: The sandbox has ended.
+            UnavailableError: The guest is asleep or is being quiesced, or the host closed the link.
         """
         if self.transport.closed.done():
             raise error_of_closed_link(self.transport.closed.result())
         if self._is_quiescing or (self.transport.connection.asleep and not while_asleep):
-            raise UnavailableError("The sandbox is suspended or is being suspended.", code=ErrorCode.BUSY, hint="Retry when it has been resumed.")
+            raise UnavailableError("The sandbox is suspended or is being suspended.", code=ErrorCode.BUSY, hint="Resume the sandbox, then retry.")
 
     async def aclose(self) -> None:
-        """Close this end. The sandbox keeps running, and a new link can be opened to it. Idempotent."""
+        """Close the host's end of the link. The sandbox keeps running, and a new link to the sandbox can be opened. Idempotent."""
         await self.services.aclose()
         await self.transport.aclose()
 
     async def _wait_within(self, timeout_s: float, event: asyncio.Event) -> bool:
-        """Return True if the event was set in time.
+        """Wait for an event. Return False if the event was not set within ``timeout_s`` seconds.
 
         Raises:
             SandlotError: The link has ended.
@@ -175,7 +176,7 @@ class LinkSession:
 
 
 def _quiesced_error() -> ConflictError:
-    """Return the error of a call that was cut off by a quiesce. Its effect may last, so the client must not simply repeat the call."""
+    """Return the error for a call that a quiesce interrupted. The guest may have executed the call, so the client must not simply repeat the call."""
     return ConflictError(
         "The sandbox was paused before it responded.",
         code=ErrorCode.SANDBOX_PAUSED,
@@ -185,5 +186,5 @@ def _quiesced_error() -> ConflictError:
 
 
 def new_call_id() -> bytes:
-    """Return 16 random bytes."""
+    """Return the id of a new call: 16 random bytes."""
     return os.urandom(schema.CALL_ID_BYTES)

@@ -11,20 +11,20 @@ from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.protocol import schema
 
 CHUNK_BYTES = 64 * 1024
-"""Largest number of bytes that are queued at once."""
+"""Largest number of bytes that :meth:`StreamEnd.send` adds to the send queue in one step."""
 
 ItemT = TypeVar("ItemT")
 
 
 class StreamEnd(Generic[ItemT]):
-    """One end of a stream.
+    """The host's end of one stream.
 
-    The guest gets credit to send more only when an item is consumed. So a consumer that does not read stops only its own stream, and at most
-    one window of the stream and one message are buffered.
+    The guest may send more only after the consumer has taken items. A consumer that does not read therefore stops only its own stream, and the host
+    buffers at most one window (``streams.WINDOW_BYTES``) and one message of the stream.
 
     Args:
         transport: Sends and receives the frames.
-        id: Number of the stream.
+        id: Id of the stream.
     """
 
     def __init__(self, transport: FrameTransport, id: int) -> None:  # noqa: A002 - the field is called id
@@ -46,8 +46,8 @@ class StreamEnd(Generic[ItemT]):
         """Queue an item for the consumer.
 
         Args:
-            item: The item.
-            credit: Bytes that the guest may send once the item is consumed.
+            item: Received bytes or message.
+            credit: Number of further bytes that the guest may send once the item is consumed.
         """
         if self._is_discarding:
             self._transport.connection.consumed(self.id, credit)
@@ -59,8 +59,8 @@ class StreamEnd(Generic[ItemT]):
         """Wait for the next item and consume it.
 
         Raises:
-            StopAsyncIteration: The guest has ended the stream, or :meth:`discard` was called.
-            SandlotError: The stream ended with an error.
+            StopAsyncIteration: No item is left and the guest has sent END, or :meth:`discard` was called.
+            SandlotError: No item is left, and the stream ended with this error.
         """
         while not self._items:
             if self._error is not None and not self._is_discarding:
@@ -74,7 +74,7 @@ class StreamEnd(Generic[ItemT]):
         return item
 
     def end_receiving(self) -> None:
-        """Handle the guest's END: no further items arrive."""
+        """Record that the guest has sent END, so that no further items arrive."""
         self._received_all = True
         self._arrived.set()
 
@@ -90,9 +90,9 @@ class StreamEnd(Generic[ItemT]):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes on channel 0. Waits while the guest does not read.
+        """Send bytes to the guest on channel 0. Wait while the send queue of the stream is full.
 
-        Returns when all bytes are queued; at most 128 KiB of them are not sent yet.
+        The method returns when all bytes are queued. At most 128 KiB of them are then still unsent.
 
         Raises:
             SandlotError: The stream has ended, or its direction to the guest is closed.
@@ -106,7 +106,7 @@ class StreamEnd(Generic[ItemT]):
             view = view[len(piece) :]
 
     async def wait_for_room(self) -> int:
-        """Wait until bytes can be sent, and return their maximum number.
+        """Wait until the send queue of the stream is not full, and return the number of bytes that may be queued now.
 
         Raises:
             SandlotError: The stream has ended, or its direction to the guest is closed.
@@ -120,7 +120,7 @@ class StreamEnd(Generic[ItemT]):
         raise self._send_error
 
     def end_sending(self) -> None:
-        """Send the END: no more bytes follow."""
+        """Send the END: the host sends no more bytes on this stream."""
         self._transport.connection.end(self.id)
         self._transport.flush()
         self.refuse_sending(ConflictError("The input was closed; nothing more can be written.", code=ErrorCode.CONFLICT))
@@ -128,21 +128,25 @@ class StreamEnd(Generic[ItemT]):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def on_writable(self) -> None:
-        """Continue :meth:`send`, because the send queue has room again."""
+        """Let a waiting :meth:`send` continue. Called when the send queue of the stream is no longer full."""
         self._writable.set()
 
     def refuse_sending(self, error: SandlotError | None = None) -> None:
         """Make :meth:`send` raise an error from now on. Only the first call has an effect.
 
         Args:
-            error: The error; None for the error that the receiving program has ended.
+            error: Error to raise; None: a ConflictError that says that the receiving program has ended.
         """
         if self._send_error is None:
             self._send_error = error or ConflictError("The program that reads the input has ended.", code=ErrorCode.CONFLICT)
         self._writable.set()
 
     def finish(self, error: SandlotError | None = None) -> None:
-        """End the stream. The consumer still gets the queued items, then the error if there is one."""
+        """End the stream in both directions. The consumer still gets the queued items.
+
+        Args:
+            error: Error that the consumer gets after the last item; None: the iteration ends normally.
+        """
         self._error = self._error or error
         self.refuse_sending(error)
         self.end_receiving()

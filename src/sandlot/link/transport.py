@@ -1,13 +1,14 @@
 """Moves bytes between a :class:`ByteStream` and the protocol's connection, and passes each event to the owner of its stream.
 
-- Each write consists of whole frames and has at most 4,096 bytes, which a pipe takes at once (PIPE_BUF in pipe(7)). So a service that is
-  killed leaves no partial frame in the pipe.
-- One task reads and one waits until the pipe can be written. Neither waits for a consumer, so a stream without a reader stops only itself.
-- After each chunk, other tasks of the service run. If handling the chunk took more than 2 ms, reading pauses for the same time. So a guest
-  that sends a flood of small frames gets at most half of the event loop's time.
-- A link ends once, and the owner of each open stream gets the error.
-- After a stream opened with ``is_last=True``, nothing is written until :meth:`FrameTransport.resume_sending`, not even the stream's END.
-  When the guest has responded on this stream, it has read everything, and the pipe stays empty.
+- Each write consists of whole frames and has at most 4,096 bytes, which a pipe accepts as a whole or not at all (PIPE_BUF in pipe(7)). A service
+  that is killed therefore leaves no partial frame in the pipe.
+- One task reads from the link. Another task waits while the pipe to the guest is full. Neither task waits for the consumer of a stream, so a
+  consumer that does not read delays only its own stream.
+- After each chunk of received bytes, other tasks of the service run. If handling the chunk took more than 2 ms, reading pauses for the same time.
+  A guest that sends a flood of small frames therefore gets at most half of the event loop's time.
+- A link ends only once. The owner of each open stream then gets the error.
+- After the first message of a stream opened with ``is_last=True``, nothing is written until :meth:`FrameTransport.resume_sending`, not even the
+  stream's END. Once the guest has responded on this stream, the guest has read every byte, and the pipe stays empty.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from sandlot.protocol.frames import HOST_FRAME_MAX
 from sandlot.protocol.values import EncodingError
 
 READ_BYTES = 64 * 1024
-"""Maximum number of bytes that are handled before other tasks run: the default capacity of a pipe (pipe(7))."""
+"""Maximum number of bytes that are read and handled before other tasks run. Equals the default capacity of a pipe (pipe(7))."""
 _LONG_TURN_S = 0.002
-"""Duration of handling one chunk after which reading pauses. Ordinary output takes a tenth of it, and the smallest frames take ten times as long
-(measured)."""
+"""Seconds that handling one chunk may take before reading pauses. A chunk of ordinary output takes a tenth of this time, and a chunk of the smallest
+frames ten times as long (measured)."""
 _READ_AFTER_BROKEN_S = 1.0
-"""Seconds for which the transport still reads after a failed write: the last output of a guest that died may be in the other pipe."""
+"""Seconds for which the transport still reads after a write failed. A guest that died may have left its last output in the pipe to the host."""
 
 _log = logging.getLogger(__name__)
 
 
 class StreamHandler(Protocol):
-    """The owner of a stream."""
+    """The owner of a stream: gets each event of the stream from the transport."""
 
     def on_event(self, event: events.StreamEvent) -> None:
         """Handle an event of the stream.
@@ -49,12 +50,16 @@ class StreamHandler(Protocol):
         ...
 
     def on_closed(self, error: SandlotError) -> None:
-        """Handle the end of the stream, because the link has ended or all its streams were closed."""
+        """Handle the end of the stream. Called when the link has ended or all its streams were closed.
+
+        Args:
+            error: Error to report to callers.
+        """
         ...
 
 
 class FrameTransport:
-    """Moves frames until the link is closed.
+    """Sends and receives the frames of one link.
 
     Args:
         stream: The host's end of the link. The transport is its only user, and closes it in :meth:`aclose`.
@@ -67,7 +72,7 @@ class FrameTransport:
         self._unsent: bytes | None = None
         self._next_frame: bytes | None = None
         self._last_stream: int | None = None
-        """The stream opened with ``is_last=True``."""
+        """Id of the stream opened with ``is_last=True``; None while sending is not stopped."""
         self._is_full = asyncio.Event()
         self._write_failed = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -77,11 +82,11 @@ class FrameTransport:
         self.closed: asyncio.Future[LinkClosed] = asyncio.get_running_loop().create_future()
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the tasks that read from the link and write to the link."""
         self._tasks = [asyncio.create_task(self._read(), name="link-read"), asyncio.create_task(self._write(), name="link-write")]
 
     def open(self, head: dict[str, Any], handler: StreamHandler, *, is_last: bool = False) -> int:
-        """Open a stream, and return its id. :meth:`flush` sends it.
+        """Open a stream, and return its id. The first message is queued; the caller must call :meth:`flush` to send the message.
 
         Args:
             head: First message of the stream. With ``is_last`` it must fit into one frame.
@@ -90,7 +95,7 @@ class FrameTransport:
 
         Raises:
             SandboxEndedError: The link is closed.
-            UnavailableError: This end closed the link, the guest is being quiesced, or too many streams are open.
+            UnavailableError: The host closed the link, the guest is being quiesced, or too many streams are open.
             LimitError: ``head`` is too large.
             InvalidRequestError: ``head`` has a value that the protocol cannot encode.
         """
@@ -114,7 +119,7 @@ class FrameTransport:
         return id_
 
     def resume_sending(self) -> None:
-        """Send again after a stream opened with ``is_last=True``. Idempotent."""
+        """Allow sending again after a stream was opened with ``is_last=True``. Idempotent."""
         if self._last_stream is not None:
             self._last_stream = None
             self.flush()
@@ -125,23 +130,29 @@ class FrameTransport:
         self.flush()
 
     def forget(self, stream: int) -> None:
-        """Ignore further events of a stream."""
+        """Remove the owner of a stream. Later events of the stream are ignored."""
         self.handlers.pop(stream, None)
 
     def reset(self, stream: int, code: str, message: str) -> None:
-        """End a stream at once. Its later events are ignored."""
+        """Send a RESET, which ends both directions of a stream at once. Later events of the stream are ignored.
+
+        Args:
+            stream: Id of the stream.
+            code: Code that tells the guest the reason.
+            message: Reason as text.
+        """
         self.forget(stream)
         self.connection.reset(stream, code, message)
         self.flush()
 
     def close_streams(self, error: SandlotError) -> None:
-        """Remove all streams, and report an error to the owner of each."""
+        """Remove the owners of all streams, and report an error to each owner."""
         handlers, self.handlers = self.handlers, {}
         for handler in handlers.values():
             handler.on_closed(error)
 
     def flush(self) -> None:
-        """Write as much as the pipe takes now. The rest is written when the pipe has room."""
+        """Write queued frames until the pipe to the guest is full. A task writes the others when the pipe can be written again."""
         if self._is_full.is_set() or self._write_failed or self.closed.done():
             return
         try:
@@ -157,7 +168,10 @@ class FrameTransport:
         self._dispatch(self.connection.take_events())
 
     def _next_batch(self) -> bytes | None:
-        """Join frames for one write, so that a call and its END wake the guest only once."""
+        """Return the bytes of the next write: as many whole frames as fit into 4,096 bytes. Return None if nothing may be sent.
+
+        A call and its END are sent in one write, so that they wake the guest only once.
+        """
         batch, self._next_frame = self._next_frame, None
         while (self._last_stream is None or not self.connection.has_left(self._last_stream)) and (frame := self.connection.next_frame()) is not None:
             if batch is None:
@@ -170,7 +184,12 @@ class FrameTransport:
         return batch
 
     def close(self, reason: LinkClosedReason, detail: str = "") -> None:
-        """End the link. Only the first call has an effect."""
+        """End the link, and report the error to the owner of each stream. Does nothing if the link has ended.
+
+        Args:
+            reason: Reason of the end.
+            detail: Details for people.
+        """
         if self.closed.done():
             return
         closed = LinkClosed(reason, detail)
@@ -183,7 +202,7 @@ class FrameTransport:
         self.close_streams(error_of_closed_link(closed))
 
     async def aclose(self) -> None:
-        """Close this end of the link. The sandbox keeps running. Idempotent."""
+        """Close the host's end of the link. The sandbox keeps running. Idempotent."""
         self.close(LinkClosedReason.CLOSED)
         await asyncio.gather(*(task for task in self._tasks if task is not asyncio.current_task()), return_exceptions=True)
         await self._stream.aclose()
@@ -212,7 +231,7 @@ class FrameTransport:
         except OSError as error:
             self.close(LinkClosedReason.BROKEN, str(error))
         except Exception as error:  # noqa: BLE001 - a defect of the service that this guest's bytes trigger must not end other sandboxes
-            _log.exception("Handling data of a guest failed. The sandbox is ended.")
+            _log.exception("Bytes from a guest caused an internal error. The link to its sandbox is closed, and the sandbox is ended.")
             self.close(LinkClosedReason.VIOLATION, f"{type(error).__name__}: {error}")
 
     async def _write(self) -> None:
@@ -224,7 +243,11 @@ class FrameTransport:
 
 
 def error_of_closed_link(closed: LinkClosed) -> SandlotError:
-    """Return the error of a call on a link that is closed."""
+    """Return the error for calls on a link that has ended.
+
+    Args:
+        closed: Description of how the link ended.
+    """
     if closed.reason is LinkClosedReason.CLOSED:
         return UnavailableError("The connection to the sandbox was closed.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Retry.")
     text = {

@@ -14,12 +14,14 @@ from sandlot.protocol.errors import ProtocolError
 
 
 class Tunnel(StreamedCall[None, bytes]):
-    """One connection to a program. Iterate for the bytes that the program sends; send bytes to it with :meth:`send` and :meth:`end`.
+    """One connection from the host to a program that listens on a port of a sandbox.
+
+    Iterate over the tunnel for the bytes that the program sends. Send bytes to the program with :meth:`send`, then call :meth:`end`.
 
     Args:
         transport: Sends and receives the frames.
-        port: Port on the sandbox's own loopback interface.
-        call_id: Id of the call.
+        port: TCP port on the sandbox's own loopback interface.
+        call_id: Id of the call, 16 bytes.
     """
 
     def __init__(self, transport: FrameTransport, port: int, *, call_id: bytes) -> None:
@@ -27,7 +29,7 @@ class Tunnel(StreamedCall[None, bytes]):
         """The loopback address on which the program listens; empty before :meth:`opened`."""
         self._connected = asyncio.Event()
         self.program_ended = False
-        """True if the program sends no more bytes."""
+        """True if the program has ended its direction of the connection: no more bytes arrive."""
         self._is_read = False
         super().__init__(transport, "port.connect", {"port": port}, parse.nothing, call_id=call_id, keeps_sending=True)
 
@@ -53,33 +55,35 @@ class Tunnel(StreamedCall[None, bytes]):
         return piece
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes to the program. Waits while the program does not read.
+        """Send bytes to the program. Wait while the program does not read.
 
         Raises:
-            SandlotError: The connection or the link has ended.
+            SandlotError: The connection or the link has ended, or :meth:`end` was called.
         """
         await self._stream.send(data)
 
     def end(self) -> None:
-        """Send no more bytes. The program reads the end of file."""
+        """End the direction to the program. The program reads the end of file after the bytes that were sent."""
         self._stream.end_sending()
 
     def _on_event_message(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         if (name == "connected") == bool(self.address) or self.program_ended:
-            raise ProtocolError(f"port.connect sent {name}, which is not allowed now")
+            raise ProtocolError(f"port.connect sent the event {name!r} at the wrong time; it must send 'connected' once, then 'end' at most once")
         if name == "end":
             self.program_ended = True
             self._stream.put(b"", credit)
             return
         if fields["address"] not in schema.LOOPBACK:
-            raise ProtocolError("port.connect reports an address that is not a loopback address")
+            raise ProtocolError(f"port.connect reports the address {fields['address'][:50]!r}, which is not a loopback address")
         self.address = fields["address"]
         self._transport.connection.consumed(self._stream.id, credit)
         self._connected.set()
 
     def _on_bytes(self, event: events.Bytes) -> None:
         if event.channel != schema.BODY or not self.address or self.program_ended:
-            raise ProtocolError("port.connect sent bytes that are not allowed now")
+            raise ProtocolError(
+                f"port.connect sent bytes on channel {event.channel}; allowed are only bytes on channel {schema.BODY} between 'connected' and 'end'"
+            )
         self._stream.put(event.data, event.credit)
 
     def _finish(self, error: SandlotError | None) -> None:

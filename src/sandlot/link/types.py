@@ -11,21 +11,26 @@ from sandlot.model.ids import ProcessId
 
 
 class LinkClosedReason(StrEnum):
-    """Reason of the end of a link."""
+    """Reason why a link ended."""
 
     EOF = "eof"
-    """The sandbox closed its end, because it has ended or is about to end."""
+    """The sandbox closed its end of the byte stream. The sandbox has ended or is about to end."""
     BROKEN = "broken"
-    """The sandbox no longer reads its end."""
+    """Reading from or writing to the byte stream failed, because the sandbox no longer uses its end."""
     VIOLATION = "violation"
     """The guest violated the protocol; the sandbox must be destroyed."""
     CLOSED = "closed"
-    """The host closed its end. The sandbox keeps running."""
+    """The host closed its end of the byte stream. The sandbox keeps running."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkClosed:
-    """The end of a link."""
+    """Description of how a link ended.
+
+    Args:
+        reason: Reason of the end.
+        detail: Details for people; may be empty.
+    """
 
     reason: LinkClosedReason
     detail: str = ""
@@ -33,12 +38,12 @@ class LinkClosed:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Bytes that a process or a cell has written.
+    """Bytes that a process or a cell has written to standard output or standard error.
 
     Args:
         channel: 1 is standard output, 2 is standard error.
-        offset: Position of the first byte in the output of the channel. To continue after these bytes, attach with ``offset + len(data)``.
-        data: The bytes.
+        offset: Number of bytes that were written to the channel before ``data``. To continue after ``data``, attach from ``offset + len(data)``.
+        data: Written bytes.
     """
 
     channel: int
@@ -53,7 +58,7 @@ class OutputGap:
     Args:
         channel: 1 is standard output, 2 is standard error.
         bytes: Number of missing bytes.
-        offset: Position of the first missing byte in the output of the channel.
+        offset: Number of bytes that were written to the channel before the first missing byte.
     """
 
     channel: int
@@ -68,8 +73,8 @@ class Display:
     Args:
         data: Representations of one object: text or bytes by MIME type.
         main: True if the object is the value of the cell's last expression.
-        metadata: Metadata that the program gave: texts, numbers, lists and maps, by MIME type or for all types.
-        display_id: Id of the display, if the program gave it one.
+        metadata: Metadata that the program passed with the object. A key is a MIME type, or a name that applies to all MIME types.
+        display_id: Id that the program gave the display; None if the program gave none.
         update: True if this display replaces the display with the same id.
     """
 
@@ -82,21 +87,35 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class CellStarted:
-    """A cell has started. ``count`` is its number in its kernel."""
+    """Event: a cell has started.
+
+    Args:
+        count: Execution count of the kernel when the cell started.
+    """
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The cell removes its displays: now, or if ``wait`` is true, when its next display arrives."""
+    """Event: a cell removes the displays that it has shown so far.
+
+    Args:
+        wait: True to remove them when the next display of the cell arrives; False to remove them at once.
+    """
 
     wait: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CellError:
-    """The exception that ended a cell."""
+    """Event: an exception ended a cell.
+
+    Args:
+        name: Name of the exception, such as ``NameError``.
+        value: Message of the exception.
+        traceback: Lines of the traceback.
+    """
 
     name: str
     value: str
@@ -105,17 +124,17 @@ class CellError:
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """The result of a process.
+    """Result of a call that starts a process, attaches to a process or waits for a process.
 
     Args:
         process: Id of the process.
         pid: Pid inside the sandbox.
-        reason: exited, signalled, timeout, pids or oom. None for a process that was started without waiting for its end.
-        exit_code: Exit code; None if a signal ended the process.
-        signal: Number of the signal that ended the process; None if the process exited.
+        reason: Reason of the end: exited, signalled, timeout, pids or oom. None if the process was started without waiting for its end.
+        exit_code: Exit code; None if a signal ended the process or if ``reason`` is None.
+        signal: Number of the signal that ended the process; None if no signal ended the process.
         duration_s: Run time in seconds.
-        cpu_s: CPU time in seconds of the process and the children that it waited for; None if unknown.
-        peak_bytes: Largest resident memory of one of these processes in bytes; None if unknown.
+        cpu_s: CPU time in seconds of the process and of the children that the process waited for; None if unknown.
+        peak_bytes: Largest resident memory in bytes that the process or one of these children has used; None if unknown.
     """
 
     process: ProcessId
@@ -130,10 +149,13 @@ class ProcessResult:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """The result of a cell.
+    """Result of a cell.
 
-    The status is ok, error, timeout (interrupted), killed (the kernel was killed), died, oom (the kernel was killed for lack of memory) or
-    aborted (the cell never ran).
+    Args:
+        status: ``ok``, ``error``, ``timeout`` (the cell was interrupted at its timeout), ``killed`` (the kernel was killed), ``died`` (the kernel
+            ended by itself), ``oom`` (the kernel was killed for lack of memory), ``aborted`` (the cell never ran) or ``running`` (not ended yet).
+        execution_count: Execution count of the kernel when the cell started.
+        duration_s: Run time in seconds.
     """
 
     status: str
@@ -143,13 +165,13 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """One context: a language with a kernel that keeps its state.
+    """Description of one context: a language with a kernel that keeps variables from cell to cell.
 
     Args:
         kernel: Id of the context.
         language: python, bash or javascript.
         cwd: Folder in which the kernel starts.
-        state: starting, idle, busy, or stopped if no kernel runs; the next cell then starts one.
+        state: State of the kernel: starting, idle, busy or stopped. The next cell of a stopped context starts a new kernel.
         execution_count: Number of cells that the kernel has run.
         pid: Pid of the kernel inside the sandbox; None if no kernel runs.
     """
@@ -164,17 +186,17 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """One process that the guest remembers, running or not.
+    """State of one process that the guest remembers, running or ended.
 
     Args:
         process: Id of the process.
         pid: Pid inside the sandbox.
-        argv: The first 64 of program and arguments.
+        argv: Program and arguments; at most the first 64 texts of the command line.
         running: True if the process has not ended.
-        reason: Reason of the end: exited, signalled, timeout, pids or oom; None while it runs.
+        reason: Reason of the end: exited, signalled, timeout, pids or oom; None while the process runs.
         exit_code: Exit code; None while the process runs, or if a signal ended it.
-        signal: Number of the signal that ended the process; None otherwise.
-        duration_s: Run time so far in seconds.
+        signal: Number of the signal that ended the process; None if no signal has ended the process.
+        duration_s: Run time in seconds; for a running process, until now.
         pty: True if the process runs on a terminal.
         stdin: True if standard input is open.
         stdin_bytes: Bytes received for standard input so far, including those that the process has not read.
@@ -199,7 +221,7 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file, folder or link.
+    """Properties of one file, folder, symbolic link or other entry of the file system.
 
     Args:
         name: Last part of the path.
@@ -210,7 +232,7 @@ class Entry:
         uid: User id of the owner.
         gid: Group id of the file.
         modified_ns: Time of the last change in nanoseconds since 1970, UTC.
-        target: Target of a symbolic link.
+        target: Target of a symbolic link; None for every other kind.
     """
 
     name: str
@@ -226,7 +248,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A page of the entries of a folder. ``more`` is true if further entries follow."""
+    """One page of the entries of a folder.
+
+    Args:
+        entries: Entries of the page, sorted by name.
+        more: True if the folder has further entries after this page.
+    """
 
     entries: tuple[Entry, ...]
     more: bool
@@ -241,7 +268,7 @@ class GuestInfo:
         identity: Id of the sandbox.
         uptime_s: Seconds since the guest started.
         processes: Number of processes in the sandbox, the guest included.
-        tasks: Number of processes and threads, as the limit ``pids`` counts them: without the guest itself.
+        tasks: Number of processes and threads in the sandbox without the guest. The limit ``pids`` applies to this number.
         cpu_s: CPU time in seconds of all processes so far, including those that have ended.
         streams: Number of open streams of the link.
     """
@@ -256,4 +283,4 @@ class GuestInfo:
 
 
 Item = Output | OutputGap | Display | CellError
-"""An item of the output of a process or a cell."""
+"""One item that a caller receives from a process or a cell."""

@@ -19,22 +19,23 @@ LOCAL: Final = OwnerId("local")
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Quota of an API key. None: no limit but those of the node.
+    """Quota of an API key. A value of None means that only the limits of the node apply.
 
     Args:
         sandboxes: Largest number of live sandboxes.
         lifetime_s: Longest timeout of a sandbox, in seconds. Persistent sandboxes are refused, because they have no timeout.
-        cpus: Cores of all live sandboxes together.
-        memory_bytes: Memory of all live sandboxes together.
-        disk_bytes: Disk space of all live sandboxes together.
-        upload_bytes: Largest size of an uploaded file.
-        executions_per_month: Executions of code and commands that begin in one calendar month (UTC).
-        snapshots: Largest number of snapshots, unfinished ones included.
-        snapshot_bytes: Disk space of all snapshots together.
+        cpus: Largest sum of the CPU limits of all live sandboxes, in cores.
+        memory_bytes: Largest sum of the memory limits of all live sandboxes, in bytes.
+        disk_bytes: Largest sum of the disk limits of all live sandboxes, in bytes.
+        upload_bytes: Largest size of an uploaded file, in bytes.
+        executions_per_month: Largest number of executions of code and commands that begin in one calendar month (UTC).
+        snapshots: Largest number of snapshots, unfinished snapshots included.
+        snapshot_bytes: Largest disk space of all snapshots together, in bytes.
         volumes: Largest number of volumes.
-        volume_bytes: Size of all volumes together.
-        pools: Largest number of private pools. Their warm sandboxes use the part of the sums above that live sandboxes leave.
-        installs: True if ``install`` may open the package indexes to a sandbox of network ``none`` while it runs.
+        volume_bytes: Largest sum of the sizes of all volumes, in bytes.
+        pools: Largest number of private pools. Warm sandboxes of the pools may use only as many cores, bytes of memory and bytes of disk as the live
+            sandboxes leave within the quota.
+        installs: True if ``install`` may open the package indexes to a sandbox of network ``none`` while the installation runs.
     """
 
     sandboxes: int | None = 50
@@ -64,7 +65,7 @@ class Principal:
         owner: Owner of everything that the request creates.
         name: Name for people; the name of the API key.
         operator: True if the principal sees the resources of all owners and may create and revoke API keys.
-        quota: Quota of the owner.
+        quota: Quota that applies to the owner.
     """
 
     owner: OwnerId

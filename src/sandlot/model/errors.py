@@ -1,7 +1,8 @@
 """Errors of Sandlot: one tree with one root, :class:`SandlotError`.
 
-Every error has a stable code, an HTTP status, a message that says what happened and a hint that says what the caller should do. An error that crosses
-a process boundary is sent as its code and rebuilt by :func:`from_code`, so that no class name of another process is trusted.
+Every error has a stable code, an HTTP status, a message that says what happened and a hint that says what the caller should do. An error that is sent
+to another process is sent with its code, and the other process rebuilds the error with :func:`from_code`. No process trusts a class name that it
+receives.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.INTERNAL: (500, False),
     }
 )
-"""Code -> HTTP status, retryable. A test proves the table total."""
+"""Code -> HTTP status, retryable. A test checks that the table has every code."""
 
 
 class SandlotError(Exception):
@@ -96,8 +97,8 @@ class SandlotError(Exception):
 
     Args:
         message: One sentence for people that says what failed and which value was wrong.
-        code: Code of the error.
-        hint: Action that solves the problem; empty if the message makes it obvious.
+        code: Code of the error; None: the default code of the class.
+        hint: Action that solves the problem; empty if the message makes the action obvious.
         fields: Details that JSON can represent, such as ``{"path": "/x"}``.
     """
 
@@ -132,7 +133,7 @@ class AuthenticationError(SandlotError):
 
 
 class ForbiddenError(SandlotError):
-    """The principal may not do this."""
+    """The principal is not allowed to make this request."""
 
 
 class NotFoundError(SandlotError):
@@ -144,7 +145,7 @@ class ConflictError(SandlotError):
 
 
 class LimitError(SandlotError):
-    """A limit of size, number, disk space or a quota was reached."""
+    """A limit was reached: of a size, of a number, of disk space or of a quota."""
 
 
 class TimeoutExceededError(SandlotError):
@@ -156,11 +157,11 @@ class SandboxEndedError(SandlotError):
 
 
 class UnsupportedError(SandlotError):
-    """The host, the driver or the root file system cannot do this. The message gives the reason."""
+    """The host, the driver or the root file system does not support the operation. The message gives the reason."""
 
 
 class HostError(SandlotError):
-    """The host is not set up for the requested operation. The hint gives the fix."""
+    """The host is not set up for the requested operation. The hint says how to set it up."""
 
 
 class UnavailableError(SandlotError):
@@ -168,7 +169,7 @@ class UnavailableError(SandlotError):
 
 
 class InternalError(SandlotError):
-    """A defect in Sandlot."""
+    """A defect in Sandlot caused the error."""
 
 
 _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
@@ -226,15 +227,15 @@ _DEFAULT_CODES: Mapping[type[SandlotError], ErrorCode] = MappingProxyType(
         InternalError: ErrorCode.INTERNAL,
     }
 )
-"""Class -> code of an error that is raised without a code."""
+"""Class -> default code, for errors that are raised without a code."""
 
 
 def from_code(code: str, message: str, *, hint: str = "", fields: Mapping[str, Any] | None = None) -> SandlotError:
     """Rebuild an error that another process has sent.
 
     Args:
-        code: Code as text; an unknown one becomes ``internal``. The other process may be untrusted or newer.
-        message: Message of the other process, passed on unchanged.
+        code: Code as text. An unknown code is replaced by ``internal``, because the other process may be untrusted or newer.
+        message: Message from the other process, passed on unchanged.
         hint: Hint of the error.
         fields: Details of the error.
     """
@@ -243,5 +244,5 @@ def from_code(code: str, message: str, *, hint: str = "", fields: Mapping[str, A
 
 
 def error_class(code: ErrorCode) -> type[SandlotError]:
-    """Return the class of the errors with a code."""
+    """Return the class that errors with a code have."""
     return _CLASSES[code]

@@ -29,7 +29,7 @@ ProcessId = NewType("ProcessId", str)
 """32 hexadecimal digits: the request id (16 bytes) of the call that started the process or cell."""
 
 IdSource = Callable[[int], bytes]
-"""Function that returns a number of random bytes; :func:`secrets.token_bytes` outside of tests."""
+"""Function that returns as many random bytes as its argument says; :func:`secrets.token_bytes` outside of tests."""
 
 NODE_CHARS = 4
 RANDOM_CHARS = 16
@@ -51,7 +51,7 @@ def _characters(count: int, source: IdSource) -> str:
 
 
 def new_node_id(source: IdSource = secrets.token_bytes) -> NodeId:
-    """Create a node id of 4 characters. Each state directory gets one."""
+    """Create a node id of 4 characters. Each state directory has its own node id."""
     return NodeId(_characters(NODE_CHARS, source))
 
 
@@ -81,7 +81,7 @@ def new_webhook_id(source: IdSource = secrets.token_bytes) -> WebhookId:
 
 
 def new_process_id(source: IdSource = secrets.token_bytes) -> ProcessId:
-    """Create a process id: 16 random bytes in hexadecimal. It is also the request id on the link."""
+    """Create a process id: 16 random bytes in hexadecimal. The same 16 bytes are the id of the call that starts the process."""
     return ProcessId(source(16).hex())
 
 
@@ -91,5 +91,5 @@ def new_context_id(source: IdSource = secrets.token_bytes) -> str:
 
 
 def node_of(sandbox: SandboxId) -> NodeId:
-    """Return the node that created a sandbox id."""
+    """Return the id of the node that created a sandbox, which is a part of the sandbox id."""
     return NodeId(sandbox[3 : 3 + NODE_CHARS])

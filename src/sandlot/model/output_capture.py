@@ -1,7 +1,7 @@
 """Bounded capture of output: its beginning and its end are kept, and the omitted bytes between them are counted.
 
 Invariants:
-- A capture holds at most ``head_bytes + tail_bytes``, however small the pieces are that it gets.
+- A capture keeps at most ``head_bytes + tail_bytes`` bytes in memory, however small the added pieces are.
 - Head and tail are exact bytes of the output, and ``omitted`` is the exact number of bytes between them.
 """
 
@@ -14,15 +14,15 @@ from sandlot.model.specs import KIB, MIB
 HEAD_BYTES = 1 * MIB
 TAIL_BYTES = 1 * MIB
 MAX_LOGGED_BYTES = 64 * KIB
-"""Largest size of code, of a command and of an error text in the execution log."""
+"""Largest size in bytes of code, of a command and of an error text in the execution log."""
 
 
 class OutputCapture:
-    """Captured output of one stream.
+    """Captured output of one stream: its beginning (the head) and its end (the tail).
 
     Args:
-        head_bytes: Bytes to keep from the beginning.
-        tail_bytes: Bytes to keep from the end.
+        head_bytes: Largest number of bytes to keep from the beginning.
+        tail_bytes: Largest number of bytes to keep from the end.
 
     Attributes:
         omitted: Number of bytes between head and tail that were dropped.
@@ -39,12 +39,12 @@ class OutputCapture:
 
     @property
     def held_bytes(self) -> int:
-        """Number of bytes in memory."""
+        """Number of captured bytes that are in memory."""
         return len(self._head) + len(self._tail)
 
     @property
     def room_bytes(self) -> int:
-        """Largest number of bytes by which ``held_bytes`` can still grow."""
+        """Number of bytes by which ``held_bytes`` can still grow until the head and the tail are full."""
         return self._head_left + self._tail_bytes - len(self._tail)
 
     def add(self, data: bytes) -> None:
@@ -61,14 +61,14 @@ class OutputCapture:
             self.omitted += surplus
 
     def skip(self, size: int) -> None:
-        """Count ``size`` bytes of the stream that are lost. Later bytes belong to the tail."""
-        # The result has one gap only. The tail so far lies before the bytes that are omitted now, so it is omitted as well.
+        """Add ``size`` bytes, whose content is lost, to the omitted bytes. Bytes that are added later belong to the tail."""
+        # All omitted bytes must lie in one place. The present tail lies before the lost bytes, so it is omitted as well.
         self.omitted += size + len(self._tail)
         self._tail.clear()
         self._head_left = 0
 
     def content(self) -> bytes:
-        """Return head and tail. If bytes were omitted, a line between them gives their number."""
+        """Return head and tail. If bytes were omitted, a line between head and tail gives the number of omitted bytes."""
         if not self.omitted:
             return bytes(self._head + self._tail)
         gap = f"[... {self.omitted} bytes omitted ...]\n".encode()
@@ -80,7 +80,7 @@ class OutputCapture:
 
 
 def shorten(text: str) -> str:
-    """Return head and tail of a text, together at most ``MAX_LOGGED_BYTES`` and the line between them. A shorter text is unchanged."""
+    """Return the beginning and the end of a long text, together ``MAX_LOGGED_BYTES``, with a line between them. Return a shorter text unchanged."""
     if len(text) <= MAX_LOGGED_BYTES // 4:  # no character has more than four bytes
         return text
     capture = OutputCapture(MAX_LOGGED_BYTES // 2, MAX_LOGGED_BYTES // 2)
@@ -89,9 +89,9 @@ def shorten(text: str) -> str:
 
 
 def shorten_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the first arguments of a command that fit into ``MAX_LOGGED_BYTES``, followed by the number of the omitted arguments.
+    """Return the first arguments of a command that fit into ``MAX_LOGGED_BYTES``.
 
-    Each argument is shortened like a text.
+    Each argument is shortened with :func:`shorten`. If arguments were omitted, a text with their number follows.
     """
     kept: list[str] = []
     room = MAX_LOGGED_BYTES

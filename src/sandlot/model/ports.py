@@ -1,8 +1,8 @@
-"""The interface of drivers, which isolate sandboxes. The guest starts processes and reads files, so these behave the same with every driver.
+"""The interface of drivers, which isolate sandboxes. The guest, not the driver, starts processes and reads files inside a sandbox.
 
 Invariants:
-- Each optional capability has a probe and a method that needs it. While the service runs, a capability never disappears, but a missing one may appear
-  after the host was repaired. A method that is called without its capability raises ``UnsupportedError``.
+- Each optional capability has a probe and a method that needs the capability. While the service runs, no capability disappears, but a missing
+  capability may appear after the host was repaired. A method that is called without its capability raises ``UnsupportedError``.
 - ``destroy`` is idempotent and complete: no process, mount, loop device, cgroup or file of the sandbox is left.
 - ``sweep`` changes only resources whose names contain the node id of this state directory.
 """
@@ -28,7 +28,7 @@ class DriverCapability(StrEnum):
     LIMIT_PIDS = "limit.pids"
     LIMIT_DISK = "limit.disk"
     SHOW_LIMITS = "limit.shown"
-    """Programs inside see the sandbox's memory limit as the memory of the machine (MemTotal), not the host's memory."""
+    """Programs in a sandbox see the memory limit of the sandbox as the memory of the machine (MemTotal), not the memory of the host."""
     PAUSE = "pause"
     SNAPSHOT = "snapshot"
     CONFIGURE_MEMORY = "configure.memory"
@@ -42,11 +42,11 @@ class DriverCapability(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Result of one probe.
+    """Result of the probe of one capability.
 
     Args:
         ok: True if the capability is available.
-        reason: Reason and fix for people, if the capability is missing.
+        reason: If the capability is missing, the reason and the fix, for people.
     """
 
     ok: bool
@@ -86,11 +86,11 @@ class ExitReason(StrEnum):
     OOM = "oom"
     """The sandbox exceeded its memory limit."""
     DISK = "disk"
-    """The disk limit ended the sandbox itself. A full disk inside the sandbox is an ordinary ENOSPC."""
+    """The sandbox ended because it exceeded its disk limit. A disk that is only full does not end a sandbox: its programs get ENOSPC."""
     KILLED = "killed"
     """``destroy`` was called, or the runtime received a signal."""
     CRASHED = "crashed"
-    """The runtime failed."""
+    """The runtime of the driver failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,11 @@ class Usage:
 
     Args:
         cpu_s: Seconds of processor time.
-        memory_bytes: Memory in use now, without the page cache that the kernel can drop at once.
-        memory_peak_bytes: Largest memory use so far.
-        pids: Tasks of the host, including those of the runtime. The guest knows the number that ``Limits.pids`` limits.
+        memory_bytes: Bytes of memory in use now, without the page cache that the kernel can drop at once.
+        memory_peak_bytes: Largest number of bytes of memory in use so far.
+        pids: Number of tasks of the host, including those of the runtime. The guest reports the number to which the limit ``Limits.pids`` applies.
         disk_bytes: Bytes written on top of the root file system.
-        oom_kills: Tasks of the sandbox that the host's kernel killed because of the memory limit.
+        oom_kills: Number of tasks of the sandbox that the host's kernel killed because of the memory limit.
     """
 
     cpu_s: float
@@ -132,9 +132,9 @@ class Resources:
     """An amount of a host's resources.
 
     Args:
-        memory_bytes: Memory.
-        disk_bytes: Disk space in the file system of the state directory.
-        pids: Tasks of the host: processes and threads.
+        memory_bytes: Bytes of memory.
+        disk_bytes: Bytes of disk space in the file system of the state directory.
+        pids: Number of tasks of the host: processes and threads.
     """
 
     memory_bytes: int
@@ -147,10 +147,10 @@ class HostReading:
     """Resources of the host at one moment.
 
     Args:
-        total: All resources: memory within the limit that the service was started with, the size of the file system, the largest number of
-            tasks.
+        total: All resources of the host: memory up to the limit that the service was started with, the size of the file system, and the largest
+            number of tasks.
         free: Resources that no program uses.
-        sandbox_disk_bytes: Disk space that the sandboxes of this node have written so far.
+        sandbox_disk_bytes: Bytes of disk space that the sandboxes of this node have written so far.
     """
 
     total: Resources
@@ -163,8 +163,8 @@ class Attachment:
     """A volume that is mounted on the host, for one sandbox.
 
     Args:
-        slot: Slot of the sandbox that the volume has, from 0.
-        source: Mount point on the host.
+        slot: Number of the slot of the sandbox that the volume occupies, from 0.
+        source: Mount point of the volume on the host.
         path: Path inside the sandbox.
         read_only: True if the sandbox cannot write to the volume.
     """
@@ -177,15 +177,16 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a live sandbox. None keeps a value. Each field needs its own capability.
+    """A change of a live sandbox. A field that is None keeps its value. Each field needs its own capability.
 
     Args:
-        memory_bytes: Memory of the whole sandbox.
-        cpus: Cores.
-        pids: Processes and threads. The driver changes only the host's limit; ``Link.set_limits`` changes the guest's.
-        disk_bytes: Bytes that may be written on top of the root file system.
-        volumes: Volumes to attach. Volumes that are attached already stay.
-        without: Slots whose volumes are detached. The change is refused while a process inside uses one of them. Empty slots are ignored.
+        memory_bytes: New limit of the memory of the whole sandbox, in bytes.
+        cpus: New number of cores.
+        pids: New limit of processes and threads. The driver changes only the limit on the host; ``Link.set_limits`` changes the limit in the guest.
+        disk_bytes: New limit of bytes that may be written on top of the root file system.
+        volumes: Volumes to attach. Volumes that are attached already stay attached.
+        without: Slots whose volumes are detached. The change is refused while a process in the sandbox uses one of these volumes. Empty slots are
+            ignored.
     """
 
     memory_bytes: int | None = None
@@ -207,7 +208,11 @@ class Change:
         return replace(limits, **{name: value for name in _FIELDS if (value := getattr(self, name)) is not None})
 
     def needs(self, limits: Limits) -> tuple[DriverCapability, ...]:
-        """Return the capabilities that the change needs. A value that stays the same needs none."""
+        """Return the capabilities that the change needs. A field whose value stays the same needs no capability.
+
+        Args:
+            limits: Limits before the change.
+        """
         after = self.over(limits)
         volumes = (DriverCapability.CONFIGURE_VOLUMES,) if self.volumes or self.without else ()
         return (*(capability for name, capability in _FIELDS.items() if getattr(after, name) != getattr(limits, name)), *volumes)
@@ -227,11 +232,11 @@ class ByteStream(Protocol):
     """The host's end of the byte stream to one guest. One task receives, one task sends."""
 
     async def receive(self, max_bytes: int) -> bytes:
-        """Return the next bytes, at least one. Return ``b""`` when the other end is closed."""
+        """Wait for bytes from the guest, and return 1 to ``max_bytes`` bytes. Return ``b""`` when the other end is closed."""
         ...
 
     def try_send(self, frame: bytes) -> bool:
-        """Write one frame of at most 4,096 bytes without blocking. Return False if nothing was written; a frame is never split.
+        """Write one frame of at most 4,096 bytes as a whole, without blocking. Return False, and write nothing, if the frame does not fit now.
 
         Raises:
             BrokenPipeError: The other end is closed.
@@ -239,11 +244,11 @@ class ByteStream(Protocol):
         ...
 
     async def wait_writable(self) -> None:
-        """Return when :meth:`try_send` may succeed again, or the other end is closed."""
+        """Wait until :meth:`try_send` may succeed again or the other end is closed."""
         ...
 
     async def aclose(self) -> None:
-        """Close this end. The guest keeps running. Idempotent."""
+        """Close the host's end of the stream. The guest keeps running. Idempotent."""
         ...
 
 
@@ -258,19 +263,19 @@ class Instance(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """Current limits. If a service was killed during a change, an adopted sandbox has the limits in which the change resulted."""
+        """Current limits. After a service was killed during a change of limits, these are the limits that are actually in force."""
         ...
 
     @property
     def hub(self) -> str | None:
-        """Directory inside with the volumes, each in a folder named after its slot, from which the guest binds them to their paths.
+        """Directory in the sandbox in which the driver mounts the volumes, each in a folder whose name is the slot of the volume.
 
-        None: the driver itself mounts the volumes at their paths.
+        The guest binds the volumes from these folders to their paths. None: the driver itself mounts the volumes at their paths.
         """
         ...
 
     async def connect(self) -> ByteStream:
-        """Return a new byte stream to the guest. An earlier stream must be closed first."""
+        """Return a new byte stream to the guest. The caller must close an earlier stream first."""
         ...
 
     async def configure(self, change: Change) -> None:
@@ -285,21 +290,20 @@ class Instance(Protocol):
         ...
 
     async def pause(self) -> None:
-        """Freeze all processes of the sandbox. Needs a capability."""
+        """Freeze all processes of the sandbox. Needs the capability ``PAUSE``. Idempotent."""
         ...
 
     async def resume(self) -> None:
-        """Thaw all processes of the sandbox."""
+        """Thaw all processes of the sandbox. Does nothing if the sandbox is not paused."""
         ...
 
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
-        """Write memory and files to disk, with the build of the runtime and everything else that a restore needs. Needs a capability.
+        """Write memory, files and everything else that a restore needs to disk. Needs the capability ``SNAPSHOT``.
 
         Args:
-            into: Folder that does not exist, below the state or the cache directory. It appears as a whole, or not at all.
-            keep_running: True: the sandbox continues after a short pause. False: the sandbox has ended on return, and ``destroy`` must still
-                be called.
-            durable: True if the snapshot must survive a loss of power from the return on.
+            into: New folder for the snapshot, below the state or the cache directory. The folder appears as a whole, or not at all.
+            keep_running: True to let the sandbox continue after a short pause. False to end the sandbox; the caller must still call ``destroy``.
+            durable: True if the snapshot must survive a loss of power after this method has returned.
 
         Returns:
             Size of the snapshot on disk, in bytes.
@@ -317,7 +321,7 @@ class Instance(Protocol):
         ...
 
     async def wait(self) -> Exit:
-        """Wait for the end of the sandbox and return how it ended. Any number of callers may wait."""
+        """Wait until the sandbox has ended, and return how it ended. Any number of callers may wait."""
         ...
 
     async def destroy(self) -> None:
@@ -326,20 +330,20 @@ class Instance(Protocol):
 
 
 class PreparedSandbox(Protocol):
-    """A prepared sandbox: root file system, cgroup, disk and link exist, and nothing runs."""
+    """A prepared sandbox: its root file system, cgroup, disk and link exist, and no process runs in it."""
 
     async def warm(self) -> None:
-        """Start the runtime's own processes, empty and frozen, so that :meth:`restore` has less to do. Idempotent.
+        """Start the processes of the runtime without a guest, and freeze them, so that :meth:`restore` takes less time. Idempotent.
 
         Raises:
-            UnsupportedError: The driver cannot start them in advance.
-            HostError: The runtime could not start them.
+            UnsupportedError: The driver cannot start processes of the runtime in advance.
+            HostError: The runtime could not start the processes.
             SandboxEndedError: The sandbox was destroyed.
         """
         ...
 
     async def attach(self, volumes: Sequence[Attachment]) -> None:
-        """Attach volumes to free slots, before the sandbox is booted or restored. Needs a capability.
+        """Attach volumes to free slots, before the sandbox is booted or restored. Needs the capability ``VOLUMES``.
 
         Raises:
             UnsupportedError: The driver cannot attach volumes.
@@ -349,18 +353,18 @@ class PreparedSandbox(Protocol):
         ...
 
     async def boot(self, spec: SandboxSpec) -> Instance:
-        """Start the guest."""
+        """Start the sandbox with a new guest, and return the live sandbox."""
         ...
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:
-        """Start the sandbox from a snapshot, which can be restored any number of times. Optional (``DriverCapability.SNAPSHOT``).
+        """Start the sandbox from a snapshot, and return the live sandbox. Needs the capability ``SNAPSHOT``.
 
-        Processes continue where the snapshot was taken, and the guest is quiesced until it is woken.
+        A snapshot can be restored any number of times. Its processes continue from the moment of the snapshot. The guest sleeps until it is woken.
 
         Raises:
             UnsupportedError: The driver has no snapshots.
-            ConflictError: ``snapshot_unusable``: the snapshot's root file system, visible limits or runtime build differ from those of this
-                sandbox. The message says which.
+            ConflictError: ``snapshot_unusable``: the root file system, the visible limits or the build of the runtime differ between the snapshot and
+                this sandbox. The message says which of them differ.
             HostError: The runtime could not restore the snapshot.
             SandboxEndedError: The sandbox was destroyed meanwhile.
         """
@@ -381,27 +385,30 @@ class Driver(Protocol):
     name: str
 
     def probe(self) -> Capabilities:
-        """Return the capabilities of the driver on this host. The first call may take a second; call it in a thread."""
+        """Return the capabilities of the driver on this host. The first call may block for a second, so callers must use a thread."""
         ...
 
     def fingerprint(self) -> str:
-        """Return a text that changes with everything that the driver's snapshots depend on."""
+        """Return a text that changes when anything changes on which snapshots of the driver depend, such as the build of the runtime."""
         ...
 
     def max_resources(self, limits: Limits) -> Resources:
-        """Return the most that a sandbox of these limits can use of the host, including its runtime and its keeper process. Pure."""
+        """Return the largest amount of the host's resources that a sandbox with these limits can use. Pure.
+
+        The amount includes the runtime and the keeper process of the sandbox.
+        """
         ...
 
     def restorable(self, snapshot: Path) -> ProbeResult:
-        """Return whether a snapshot is complete and its build of the runtime is available on this host. Reads a small file."""
+        """Return whether a snapshot is complete and the build of the runtime that wrote it is available on this host. Reads one small file."""
         ...
 
     async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
         """Prepare a sandbox.
 
         Args:
-            shape: Everything that must be known before the sandbox has an owner.
-            snapshot: Snapshot to restore later; the build of the runtime that wrote it is used. None: the newest build.
+            shape: Root file system, limits and network of the sandbox.
+            snapshot: Snapshot to restore later. The sandbox then uses the build of the runtime that wrote the snapshot. None: the newest build.
         """
         ...
 
@@ -414,5 +421,9 @@ class Driver(Protocol):
         ...
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Remove everything of this node except the sandboxes with these references, and return the number of removed sandboxes."""
+        """Remove all sandboxes of this node except those in use by this driver object, and return the number of removed sandboxes.
+
+        Args:
+            keep: References of further sandboxes that are not removed.
+        """
         ...

@@ -21,7 +21,7 @@ FOREGROUND: Final = "foreground"
 BACKGROUND: Final = "background"
 """Mode of an execution that continues without a client."""
 INSTALL: Final = "install"
-"""Mode of an installation, which may read the package indexes whatever the network of its sandbox is."""
+"""Mode of an installation of packages, which may read the package indexes whatever the network of its sandbox is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class SandboxRecord:
         expires_at: Time at which the timeout passes; None: never.
         idle_timeout_s: Seconds without activity after which the sandbox ends; None: never.
         ref: Driver's reference of the sandbox; None before the sandbox was started.
-        exit_reason: Value of ``ExitReason`` after the end of the sandbox.
+        exit_reason: Value of ``ExitReason``; None before the sandbox has ended.
         exit_detail: Details of the end, for people.
-        ended_at: Time of the end.
-        idempotency_key: Idempotency key of the create request.
-        request_digest: SHA-256 of the create request, in hexadecimal.
+        ended_at: Time of the end; None before the sandbox has ended.
+        idempotency_key: Idempotency key of the create request; None: the request had no key.
+        request_digest: SHA-256 of the create request, in hexadecimal; None: the request had no idempotency key.
     """
 
     spec: SandboxSpec
@@ -76,11 +76,11 @@ class SnapshotRecord:
         owner: Owner of the snapshot.
         name: Name, unique among the owner's snapshots; None: no name.
         kind: Content of the snapshot.
-        spec: Spec of the sandbox, including its environment.
+        spec: Spec of the sandbox that the snapshot was taken of, including its environment.
         created_at: Time of the request.
         ready: True if the snapshot is complete and synced to disk. A service removes unfinished snapshots when it starts.
         size_bytes: Size on disk; 0 until the snapshot is ready.
-        layer: True if a memory snapshot also has the files alone, to start from when the memory cannot be restored.
+        layer: True if a memory snapshot also contains the files in a form from which a sandbox can boot when the memory cannot be restored.
         problem: Reason why no sandbox can be started from the snapshot, for people; empty if none is known.
         idempotency_key: Idempotency key of the request.
         request_digest: SHA-256 of the request, in hexadecimal.
@@ -113,7 +113,7 @@ class VolumeRecord:
         size_bytes: Largest number of bytes that can be written to the volume.
         created_at: Time of the request.
         ready: True if the volume exists. A service removes unfinished volumes when it starts.
-        used_bytes: Bytes in use when the volume was last detached from a sandbox.
+        used_bytes: Bytes in use when the volume was last detached from a sandbox; 0 before.
     """
 
     id: VolumeId
@@ -158,7 +158,7 @@ class FileRecord:
         owner: Owner of the file.
         filename: Name of the file in a sandbox: one path component.
         media_type: Media type that the owner gave.
-        size_bytes: Size of the content.
+        size_bytes: Size of the content in bytes.
         sha256: SHA-256 of the content, in hexadecimal.
         created_at: Time at which the upload was complete.
         sandbox: Sandbox that the file was copied from; None: a client uploaded the file.
@@ -184,20 +184,20 @@ class ExecutionRecord:
         sandbox: Sandbox of the execution.
         kind: ``code`` or ``command``.
         created_at: Time at which the execution began.
-        status: ``running``, ``ok``, ``error``, ``timeout``, ``killed``, ``died``, ``exited``, ``signalled``, ``pids``, ``oom``, or ``lost``: the
-            end is not known.
-        language: Language of the code.
-        code: Code, shortened to the limit of the log.
-        argv: Program and arguments of the command, shortened likewise.
-        exit_code: Exit code of a command that has ended.
-        stdout: Head and tail of standard output, within the limit of the log.
-        stderr: Head and tail of standard error, likewise.
+        status: ``running``, ``ok``, ``error``, ``timeout``, ``killed``, ``died``, ``exited``, ``signalled``, ``pids``, ``oom``, or ``lost`` if it is
+            not known how the execution ended.
+        language: Language of the code; None for a command.
+        code: Code, shortened to ``MAX_LOGGED_BYTES``; None for a command.
+        argv: Program and arguments of the command, shortened to ``MAX_LOGGED_BYTES``; None for code.
+        exit_code: Exit code of a command that has exited; None for everything else.
+        stdout: Beginning and end of standard output, shortened to the largest size of the execution log.
+        stderr: Beginning and end of standard error, shortened to the largest size of the execution log.
         stdout_omitted_bytes: Bytes of standard output that are missing in ``stdout``.
         stderr_omitted_bytes: Bytes of standard error that are missing in ``stderr``.
         duration_s: Duration in seconds; None while the execution runs.
-        error: Name and text of the exception that the code raised, such as ``NameError: name 'x' is not defined``.
+        error: Name and text of the exception that the code raised, such as ``NameError: name 'x' is not defined``; None if there was no exception.
         origin: API of the request: ``native`` or the name of a compatibility API.
-        files: Number of files that the execution created or changed, if the client requested it.
+        files: Number of files that the execution created or changed; None if the client did not request the number.
         mode: ``foreground``, ``background`` or ``install``.
     """
 
@@ -227,11 +227,11 @@ class NewEvent:
     """An event that has no sequence number yet.
 
     Args:
-        type: Noun, dot and past participle, such as ``sandbox.created``.
+        type: Type of the event: noun, dot and past participle, such as ``sandbox.created``.
         at: Time of the event.
         owner: Owner of the resource that the event is about.
-        sandbox: Sandbox that the event is about, if any.
-        data: Details that JSON can represent, without environment variables, code and secrets.
+        sandbox: Sandbox that the event is about; None for an event about another resource.
+        data: Details that JSON can represent. They must not contain environment variables, code or secrets.
     """
 
     type: str
@@ -246,8 +246,8 @@ class EventRecord:
     """A stored event.
 
     Args:
-        sequence: Sequence number, from 1, larger than those of all events that were committed before.
-        event: The event.
+        sequence: Sequence number, from 1. It is larger than the sequence numbers of all events that were committed before.
+        event: Event without its sequence number.
     """
 
     sequence: int
@@ -279,18 +279,19 @@ NATIVE_FORMAT: Final = "native"
 
 @dataclass(frozen=True, slots=True)
 class DeliveryProgress:
-    """Progress of a webhook.
+    """Progress of the delivery of events to a webhook.
 
-    The progress is saved after each attempt. A service that dies before it has saved sends the same event again, and no event is omitted.
+    The progress is saved after each attempt. If a service dies before it has saved the progress, the next service sends the same event again. No
+    event is omitted.
 
     Args:
         cursor: Sequence number of the last event that was delivered or given up.
-        failed_attempts: Failed attempts to deliver the event after the cursor.
+        failed_attempts: Number of failed attempts to deliver the event that follows the cursor.
         next_attempt_at: Time of the next attempt; None if the last attempt did not fail.
         delivered_events: Number of events that the receiver has accepted.
         failed_events: Number of events that were given up after the last attempt.
-        last_attempt_at: Time of the last attempt; None before the first.
-        last_error: Reason why the last attempt failed, for people; empty if it did not.
+        last_attempt_at: Time of the last attempt; None before the first attempt.
+        last_error: Reason why the last attempt failed, for people; empty if the last attempt did not fail.
     """
 
     cursor: int
@@ -311,12 +312,12 @@ class WebhookRecord:
         owner: Owner of the webhook.
         name: Name for people; None: no name.
         url: URL that receives the events.
-        events: Event types to deliver; empty: all.
-        secret: Key of the signatures.
+        events: Event types to deliver; empty: all types.
+        secret: Key with which the service signs each request to the URL.
         payload_format: ``native`` or the name of a compatibility API.
         created_at: Time of the creation.
         progress: Progress of the delivery.
-        enabled: False: nothing is delivered, and the progress stays as it is. Events of the meantime are delivered after the webhook is enabled.
+        enabled: False to deliver nothing and keep the progress unchanged. Events that occur meanwhile are delivered after the webhook is enabled.
     """
 
     id: WebhookId
@@ -333,14 +334,14 @@ class WebhookRecord:
 
 @dataclass(frozen=True, slots=True)
 class WebhookChange:
-    """A change of a webhook. None keeps a value.
+    """A change of a webhook. A field that is None keeps its value.
 
     Args:
-        url: New URL. A pending event is sent to the new URL at once, with all attempts.
-        events: New event types; empty: all. They apply to all events after the cursor.
-        secret: New key of the signatures.
+        url: New URL. An event whose delivery has failed is sent to the new URL at once, and its failed attempts are no longer counted.
+        events: New event types to deliver; empty: all types. They apply to all events after the cursor.
+        secret: New key with which the service signs each request.
         name: New name.
-        enabled: Enable or disable the webhook.
+        enabled: True to enable the webhook; False to disable the webhook.
     """
 
     url: str | None = None

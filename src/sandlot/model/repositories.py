@@ -5,7 +5,7 @@
 Invariants:
 - When a method has returned, its change is committed: neither a kill of the process nor a loss of power takes it back.
 - A record and the event that announces it are committed together, or not at all.
-- A page has at most ``limit`` records, in the documented order, and begins after the given position.
+- A page has at most ``limit`` records, in the order that the method documents, and begins after the given position.
 - A client that waits for the result of an execution never waits for the store.
 """
 
@@ -37,7 +37,7 @@ from sandlot.model.records import (
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Position in a list that is ordered by time and id: the last record of the previous page.
+    """Position of a record in a list that is ordered by time and id. A page begins after the position of the last record of the previous page.
 
     Args:
         at: Time of the record.
@@ -49,13 +49,13 @@ class Position:
 
 
 class SandboxRepository(Protocol):
-    """Sandboxes, live and ended."""
+    """Stored records of sandboxes, live and ended."""
 
     async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
         """Insert a record, or replace the record with the same id, and add the event.
 
-        A record that has ended is never replaced, and a ``stopping`` record only by a ``stopping`` or ended one. Otherwise neither the record nor
-        the event is saved, and no error is raised.
+        The record of an ended sandbox is never replaced. The record of a ``stopping`` sandbox is replaced only by a ``stopping`` or ended record. If
+        a record may not be replaced, neither the new record nor the event is saved, and no error is raised.
 
         Raises:
             ConflictError: Another sandbox of the owner, live or ended, has this idempotency key.
@@ -67,15 +67,15 @@ class SandboxRepository(Protocol):
         ...
 
     async def list_last_ended(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
-        """Return the sandboxes of a node that ended last, the latest first."""
+        """Return the ``limit`` sandboxes of a node that ended last, the latest first."""
         ...
 
     async def get(self, sandbox: SandboxId) -> SandboxRecord | None:
-        """Return a sandbox, live or ended, or None."""
+        """Return the record of a sandbox, live or ended; None if there is no record with this id."""
         ...
 
     async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
-        """Return the sandbox that an owner created with this idempotency key, or None."""
+        """Return the sandbox, live or ended, that an owner created with this idempotency key; None if there is none."""
         ...
 
     async def list_ended(
@@ -88,15 +88,15 @@ class SandboxRepository(Protocol):
         limit: int,
         name: str | None = None,
     ) -> Sequence[SandboxRecord]:
-        """Return a page of ended sandboxes by ``created_at`` and id, the oldest first.
+        """Return a page of ended sandboxes, ordered by ``created_at`` and id, the oldest first.
 
         Args:
             owner: Owner of the sandboxes; None: all owners.
-            metadata: Entries that the metadata of each sandbox contains.
-            states: Terminal states; empty: all.
-            after: Last position of the previous page; None: the first page.
-            limit: Largest number of sandboxes.
-            name: Name of the sandboxes; None: all.
+            metadata: Entries that the metadata of each returned sandbox contains.
+            states: Terminal states of the returned sandboxes; empty: all terminal states.
+            after: Position of the last sandbox of the previous page; None: the first page.
+            limit: Largest number of returned sandboxes.
+            name: Name of the returned sandboxes; None: any name.
         """
         ...
 
@@ -106,7 +106,7 @@ class SandboxRepository(Protocol):
 
 
 class SnapshotRepository(Protocol):
-    """Snapshots of sandboxes."""
+    """Stored records of snapshots."""
 
     async def save(self, record: SnapshotRecord, event: NewEvent | None = None) -> None:
         """Insert a record, or replace the record with the same id, and add the event.
@@ -117,40 +117,46 @@ class SnapshotRepository(Protocol):
         ...
 
     async def update(self, record: SnapshotRecord, event: NewEvent | None = None) -> bool:
-        """Replace an existing record and add the event. Return False, and save nothing, if there is no record with this id."""
+        """Replace the record with the same id, and add the event. Return False, and save nothing, if there is no record with this id."""
         ...
 
     async def get(self, snapshot: SnapshotId) -> SnapshotRecord | None:
-        """Return a snapshot, or None."""
+        """Return the record of a snapshot; None if there is no record with this id."""
         ...
 
     async def get_by_name(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
-        """Return an owner's snapshot with this name, or None."""
+        """Return an owner's snapshot with this name; None if there is none."""
         ...
 
     async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
-        """Return the snapshot that an owner created with this idempotency key, or None."""
+        """Return the snapshot that an owner created with this idempotency key; None if there is none."""
         ...
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
-        """Return a page of ready snapshots by ``created_at`` and id, the oldest first. An owner of None means all owners."""
+        """Return a page of ready snapshots, ordered by ``created_at`` and id, the oldest first.
+
+        Args:
+            owner: Owner of the snapshots; None: all owners.
+            after: Position of the last snapshot of the previous page; None: the first page.
+            limit: Largest number of returned snapshots.
+        """
         ...
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """Return the number and the total size in bytes of an owner's snapshots, including unfinished ones."""
+        """Return the number of an owner's snapshots and the sum of their sizes in bytes, unfinished snapshots included."""
         ...
 
     async def list_by_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
-        """Return all snapshots of a node, including unfinished ones."""
+        """Return all snapshots of a node, unfinished snapshots included."""
         ...
 
     async def remove(self, snapshot: SnapshotId, event: NewEvent | None = None) -> bool:
-        """Delete a record and add the event. Return False, and save nothing, if there is no such record."""
+        """Delete the record with this id, and add the event. Return False, and save nothing, if there is no record with this id."""
         ...
 
 
 class VolumeRepository(Protocol):
-    """Volumes."""
+    """Stored records of volumes."""
 
     async def save(self, record: VolumeRecord, event: NewEvent | None = None) -> None:
         """Insert a record, or replace the record with the same id, and add the event.
@@ -161,35 +167,35 @@ class VolumeRepository(Protocol):
         ...
 
     async def list_by_node(self, node: NodeId) -> Sequence[VolumeRecord]:
-        """Return all volumes of a node, including unfinished ones, the oldest first."""
+        """Return all volumes of a node, unfinished volumes included, the oldest first."""
         ...
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """Return the number and the total size in bytes of an owner's volumes on all nodes."""
+        """Return the number of an owner's volumes on all nodes and the sum of their sizes in bytes."""
         ...
 
     async def remove(self, volume: VolumeId, event: NewEvent | None = None) -> bool:
-        """Delete a record and add the event. Return False, and save nothing, if there is no such record."""
+        """Delete the record with this id, and add the event. Return False, and save nothing, if there is no record with this id."""
         ...
 
 
 class KeyRepository(Protocol):
-    """API keys."""
+    """Stored records of API keys."""
 
     async def add(self, record: KeyRecord) -> None:
-        """Insert a record.
+        """Insert the record of a new key.
 
         Raises:
-            ConflictError: A valid key has this name.
+            ConflictError: Another key that is not revoked has this name.
         """
         ...
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
-        """Mark a valid key as revoked and return it. Return None if no valid key has this name or id."""
+        """Mark a valid key as revoked at a time, and return its new record. Return None if no valid key has this name or id."""
         ...
 
     async def list(self) -> Sequence[KeyRecord]:
-        """Return the valid keys, the oldest first."""
+        """Return the keys that are not revoked, the oldest first."""
         ...
 
 
@@ -197,43 +203,56 @@ class FileRepository(Protocol):
     """Records of the files in the file store."""
 
     async def add(self, record: FileRecord) -> None:
-        """Insert a record."""
+        """Insert the record of a new file."""
         ...
 
     async def get(self, file: FileId) -> FileRecord | None:
-        """Return a record, or None."""
+        """Return the record of a file; None if there is no record with this id."""
         ...
 
     async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
-        """Return a page of records, the newest first, and the number of all records of the owner, both of the same moment."""
+        """Return a page of records, the newest first, and the number of all records of the owner, both at the same moment.
+
+        Args:
+            owner: Owner of the files; None: all owners.
+            offset: Number of records before the page.
+            limit: Largest number of returned records.
+        """
         ...
 
     async def remove(self, file: FileId) -> bool:
-        """Delete a record. Return whether the record existed."""
+        """Delete the record of a file. Return whether the record existed."""
         ...
 
     async def ids(self) -> frozenset[FileId]:
-        """Return the ids of all records. A blob without a record belongs to an upload that was never completed."""
+        """Return the ids of the files that have a record. A blob without a record belongs to an upload that was never completed."""
         ...
 
 
 class ExecutionRepository(Protocol):
-    """Execution log."""
+    """Execution log: stored records of executions."""
 
     async def save(self, records: Sequence[ExecutionRecord]) -> None:
-        """Insert records or replace records with the same ids: all, or none."""
+        """Insert records, and replace records that have the same ids. Either all records are saved, or none."""
         ...
 
     async def get(self, execution: ExecutionId) -> ExecutionRecord | None:
-        """Return a record, or None."""
+        """Return the record of an execution; None if there is no record with this id."""
         ...
 
     async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, before: Position | None, limit: int) -> Sequence[ExecutionRecord]:
-        """Return a page of records by ``created_at`` and id, the newest first. None means all owners, or all sandboxes."""
+        """Return a page of records, ordered by ``created_at`` and id, the newest first.
+
+        Args:
+            owner: Owner of the executions; None: all owners.
+            sandbox: Sandbox of the executions; None: all sandboxes.
+            before: Position of the last record of the previous page; None: the first page.
+            limit: Largest number of returned records.
+        """
         ...
 
     async def list_running(self, *, limit: int) -> Sequence[ExecutionRecord]:
-        """Return records with the status ``running``, the newest first."""
+        """Return at most ``limit`` records with the status ``running``, the newest first."""
         ...
 
     async def delete_before(self, before: datetime) -> int:
@@ -241,76 +260,94 @@ class ExecutionRepository(Protocol):
         ...
 
     async def trim(self, *, keep: int) -> int:
-        """Delete the oldest records until ``keep`` are left, and return the number of deleted records."""
+        """Delete the oldest records until ``keep`` records are left, and return the number of deleted records."""
         ...
 
     async def monthly_counts(self, month: str) -> Mapping[OwnerId, int]:
-        """Return the number of executions that began in a month (such as ``2026-11``) by owner.
+        """Return owner -> number of executions that began in a month, such as ``2026-11``.
 
-        The counts are stored apart from the records, so that deleting records does not lower them.
+        The numbers are stored apart from the records, so that deleting records does not lower them.
         """
         ...
 
     async def add_monthly_counts(self, month: str, more: Mapping[OwnerId, int]) -> None:
-        """Add to the counts of a month."""
+        """Add to the numbers of executions that began in a month.
+
+        Args:
+            month: Year and month, such as ``2026-11``.
+            more: Owner -> number to add; negative to subtract.
+        """
         ...
 
 
 class EventRepository(Protocol):
-    """Events."""
+    """Stored events."""
 
     async def add(self, events: Sequence[NewEvent]) -> None:
-        """Append events in this order."""
+        """Append events in the order of the argument, and assign their sequence numbers."""
         ...
 
     async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, after: int, limit: int) -> Sequence[EventRecord]:
-        """Return events with a sequence number larger than ``after``, in their order. None means all owners, or all sandboxes."""
+        """Return a page of events, ordered by sequence number.
+
+        Args:
+            owner: Owner of the events; None: all owners.
+            sandbox: Sandbox of the events; None: all sandboxes.
+            after: Sequence number after which the page begins.
+            limit: Largest number of returned events.
+        """
         ...
 
     async def last_sequence(self) -> int:
-        """Return the largest sequence number that was assigned, or 0."""
+        """Return the largest sequence number that was ever assigned; 0 if none was assigned."""
         ...
 
     async def delete_before(self, before: datetime) -> int:
-        """Delete the events from before a time, and return their number. Sequence numbers are never used again."""
+        """Delete the events that occurred before a time, and return their number. Their sequence numbers are never assigned again."""
         ...
 
     async def trim(self, *, keep: int) -> int:
-        """Delete the oldest events until ``keep`` are left, and return the number of deleted events."""
+        """Delete the oldest events until ``keep`` events are left, and return the number of deleted events."""
         ...
 
 
 class WebhookRepository(Protocol):
-    """Webhooks, with a lease for each: at most one node at a time delivers to a webhook.
+    """Stored records of webhooks, with a lease for each webhook. Only the node that has the lease delivers events to the webhook.
 
-    A node renews its lease again and again. When the lease of a node that died has expired, another node takes it.
+    A node renews its lease before the lease expires. When the lease of a node that died has expired, another node can take the lease.
     """
 
     async def add(self, record: WebhookRecord, *, max_per_owner: int) -> bool:
-        """Insert a record. Return False, and save nothing, if its owner already has ``max_per_owner`` webhooks."""
+        """Insert the record of a new webhook. Return False, and save nothing, if its owner already has ``max_per_owner`` webhooks."""
         ...
 
     async def get(self, webhook: WebhookId) -> WebhookRecord | None:
-        """Return a webhook, or None."""
+        """Return the record of a webhook; None if there is no record with this id."""
         ...
 
     async def list(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
-        """Return webhooks by ``created_at`` and id, the oldest first. An owner of None means all owners."""
+        """Return the webhooks of an owner, ordered by ``created_at`` and id, the oldest first. If ``owner`` is None, return those of all owners."""
         ...
 
     async def update(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
-        """Change a webhook and return the result, or None if there is no such webhook. A new URL resets the failed attempts."""
+        """Change a webhook and return its new record; None if there is no webhook with this id. A new URL resets the failed attempts."""
         ...
 
     async def lease(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
-        """Give a node the lease of a webhook until a time, and return the webhook.
+        """Give a node the lease of a webhook, and return the record of the webhook.
 
-        Return None if another node has an unexpired lease, or if there is no such webhook.
+        Return None, and change nothing, if another node has an unexpired lease, or if there is no webhook with this id.
+
+        Args:
+            webhook: Id of the webhook.
+            node: Node that gets or renews the lease.
+            now: Present time. A lease that ends at this time has expired.
+            until: Time at which the lease expires.
         """
         ...
 
     async def save_progress(self, webhook: WebhookId, node: NodeId, progress: DeliveryProgress) -> bool:
-        """Save the progress of a webhook. Return False, and save nothing, if the node does not have the lease."""
+        """Save the progress of a webhook. Return False, and save nothing, if ``node`` does not have the lease of the webhook."""
         ...
 
     async def remove(self, webhook: WebhookId) -> bool:
@@ -323,57 +360,57 @@ class Store(Protocol):
 
     @property
     def sandboxes(self) -> SandboxRepository:
-        """Sandboxes."""
+        """Repository of sandboxes."""
         ...
 
     @property
     def snapshots(self) -> SnapshotRepository:
-        """Snapshots of sandboxes."""
+        """Repository of snapshots."""
         ...
 
     @property
     def volumes(self) -> VolumeRepository:
-        """Volumes."""
+        """Repository of volumes."""
         ...
 
     @property
     def keys(self) -> KeyRepository:
-        """API keys."""
+        """Repository of API keys."""
         ...
 
     @property
     def files(self) -> FileRepository:
-        """Records of the files in the file store."""
+        """Repository of the records of files in the file store."""
         ...
 
     @property
     def executions(self) -> ExecutionRepository:
-        """Execution log."""
+        """Repository of executions: the execution log."""
         ...
 
     @property
     def events(self) -> EventRepository:
-        """Events."""
+        """Repository of events."""
         ...
 
     @property
     def webhooks(self) -> WebhookRepository:
-        """Webhooks."""
+        """Repository of webhooks."""
         ...
 
 
 class Blobs(Protocol):
-    """Contents of files by id. Content is written and read in chunks, so that no whole file is in memory."""
+    """Contents of stored files by file id. Content is written and read in chunks, so that no whole file is in memory."""
 
     async def write(self, file: FileId, chunks: AsyncIterable[bytes]) -> int:
-        """Write a blob and return its size in bytes. If the write fails or is cancelled, nothing that can be read is left."""
+        """Write the content of a file as a blob, and return its size in bytes. If the write fails or is cancelled, no blob is left."""
         ...
 
     def read(self, file: FileId) -> AsyncIterator[bytes]:
         """Yield the content of a blob in chunks.
 
         Raises:
-            NotFoundError: There is no such blob. Raised at the first chunk.
+            NotFoundError: There is no blob with this id. The error is raised when the first chunk is requested.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Requests as values: limits, sandboxes, processes, cells and volumes.
 
-A value checks its fields when it is created and raises :class:`~sandlot.model.errors.InvalidRequestError` if one is out of range. The defaults are
-listed in SPECIFICATION.md.
+A value checks its fields when it is created, and raises :class:`~sandlot.model.errors.InvalidRequestError` if a field is out of range. The defaults
+are listed in SPECIFICATION.md.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 WORKSPACE = "/workspace"
 
 MAX_CODE_BYTES = 4 * MIB
-"""Largest size of the code of one cell."""
+"""Largest size in bytes of the code of one cell."""
 MAX_ENV_BYTES = 128 * KIB
-"""Largest size of an environment: all names and values together. Linux limits one string to 128 KiB (MAX_ARG_STRLEN, execve(2))."""
+"""Largest size in bytes of an environment: all names and values together. Linux limits one string to 128 KiB (MAX_ARG_STRLEN, execve(2))."""
 MAX_ARGV_BYTES = 1 * MIB
-"""Largest size of a command: all arguments together."""
+"""Largest size in bytes of a command: all arguments together."""
 MAX_ARG_BYTES = 128 * KIB - 1
-"""Largest size of one argument: Linux's MAX_ARG_STRLEN without the final NUL, execve(2)."""
+"""Largest size in bytes of one argument: Linux's MAX_ARG_STRLEN without the final NUL, execve(2)."""
 MAX_TERMINAL_SIZE = 65535
 """Largest number of rows and of columns of a terminal (TIOCSWINSZ(2const))."""
 MAX_TAG_BYTES = 256
 MAX_ARGS = 16384
 MAX_ENV_VARIABLES = 4096
-"""Largest number of variables. Linux limits only bytes; this limit and ``MAX_ARGS`` keep a request within one message to the guest
-(:mod:`sandlot.protocol.values`)."""
+"""Largest number of environment variables. Linux limits only their bytes. With this limit and ``MAX_ARGS``, a request never has more items than one
+message to the guest may have (``MAX_ITEMS`` in :mod:`sandlot.protocol.values`)."""
 MAX_PATH_BYTES = 4095
-"""Linux's PATH_MAX without the final NUL, path_resolution(7)."""
+"""Largest size in bytes of a path: Linux's PATH_MAX without the final NUL, path_resolution(7)."""
 
 
 class User(StrEnum):
@@ -53,19 +53,19 @@ class User(StrEnum):
 
 
 class Network(StrEnum):
-    """Network access of a sandbox. The sandbox has only a loopback interface; package indexes are reached over a stream of the link."""
+    """Network access of a sandbox. Every sandbox has only a loopback interface, and reaches package indexes over a stream of the link."""
 
     PACKAGES = "packages"
     """Read access to the package indexes of this host."""
     NONE = "none"
-    """No access, except to the package indexes while ``install`` runs for a key that allows it."""
+    """No access. The one exception: while ``install`` runs, the package indexes can be read if the quota of the API key allows installations."""
 
 
 DEFAULT_NETWORK = Network.PACKAGES
 
 
 class OnTimeout(StrEnum):
-    """Action when the timeout of a sandbox passes."""
+    """Action of the service when the timeout of a sandbox passes."""
 
     KILL = "kill"
     PAUSE = "pause"
@@ -125,8 +125,8 @@ class VolumeMount:
         volume: Name or id of the volume.
         path: Absolute path of the mount point, which is created if it does not exist.
         read_only: True if the sandbox cannot write to the volume.
-        slot: Slot of the sandbox that the volume has while it is attached, from 0; None: not assigned yet.
-        requested_as: Name or id in the request; empty: the id.
+        slot: Number of the slot of the sandbox that the attached volume occupies, from 0; None: no slot is assigned yet.
+        requested_as: Name or id of the volume in the request; empty: the request had the id.
         changing: True while the volume is being attached or detached.
     """
 
@@ -156,9 +156,9 @@ class VolumeMount:
 
 
 def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
-    """Return mounts that each have a slot of their own. Pure.
+    """Return the mounts with a free slot assigned to each mount that has none. Pure.
 
-    A mount that has a slot keeps it, because the memory of a sandbox depends on the slots of its volumes.
+    A mount that has a slot keeps this slot, because the saved memory of a sandbox depends on the slots of its volumes.
     """
     taken = {mount.slot for mount in mounts}
     free = iter(slot for slot in range(len(mounts) + len(taken)) if slot not in taken)
@@ -166,12 +166,12 @@ def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
 
 
 def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:
-    """Yield each mount with its slot."""
+    """Yield the slot of each mount, and the mount. A mount without a slot gets a free slot."""
     yield from ((mount.slot or 0, mount) for mount in placed(mounts))
 
 
 def check_mounts(mounts: Sequence[VolumeMount]) -> None:
-    """Refuse too many volumes, and volumes that are mounted inside of each other.
+    """Refuse too many volumes, and volumes that are mounted at the same path or inside of each other.
 
     Raises:
         InvalidRequestError: There are more than ``MAX_VOLUMES`` volumes, or a path is equal to or below the path of another volume.
@@ -186,7 +186,7 @@ def check_mounts(mounts: Sequence[VolumeMount]) -> None:
         for other in mounts[:number]:
             if f"{mount.path}/".startswith(f"{other.path}/") or f"{other.path}/".startswith(f"{mount.path}/"):
                 raise InvalidRequestError(
-                    f"Two volumes cannot be mounted at {other.path[:64]!r} and {mount.path[:64]!r}.",
+                    f"Two volumes cannot be mounted at {other.path[:64]!r} and {mount.path[:64]!r}: one path is equal to or inside of the other.",
                     hint="Mount each volume outside of the other's path.",
                     fields={"field": "volumes", "path": mount.path[:256]},
                 )
@@ -197,8 +197,8 @@ class RootFs:
     """A root file system. It is shared by sandboxes, read-only, and never changes.
 
     Args:
-        path: Folder on the host, with ``/.sandlot`` inside.
-        digest: SHA-256 of everything that it was built from, in hexadecimal. Root file systems with the same digest are equal.
+        path: Folder on the host that contains the root file system, with the guest in ``.sandlot``.
+        digest: SHA-256 of all inputs of the build, in hexadecimal. Root file systems with the same digest are equal.
     """
 
     path: Path
@@ -207,7 +207,7 @@ class RootFs:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Everything that must be known to prepare a sandbox, before it has an owner.
+    """The properties of a sandbox that must be known to prepare the sandbox, even before it has an owner.
 
     Args:
         root: Root file system.
@@ -235,10 +235,11 @@ class SandboxSpec:
         isolation: Name of the driver.
         on_timeout: Action when the timeout passes.
         auto_resume: True if a request to the paused or hibernated sandbox resumes it.
-        snapshot: Snapshot that the sandbox was started from, if any.
-        parent: Sandbox that this sandbox was forked from, if any.
-        root: Digest of the root file system; empty until it is known.
-        restored: Restored content: ``memory`` of a snapshot or a fork, ``files`` of a snapshot; empty: the sandbox was booted from its template.
+        snapshot: Snapshot that the sandbox was started from; None: the sandbox was not started from a snapshot.
+        parent: Sandbox that this sandbox was forked from; None: the sandbox is no fork.
+        root: Digest of the root file system; empty until the digest is known.
+        restored: Content that the sandbox was started with: ``memory`` (of a snapshot or of the parent of a fork) or ``files`` (of a snapshot). Empty
+            if the sandbox was booted from its template.
         volumes: Mounted volumes, by id.
     """
 
@@ -275,13 +276,12 @@ class ProcessSpec:
         env: Variables to add to the environment of the sandbox.
         cwd: Absolute path of the working directory; None: ``/workspace``.
         user: User that the process runs as.
-        stdin: True if the client may write to standard input; otherwise standard input is ``/dev/null``.
+        stdin: True if the client may write to standard input. False to connect standard input to ``/dev/null``.
         timeout_s: Seconds until the process group is killed, at most 7 days; None: never.
-        rows: Rows of a terminal, 1 to 65,535. With ``rows`` and ``cols`` the process runs on a terminal: all output is standard output, and standard
-            input is always open.
-        cols: Columns of the terminal, likewise.
+        rows: Rows of a terminal, 1 to 65,535; None: no terminal. On a terminal, all output is standard output, and standard input is always open.
+        cols: Columns of a terminal, 1 to 65,535; None: no terminal. ``rows`` and ``cols`` must be set together.
         hidden: True for processes of the service itself, which are not listed.
-        tag: Label that the client chose, 1 to 256 bytes, to find the process in the list.
+        tag: Label that the client chose, 1 to 256 bytes, to find the process in the list; None: no label.
     """
 
     argv: tuple[str, ...]
@@ -345,10 +345,10 @@ CONTEXT_LANGUAGES: Final[Mapping[str, str]] = {
     "js": "javascript",
     "node": "javascript",
 }
-"""Accepted name of a language -> language of a context."""
+"""Name of a language in a request -> language of the contexts that run its code."""
 
 DEFAULT_CONTEXTS: Final[Mapping[str, str]] = {"python": "default", "bash": "bash", "javascript": "javascript"}
-"""Language -> id of its default context."""
+"""Language -> id of the default context of the language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,13 +357,14 @@ class CellSpec:
 
     Args:
         code: Source code, at most 4 MiB.
-        language: A key of ``CONTEXT_LANGUAGES``, kept as its value; None is the language of the context, or Python.
-        env: Variables set for this cell only.
+        language: Language of the code: a key of ``CONTEXT_LANGUAGES``, which is replaced by its value. None: the language of the context; if no
+            context is given, Python.
+        env: Environment variables for this cell only.
         timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.
-        context: Id of the context; None is the default context of the language.
-        silent: Show no result of the last expression, and do not count the cell.
-        store_history: Count the cell.
-        stop_on_error: Abort the waiting cells of the context if this cell fails.
+        context: Id of the context that runs the cell; None: the default context of the language.
+        silent: True to show no result of the last expression and not to increase the execution count of the context.
+        store_history: True to increase the execution count of the context.
+        stop_on_error: True to abort the cells that wait for the context if this cell fails.
     """
 
     code: str
@@ -403,15 +404,18 @@ class CellSpec:
         check_env(self.env)
         if self.timeout_s is not None and not 0 < self.timeout_s <= MAX_TIMEOUT_S:
             raise InvalidRequestError(
-                f"`timeout` is {self.timeout_s:g}; it must be more than 0 and at most {MAX_TIMEOUT_S:g}.", fields={"field": "timeout"}
+                f"`timeout` is {self.timeout_s:g}; it must be more than 0 and at most {MAX_TIMEOUT_S:g} seconds.", fields={"field": "timeout"}
             )
 
 
 def context_language(name: str) -> str:
-    """Return the language of the contexts that run code in a language of this name.
+    """Return the language of the contexts that run code in a language.
+
+    Args:
+        name: Name of the language in the request, such as ``py``.
 
     Raises:
-        InvalidRequestError: No context runs this language.
+        InvalidRequestError: No context runs code in this language.
     """
     language = CONTEXT_LANGUAGES.get(name)
     if language is None:
@@ -424,10 +428,10 @@ def context_language(name: str) -> str:
 
 
 def check_context_id(id_: str) -> str:
-    """Return the id of a context if it is well-formed.
+    """Check the form of a context id, and return the id.
 
     Raises:
-        NotFoundError: ``context_not_found``: the id is not well-formed, so no context has it.
+        NotFoundError: No context can have this id, because the id is malformed (``context_not_found``).
     """
     if id_ not in DEFAULT_CONTEXTS.values() and not CONTEXT_ID.fullmatch(id_):
         raise context_not_found(id_)
@@ -435,11 +439,11 @@ def check_context_id(id_: str) -> str:
 
 
 def context_not_found(id_: str) -> NotFoundError:
-    """Return the error of calls that name a missing context."""
+    """Return the error for a request whose context does not exist."""
     return NotFoundError(
         f"There is no context {id_[:64]!r}.",
         code=ErrorCode.CONTEXT_NOT_FOUND,
-        hint="List the contexts, or create one: this one may have been deleted.",
+        hint="List the contexts, or create a context. The context may have been deleted.",
         fields={"context": id_[:64]},
     )
 
@@ -457,9 +461,9 @@ def check_terminal_size(rows: int | None, cols: int | None) -> None:
 
 
 def shell_argv(command: str) -> tuple[str, ...]:
-    """Return the arguments that run a command line in a shell. The guest uses sh if the root file system has no bash.
+    """Return the program and arguments that run a command line in a shell. The guest uses sh if the root file system has no bash.
 
-    The shell is no login shell: ``bash -l`` takes 70 to 90 ms to start in gVisor, ``bash`` 15 ms (measured).
+    The shell is not a login shell, because ``bash -l`` takes 70 to 90 ms to start in gVisor, and ``bash`` takes 15 ms (measured).
 
     Raises:
         InvalidRequestError: The command line is empty or is not text that Linux can pass.
@@ -492,10 +496,10 @@ def check_text(what: str, text: str, code: ErrorCode = ErrorCode.INVALID_REQUEST
 
 
 def check_path(path: str) -> str:
-    """Return a path inside a sandbox after checking it. ``..`` and links are allowed; the kernel inside the sandbox resolves them.
+    """Check a path inside a sandbox, and return the path. ``..`` and links are allowed; the kernel inside the sandbox resolves them.
 
     Raises:
-        InvalidRequestError: The path is not absolute, contains a NUL character or has more than 4,095 bytes (``path_invalid``).
+        InvalidRequestError: The path is not absolute, is not text that Linux can pass, or has more than 4,095 bytes (``path_invalid``).
     """
     size = len(check_text("path", path, ErrorCode.PATH_INVALID))
     if not path.startswith("/"):
@@ -517,8 +521,8 @@ def check_env(env: Mapping[str, str]) -> None:
     """Refuse an environment that execve(2) cannot pass or that is too large.
 
     Raises:
-        InvalidRequestError: A name is empty or contains ``=``, a name or value contains a NUL character, or there are more than 4,096 variables
-            or 128 KiB.
+        InvalidRequestError: A name is empty or contains ``=``, a name or value contains a NUL character, there are more than 4,096 variables, or
+            all names and values together have more than 128 KiB.
     """
     if len(env) > MAX_ENV_VARIABLES:
         raise InvalidRequestError(

@@ -3,9 +3,9 @@
 Invariants:
 - In a transient state the service is working on the sandbox. Every other state lasts until a request, a timeout or the
   end of the sandbox changes it.
-- A transient state is recorded before its work begins. There is one exception: nothing is written if the state that is
-  recorded already has the same recovery. For example, ``pausing`` is not written after ``running``: both are adopted.
-- Every state has one recovery, so a service that is killed at any moment leaves sandboxes that the next one can handle.
+- A transient state is recorded before its work begins. There is one exception: the new state is not recorded if the
+  recorded state has the same recovery. For example, ``pausing`` is not recorded after ``running``: both are adopted.
+- Every state has one recovery, so a service that is killed at any moment leaves sandboxes that the next service can handle.
 - Names of transient states end in ``-ing``; ``running`` is the only lasting state whose name does.
 
 ``Sandbox`` enforces :data:`LIFECYCLE`; ``scripts/states.py`` draws ``docs/states.md`` from it.
@@ -47,7 +47,7 @@ class Recovery(StrEnum):
     REMOVE = "remove"
     """Remove everything that is left. Either no client has received the sandbox's id, or the sandbox was being stopped."""
     NOTHING = "nothing"
-    """The sandbox has ended."""
+    """Do nothing, because the sandbox has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Rule:
     """One row of :data:`LIFECYCLE`.
 
     Args:
-        successors: States that may follow; none after the end.
+        successors: States that may follow directly; empty for the states of a sandbox that has ended.
         recovery: Action of a starting service.
         transient: True if the service is working on the sandbox in this state.
     """
@@ -80,7 +80,7 @@ LIFECYCLE: Mapping[State, Rule] = MappingProxyType(
         State.FAILED: Rule((), Recovery.NOTHING),
     }
 )
-"""State -> successors, recovery, transient. A test proves the table total."""
+"""State -> successors, recovery, transient. A test checks that the table has every state."""
 
 SUSPENDED = frozenset({State.PAUSED, State.HIBERNATED})
 """States in which nothing inside the sandbox runs and its timeout is suspended."""
@@ -92,10 +92,10 @@ def can_follow(current: State, successor: State) -> bool:
 
 
 def is_terminal(state: State) -> bool:
-    """Return whether the sandbox has ended."""
+    """Return whether a sandbox in this state has ended."""
     return not LIFECYCLE[state].successors
 
 
 def is_transient(state: State) -> bool:
-    """Return whether the service is working on the sandbox."""
+    """Return whether the service is working on a sandbox in this state."""
     return LIFECYCLE[state].transient

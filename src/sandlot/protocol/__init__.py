@@ -11,8 +11,8 @@ Rules of the link, each with the module that enforces it:
 - Flow control: neither end ever blocks. Each stream has credit (``streams``), and streams take turns (``send_queue``).
 - Streams: either end opens them. The host's ids are odd, the guest's even (``stream_table``).
 - Repeated calls: the host gives each call an id (``schema.CALL_ID_BYTES``). The guest remembers the ids and executes no call twice.
-- Sleep: a guest is quiesced at a frame boundary, by QUIESCE and QUIESCED. Then it serves only ``guest.wake`` (``connection``, ``schema``).
-- Output offsets: output is addressed by byte offset (``process.attach`` and ``kernel.attach`` in ``schema``).
+- Sleep: a guest is quiesced at a frame boundary, by QUIESCE and QUIESCED. A quiesced guest serves only ``guest.wake`` (``connection``, ``schema``).
+- Output offsets: a reader names the first byte of output to send by its offset (``process.attach`` and ``kernel.attach`` in ``schema``).
 
 ``schemas/<generation>.json``, written by ``scripts/schema.py``, is the frozen copy of everything that both ends must agree on.
 """

@@ -1,4 +1,4 @@
-"""The state of a connection at one end: received bytes become events, and requests become frames. No I/O, no clock, no randomness.
+"""The state of a connection at one end: received bytes become events, and calls of methods become frames. No I/O, no clock, no randomness.
 
 One class serves both ends. The owner passes the bytes that it read to :meth:`Connection.receive`, and writes the frames of
 :meth:`Connection.next_frame` whenever the other end can take them.
@@ -6,9 +6,9 @@ One class serves both ends. The owner passes the bytes that it read to :meth:`Co
 - The host sends HELLO with a nonce that was never used before, and discards every byte until the guest echoes it.
 - After ``Greeted`` (guest) and ``Ready`` (host) there are no more events of an earlier connection.
 - A guest that reads invalid bytes drops everything, sends LOST and searches for the next HELLO. A host raises :class:`ProtocolError`.
-- At most one message is in pieces at a time in each direction, so a receiver assembles at most ``MESSAGE_MAX_BYTES``.
+- At most one message at a time is sent in pieces in each direction, so a receiver buffers at most ``MESSAGE_MAX_BYTES`` of unfinished messages.
 - Streams take turns, frame by frame. A stream without credit delays no other.
-- Frames of a stream that either end has closed are ignored, because they may have been sent before that.
+- Frames of a stream that either end has closed are ignored, because the other end may have sent them before it knew.
 - A guest is armed while its checkpoint is taken. An armed guest is asleep after the next HELLO, because it may have been restored from the
   checkpoint, as another sandbox.
 - After QUIESCE the host sends nothing but HELLO until QUIESCED, so that no frame of the old streams can arrive after it.
@@ -36,7 +36,7 @@ HOST = "host"
 GUEST = "guest"
 
 MESSAGE_MAX_BYTES = 8 * 1024 * 1024
-"""Longest encoded message."""
+"""Largest size of an encoded message in bytes."""
 
 
 class Connection:
@@ -44,10 +44,10 @@ class Connection:
 
     Args:
         side: ``HOST`` or ``GUEST``.
-        asleep: Guest: True if it serves only ``guest.wake``, as after boot.
+        asleep: For a guest: True if the guest serves only ``guest.wake``, as after boot.
 
     Attributes:
-        armed: Guest: True while its checkpoint is taken; set by the guest.
+        armed: For a guest: True while a checkpoint of the guest is taken. The owner of the connection sets this attribute.
         asleep: True if the guest serves only ``guest.wake``.
         generation: Generation of the protocol that the guest speaks.
     """
@@ -93,7 +93,7 @@ class Connection:
     # -- handshake --------------------------------------------------------------------------------------------------
 
     def hello(self, nonce: bytes) -> None:
-        """Host: begin a new connection. Call it again with the same nonce if the guest does not respond.
+        """Host: begin a new connection. If the guest does not respond, the caller must call the method again with the same nonce.
 
         Args:
             nonce: 16 random bytes that were never used before.
@@ -144,14 +144,14 @@ class Connection:
         return received
 
     def _find_handshake(self, data: bytes) -> bytes:
-        """Discard everything up to the HELLO or WELCOME, and return the bytes after it."""
+        """Search for the HELLO or WELCOME, discard the bytes before it, and return the bytes after it. Return empty bytes if it is not found yet."""
         payload, rest = self._search.feed(data)
         if payload:
             (self._welcomed if self._is_host else self._helloed)(payload)
         return rest
 
     def _decode(self, data: bytes) -> bytes:
-        """Handle whole frames. A guest returns the bytes that are not valid frames: they may contain a HELLO."""
+        """Handle the whole frames in ``data``. Return the bytes in which to search for a HELLO: in a guest, the bytes from an invalid frame on."""
         self._decoder.feed(data)
         try:
             while (frame := self._decoder.next()) is not None:
@@ -169,7 +169,8 @@ class Connection:
     def _welcomed(self, payload: bytes) -> None:
         welcome = handshake.parse_welcome(payload)
         if welcome is None or not OLDEST_GENERATION <= welcome[1] <= GENERATION:
-            raise ProtocolError(f"the guest speaks another generation of the protocol; generations {OLDEST_GENERATION} to {GENERATION} are supported")
+            shown = "an unknown generation" if welcome is None else f"generation {welcome[1]}"
+            raise ProtocolError(f"the guest speaks {shown} of the protocol; generations {OLDEST_GENERATION} to {GENERATION} are supported")
         _, self.generation, self.asleep = welcome
         self._greeted = True
         self._send_queue.clear()
@@ -280,10 +281,10 @@ class Connection:
             TooMany: The maximum number of streams of this end is open. A stream whose RESET is not sent yet counts as open.
             TooLarge: The message is too long. The first message of a guest's stream must fit into one frame.
             EncodingError: The message has a value that cannot be encoded.
-            ProtocolError: There was no handshake yet, the guest is being quiesced, or all stream ids are used up.
+            ProtocolError: The handshake is not complete, the guest is being quiesced, or all stream ids are used up.
         """
         if not self._greeted or (self._is_host and self._quiescing):
-            raise ProtocolError("a stream cannot be opened before the handshake or during a quiesce")
+            raise ProtocolError(f"a stream cannot be opened {'during a quiesce' if self._greeted else 'before the handshake'}")
         self._table.check_open()
         payload = encode(head, MESSAGE_MAX_BYTES if self._is_host else self._max_payload)
         stream = self._table.open()
@@ -301,7 +302,7 @@ class Connection:
         return stream is None or stream.is_known
 
     def send(self, stream_id: int, message: Any) -> None:
-        """Queue a message. No effect if the stream has ended, or if this side has sent END.
+        """Queue a message on a stream. Does nothing if the stream is over or if its END was queued.
 
         Raises:
             TooLarge: The message is too long.
@@ -312,13 +313,22 @@ class Connection:
             self._send_queue.put(stream, Outgoing(frames.MESSAGE, encode(message, MESSAGE_MAX_BYTES)))
 
     def send_bytes(self, stream_id: int, channel: int, data: bytes) -> None:
-        """Queue bytes of a channel; the caller must not change them. Without effect if the stream is over or this end has ended it."""
+        """Queue bytes on a channel of a stream. Does nothing if the stream is over or if its END was queued.
+
+        Args:
+            stream_id: Id of the stream.
+            channel: Channel of the bytes, such as ``schema.STDOUT``.
+            data: Bytes to send. The caller must not change them afterwards.
+        """
         stream = self._table.streams.get(stream_id)
         if stream is not None and data:
             self._send_queue.put(stream, Outgoing(frames.DATA, data, channel))
 
     def room(self, stream_id: int) -> int:
-        """Return the number of bytes that may be queued now: 0 if the stream is over or the queue is full (``Writable`` follows)."""
+        """Return the number of bytes that may be queued on a stream now.
+
+        Return 0 if the stream is over, if its END was queued, or if its send queue is full. In the last case the event ``Writable`` follows.
+        """
         stream = self._table.streams.get(stream_id)
         if stream is None or stream.end_queued:
             return 0
@@ -329,13 +339,20 @@ class Connection:
         return 0
 
     def end(self, stream_id: int) -> None:
-        """Queue the END: this end sends nothing more. Idempotent."""
+        """Queue the END of a stream: this end sends nothing more on the stream. Idempotent."""
         stream = self._table.streams.get(stream_id)
         if stream is not None:
             self._send_queue.put(stream, Outgoing(frames.END, b""))
 
     def reset(self, stream_id: int, code: str, message: str, **fields: Any) -> None:
-        """End a stream in both directions, and drop what is queued on it."""
+        """End a stream in both directions, drop the items in its send queue, and queue a RESET.
+
+        Args:
+            stream_id: Id of the stream.
+            code: Code that tells the other end the reason.
+            message: Reason as text.
+            fields: Further fields of the reason, such as ``hint``.
+        """
         stream = self._table.streams.get(stream_id)
         if stream is not None:
             self._table.drop(stream)
@@ -346,11 +363,11 @@ class Connection:
         return stream_id in self._table.streams
 
     def consumed(self, stream_id: int, credit: int) -> None:
-        """Return credit to the other end, because an event was handled.
+        """Give credit back to the other end after an event was handled.
 
         Args:
-            stream_id: The stream.
-            credit: The ``credit`` of the event.
+            stream_id: Id of the stream.
+            credit: Number of bytes in the field ``credit`` of the event.
         """
         stream = self._table.streams.get(stream_id)
         if stream is not None and stream.release_credit(credit):
@@ -360,7 +377,7 @@ class Connection:
         """Host: request a quiesce. Queued frames are dropped, and nothing else is sent until the guest is quiesced.
 
         Raises:
-            ProtocolError: There was no handshake yet.
+            ProtocolError: The handshake is not complete.
         """
         if not self._greeted:
             raise ProtocolError("the guest cannot be quiesced before the handshake")
@@ -373,7 +390,7 @@ class Connection:
         """Guest: drop all streams, serve only ``guest.wake`` from now on, and queue QUIESCED as the last frame.
 
         Returns:
-            True if the guest is quiesced. False if a HELLO has cancelled the request; nothing changes then.
+            True if the guest is quiesced. False, and nothing changes, if the host cancelled the quiesce with a HELLO.
         """
         if not self._quiescing or not self._greeted:
             return False
@@ -395,7 +412,11 @@ class Connection:
         return frame
 
     def next_batch(self, max_bytes: int = frames.GUEST_FRAME_MAX) -> bytes:
-        """Guest: return whole frames, joined for one write, of ``max_bytes`` or a little more. Empty if nothing may be sent now."""
+        """Guest: return whole frames, joined for one write. Return empty bytes if nothing may be sent now.
+
+        Args:
+            max_bytes: Number of bytes after which no further frame is added. The last frame may exceed this number.
+        """
         batch = []
         size = 0
         while size < max_bytes and (frame := self.next_frame()) is not None:
@@ -404,6 +425,6 @@ class Connection:
         return batch[0] if len(batch) == 1 else b"".join(batch)
 
     def take_events(self) -> list[events.Event]:
-        """Return the ``Writable`` events that sending caused. Call it after :meth:`next_frame`."""
+        """Return the ``Writable`` events that calls of :meth:`next_frame` have caused since the last call."""
         writable, self._send_queue.writable = self._send_queue.writable, []
         return [events.Writable(id_) for id_ in writable if id_ in self._table.streams]

@@ -1,10 +1,10 @@
-"""Errors of a connection."""
+"""Errors that a connection raises."""
 
 from __future__ import annotations
 
 
 class ProtocolError(Exception):
-    """The other end violated the protocol. A host then ends the sandbox of the guest; a guest ignores the host until its next HELLO."""
+    """The other end violated the protocol. A host then ends the sandbox of the guest. A guest ignores all bytes up to the next HELLO of the host."""
 
 
 class CannotSend(Exception):  # noqa: N818 - the request is at fault, not the link
@@ -12,8 +12,8 @@ class CannotSend(Exception):  # noqa: N818 - the request is at fault, not the li
 
 
 class TooMany(CannotSend):
-    """The maximum number of streams is open. Retry when a stream has ended."""
+    """This end has the maximum number of streams open. The caller can retry when a stream has ended."""
 
 
 class TooLarge(CannotSend):
-    """The message is longer than allowed. Long content is sent as bytes of a channel instead."""
+    """The message is longer than allowed. The caller can send long content as bytes on a channel instead."""

@@ -51,7 +51,7 @@ class Quiesced(Event):
 
 
 class StreamEvent(Event):
-    """An event of one stream."""
+    """Base class of the events of one stream. ``stream`` is the id of the stream."""
 
     __slots__ = ("stream",)
 
@@ -60,7 +60,7 @@ class StreamEvent(Event):
 
 
 class Opened(StreamEvent):
-    """The other end opened a stream; ``head`` is its first message."""
+    """The other end opened a stream. ``head`` is the first message of the stream."""
 
     __slots__ = ("head",)
 
@@ -70,7 +70,7 @@ class Opened(StreamEvent):
 
 
 class Received(StreamEvent):
-    """A whole message arrived. After handling it, call ``Connection.consumed`` with ``credit``."""
+    """A whole message arrived on a stream. After handling the message, the owner must call ``Connection.consumed`` with ``credit`` (bytes)."""
 
     __slots__ = ("credit", "message")
 
@@ -81,7 +81,7 @@ class Received(StreamEvent):
 
 
 class Bytes(StreamEvent):
-    """Bytes of a channel arrived. After handling them, call ``Connection.consumed`` with ``credit``."""
+    """Bytes arrived on a channel of a stream. After handling the bytes, the owner must call ``Connection.consumed`` with ``credit`` (bytes)."""
 
     __slots__ = ("channel", "credit", "data")
 
@@ -99,7 +99,7 @@ class Ended(StreamEvent):
 
 
 class WasReset(StreamEvent):
-    """The other end reset the stream; ``reason`` is a map with at least ``code`` and ``message``."""
+    """The other end reset the stream. ``reason`` is a map that has at least the texts ``code`` and ``message``."""
 
     __slots__ = ("reason",)
 
@@ -109,6 +109,6 @@ class WasReset(StreamEvent):
 
 
 class Writable(StreamEvent):
-    """The send queue of the stream is half empty: more may be queued."""
+    """The send queue of the stream, which was full, is half empty: more bytes may be queued."""
 
     __slots__ = ()

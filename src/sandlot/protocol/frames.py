@@ -35,15 +35,15 @@ WELCOME = 2
 OPEN = 3
 """Either end: a new stream and its first message."""
 MESSAGE = 4
-"""One encoded value, or a piece of one."""
+"""Either end: one encoded value, or a piece of one encoded value."""
 DATA = 5
-"""Bytes of a channel."""
+"""Either end: bytes of a channel."""
 END = 6
-"""The sender sends nothing more on this stream."""
+"""Either end: the sender of END sends nothing more on this stream."""
 RESET = 7
-"""The stream is over for both ends; the payload is the reason."""
+"""Either end: the stream is over for both ends. The payload is the reason, an encoded map with ``code`` and ``message``."""
 CREDIT = 8
-"""Number of further bytes of MESSAGE and DATA that the receiver accepts on this stream (32 bits, big endian). See ``streams.cost``."""
+"""Either end: the number of further bytes of MESSAGE and DATA that the sender of CREDIT accepts on this stream (32 bits, big endian)."""
 QUIESCE = 9
 """Host to guest, stream 0: a request to drop all streams and send nothing more."""
 QUIESCED = 10
@@ -93,7 +93,7 @@ class Frame:
 
 
 def encode(type_: int, stream: int, payload: bytes | memoryview = b"", channel: int = 0, more: bool = False) -> bytes:  # noqa: FBT001, FBT002
-    """Encode a frame. The caller must keep to the size limit of its direction."""
+    """Return an encoded frame. The caller must ensure that the frame is not longer than HOST_FRAME_MAX or GUEST_FRAME_MAX."""
     return HEADER.pack(SYNC, type_, MORE if more else 0, channel, stream, len(payload)) + payload
 
 
@@ -124,7 +124,7 @@ class Decoder:
         """Return the next whole frame; None if more bytes are needed.
 
         Raises:
-            ProtocolError: The bytes are not a frame. After that only :meth:`take_all` may be called.
+            ProtocolError: The bytes are not a frame. After this error, only :meth:`take_all` may be called.
         """
         buffer = self._buffer
         if len(buffer) < HEADER_BYTES:

@@ -18,12 +18,24 @@ _PADDING = frames.HOST_FRAME_MAX - frames.HEADER_BYTES - HELLO.size
 
 
 def hello(nonce: bytes, lowest: int, highest: int) -> bytes:
-    """Return a HELLO frame, padded to the size of the largest frame."""
+    """Return a HELLO frame, padded to the size of the largest frame.
+
+    Args:
+        nonce: 16 random bytes for the guest to echo.
+        lowest: Lowest generation of the protocol that the host supports.
+        highest: Highest generation of the protocol that the host supports.
+    """
     return frames.encode(frames.HELLO, 0, HELLO.pack(MAGIC, nonce, lowest, highest) + b"\0" * _PADDING)
 
 
 def welcome(nonce: bytes, generation: int, *, asleep: bool) -> bytes:
-    """Return a WELCOME frame."""
+    """Return a WELCOME frame.
+
+    Args:
+        nonce: Nonce of the HELLO.
+        generation: Generation of the protocol that the guest speaks.
+        asleep: True if the guest serves only ``guest.wake``.
+    """
     return frames.encode(frames.WELCOME, 0, WELCOME.pack(MAGIC, nonce, generation, int(asleep)))
 
 
@@ -44,7 +56,7 @@ def parse_welcome(payload: bytes) -> tuple[bytes, int, bool] | None:
 
 
 class Search:
-    """Incremental search for a HELLO or WELCOME in arbitrary bytes. Buffers at most the length of its payload, and the last bytes fed.
+    """Incremental search for the payload of a HELLO or WELCOME in arbitrary bytes. Buffers at most one payload and the bytes of one :meth:`feed`.
 
     Args:
         needle: First bytes of the payload: the magic, and on the host the nonce too.
@@ -60,16 +72,20 @@ class Search:
 
     @classmethod
     def for_hello(cls) -> Search:
-        """Return the search of a guest."""
+        """Return a search for any HELLO, for a guest."""
         return cls(MAGIC, HELLO.size + _PADDING)
 
     @classmethod
     def for_welcome(cls, nonce: bytes) -> Search:
-        """Return the search of a host."""
+        """Return a search for the WELCOME that echoes a nonce, for a host."""
         return cls(MAGIC + nonce, WELCOME.size)
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the payload and the bytes after it once the payload is complete; two empty values until then."""
+        """Continue the search in the next bytes.
+
+        Returns:
+            The whole payload and the bytes after the payload. Two empty values while the payload was not found or is incomplete.
+        """
         seen = self._seen
         seen += data
         at = seen.find(self._needle)

@@ -7,7 +7,7 @@ Requests and responses are messages of ``protocol/values.py``:
 - Standard output carries bytes, and standard error carries messages.
 - The last message is ``{"result": {...}}`` or ``{"error": code, "message": ..., "hint": ...}``; the codes are ``schema.RESET_CODES``.
 
-Messages in the table are those of the helper, unless they are marked as messages of the host.
+The helper sends the messages in the table, unless the table says that a message comes from the host.
 
 =========  =============================  ===============================================  =================================
 helper     request                        messages and bytes                               result
@@ -18,7 +18,7 @@ unpack     path, entries (their limit)    bytes of the host: a tar archive      
 watch      path, recursive, folders       ``watching``, ``by``, ``root``; then ``events``  gone
            (their limit), by
 changes    folders                        ``marked``; a message of the host, which ends    more
-                                          the time; then ``files``
+                                          the period; then ``files``
 overlay    do                             ``folder``, and the host's ``names``,            records, and bytes when packing
                                           ``ctimes``, ``more`` or ``missing``; a layer
 volumes    gone, free, there              none                                             used
@@ -35,18 +35,18 @@ OVERLAY = "overlay"
 VOLUMES = "volumes"
 
 MAX_MESSAGE_BYTES = 1024 * 1024
-"""Longest message in either direction."""
+"""Largest size in bytes of a message in either direction."""
 
 INOTIFY = "inotify"
 SCAN = "scan"
-"""Methods of ``watch``: ``by`` of the request is SCAN, or empty for inotify if the sandbox has it."""
+"""Methods by which ``watch`` detects changes. The field ``by`` of the request is SCAN, or empty to use inotify if the sandbox supports inotify."""
 WATCH_EVENTS = ("created", "modified", "removed", "moved", "overflow")
 """Kinds of the events of ``watch``. ``overflow``: events may be missing."""
 
 MAX_CHANGED_FILES = 1_000
-"""Files that ``changes`` reports at most; the result then has ``more``."""
+"""Largest number of files that ``changes`` reports. The field ``more`` of the result says that further files have changed."""
 
 PACK_LAYER, APPLY_LAYER = "pack", "apply"
 """Values of ``do`` of ``overlay``."""
 LAYER_VERSION = 1
-"""Format of a layer, which is stored in snapshots of kind ``files``."""
+"""Version of the format of a layer: the changed files of a sandbox, which snapshots of kind ``files`` store."""

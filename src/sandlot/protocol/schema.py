@@ -39,7 +39,7 @@ OUTPUT_BUFFER_BYTES = 1024 * 1024
 """Bytes of each output channel that the guest keeps for readers that attach later."""
 
 OUTPUT_PARAMS = {"stdout_from": "int?", "stderr_from": "int?"}
-"""Offset of the first byte to send, for each channel; None begins with the oldest byte that is kept."""
+"""Arguments of the attach calls: for each output channel the offset of the first byte to send. None begins with the oldest byte that is kept."""
 
 _PROCESS = {
     "process": "str",
@@ -49,10 +49,10 @@ _PROCESS = {
     "reason": "str?",
     "exit_code": "int?",
     "signal": "int?",
-    "duration_s": "float",  # so far, if the process runs
+    "duration_s": "float",  # run time in seconds; for a running process, until now
     "pty": "bool",
-    "stdin": "bool",  # standard input is open
-    "stdin_bytes": "int",  # received so far, including those that the process has not read
+    "stdin": "bool",  # true if standard input is open
+    "stdin_bytes": "int",  # bytes received so far, including bytes that the process has not read
     "stdout_bytes": "int",
     "stderr_bytes": "int",
 }
@@ -75,7 +75,7 @@ _ENDED = {
     "exit_code": "int?",
     "signal": "int?",
     "duration_s": "float",
-    # cpu_s, peak_bytes: of the process and the children that it waited for (getrusage(2)); None if unknown.
+    # cpu_s, peak_bytes: CPU time and peak memory of the process and of the children that it waited for (getrusage(2)); None if unknown.
     "cpu_s": "float?",
     "peak_bytes": "int?",
 }
@@ -91,16 +91,16 @@ _CELL_EVENTS = {
     "started": {"count": "int"},
     # lost: number of bytes of a channel (1 or 2) that are no longer kept.
     "lost": {"channel": "int", "bytes": "int"},
-    # data: MIME type to text or bytes; main: the value of the last expression; update: replaces the display with that id.
+    # data: MIME type to text or bytes. main: true for the value of the last expression. update: true to replace the display with this display_id.
     "display": {"data": "map", "main": "bool", "metadata": "map?", "display_id": "str?", "update": "bool?"},
-    # wait: clear only when the next display arrives.
+    # wait: true to remove the earlier displays only when the next display arrives.
     "clear": {"wait": "bool"},
     "error": {"name": "str", "value": "str", "traceback": "list[str]"},
 }
 # status: one of CELL_STATUSES.
 _CELL_RESULT = {"status": "str", "execution_count": "int", "duration_s": "float"}
 
-#: Maps inside the lists of results.
+#: Name of a record -> fields of the maps inside the lists of results.
 RECORDS = {"process": _PROCESS, "entry": _ENTRY, "kernel": _KERNEL}
 
 #: Arguments ("args"), events and result of each call.
@@ -125,7 +125,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "guest.info": {
         "args": {},
         "events": {},
-        # tasks: processes and threads without PID 1, as the pid limit counts them. cpu_s: of all processes so far, ended ones included.
+        # tasks: processes and threads without PID 1; the limit ``pids`` applies to this number. cpu_s: CPU time of all processes, also of ended ones.
         "result": {
             "generation": "int",
             "identity": "str",
@@ -138,7 +138,8 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     # Fails with conflict if more processes run than the new limit allows. memory_bytes: None keeps the limit.
     "guest.limit": {"args": {"pids": "int", "memory_bytes": "int?"}, "events": {}, "result": {}},
-    # armed: true before a checkpoint that this guest survives, false after it. An armed guest is asleep after the next HELLO: it may be a copy.
+    # armed: true before a checkpoint after which this guest continues, false after the checkpoint. An armed guest is asleep after the next HELLO,
+    # because it may be a copy that was restored from the checkpoint.
     "guest.checkpoint": {"args": {"armed": "bool"}, "events": {}, "result": {}},
     # Starts the fork server for kernels and the first kernel. The result follows when they are ready, so that a snapshot contains them.
     # lean: keep only the first kernel, which takes half the memory; the fork server is started again when another kernel is needed.
@@ -261,10 +262,11 @@ LIMITS = {
     "count": 0x7FFFFFFFFFFFFFFF,  # bytes, nanoseconds, offsets; none is negative but modified_ns
 }
 
-#: Processes and threads that may exist above the limit before the guest kills any: at least 8, or an eighth of the limit.
+#: The guest kills processes when the limit is exceeded by more than 8 processes and threads, or by more than an eighth of the limit if that is more.
 PIDS_SLACK_LEAST, PIDS_SLACK_SHARE = 8, 8
 
-#: Codes that a guest may send in a RESET. Any other becomes ``internal``: a guest must not send errors about authentication, for example.
+#: Codes that a guest may send in a RESET. The host replaces any other code by ``internal``. A guest must not cause errors about authentication, for
+#: example.
 RESET_CODES = (
     "invalid_request",
     "not_found",
@@ -283,13 +285,13 @@ RESET_CODES = (
     "busy",
     "internal",
 )
-#: The addresses that tunnels connect to.
+#: Addresses inside a sandbox that tunnels connect to.
 LOOPBACK = ("127.0.0.1", "::1")
-#: TCP has no higher number (RFC 9293 3.1).
+#: Highest TCP port (RFC 9293 3.1).
 MOST_PORT = 65535
-#: oom: the guest killed the process for lack of memory.
+#: Reasons why a process ended. oom: the guest killed the process for lack of memory.
 PROCESS_REASONS = ("exited", "signalled", "timeout", "pids", "oom")
-#: running: not ended. timeout: interrupted after its timeout. killed: its kernel was killed. died: its kernel ended by itself.
+#: Statuses of a cell. running: not ended. timeout: interrupted after its timeout. killed: its kernel was killed. died: its kernel ended by itself.
 #: oom: its kernel was killed for lack of memory. aborted: the cell never ran.
 CELL_STATUSES = ("running", "ok", "error", "timeout", "killed", "died", "oom", "aborted")
 KERNEL_STATES = ("starting", "idle", "busy", "stopped")
@@ -298,7 +300,11 @@ ENTRY_KINDS = ("file", "directory", "symlink", "other")
 
 
 def most_pids(limit: int) -> int:
-    """Return the number of processes and threads that the guest allows under a limit. Above it, the guest kills the largest session. Pure."""
+    """Return the number of processes and threads above which the guest kills the largest session. Pure.
+
+    Args:
+        limit: Limit ``pids`` of the sandbox.
+    """
     return limit + max(PIDS_SLACK_LEAST, limit // PIDS_SLACK_SHARE)
 
 
@@ -309,7 +315,7 @@ def validate_fields(fields: Mapping[str, str], given: Any) -> str:
 
     Args:
         fields: Types of the fields by name; see the top of this file.
-        given: The received value.
+        given: Received value.
     """
     if type(given) is not dict:
         return "not a map"

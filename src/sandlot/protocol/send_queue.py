@@ -1,11 +1,11 @@
 """The frames that one end has to send, and their order. No I/O.
 
-- First frames of the connection itself, then RESETs, then CREDITs, then the streams, one frame each in turn.
-- At most one message is sent in pieces at a time, so that the other end assembles at most one.
+- Frames of the connection itself are sent first, then RESETs, then CREDITs, then all other frames. Streams take turns, one frame each.
+- At most one message at a time is sent in pieces, so that the other end has to assemble only one message.
 - OPENs are sent in the order of their ids, even if a large OPEN has to wait for a message of another stream.
 - A stream without credit is skipped until it gets credit, and delays no other stream.
-- The other end can cause a limited number of queued frames: one CREDIT for each stream, and one RESET for each stream that it may still
-  count as open.
+- The other end can cause only a limited number of queued frames: one CREDIT for each stream, and one RESET for each stream that is still open for the
+  other end.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _CREDIT = struct.Struct(">I")
 _REASON_CHARS = 800
-"""Longest text of a RESET. It fits one frame of the host with any characters (at most 4 bytes each)."""
+"""Largest number of characters in the text of a RESET. At 4 bytes for each character, the text still fits into one frame of the host."""
 
 
 class SendQueue:
-    """Frames that wait to be sent.
+    """The frames of one connection that wait to be sent.
 
     Args:
-        max_payload: Largest frame of this direction without the header, in bytes.
+        max_payload: Largest payload of a frame in this direction, in bytes.
     """
 
     __slots__ = ("_control", "_credits", "_fragmenting", "_max_payload", "_opening", "_resets", "_turns", "writable")
@@ -40,7 +40,7 @@ class SendQueue:
         self.clear()
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all queued frames."""
         self._control: deque[bytes] = deque()
         self._resets: dict[int, bytes] = {}
         self._credits: deque[Stream] = deque()
@@ -48,11 +48,11 @@ class SendQueue:
         self._opening: deque[Stream] = deque()
         self._fragmenting = 0
         self.writable: list[int] = []
-        """Ids of streams whose queues have room again. The connection takes them from here."""
+        """Ids of streams whose send queues were full and are half empty now. The connection removes the ids when it reports the streams."""
 
     @property
     def resets(self) -> dict[int, bytes]:
-        """RESET frames that are not sent yet, by stream."""
+        """Stream id -> RESET frame that is not sent yet."""
         return self._resets
 
     def put_control(self, frame: bytes) -> None:
@@ -61,18 +61,25 @@ class SendQueue:
             self._control.append(frame)
 
     def put(self, stream: Stream, item: Outgoing) -> None:
-        """Queue an item of a stream."""
+        """Add an item to the send queue of a stream."""
         if item.type == frames.OPEN:
             self._opening.append(stream)
         if stream.put(item):
             self.wake(stream)
 
     def put_credit(self, stream: Stream) -> None:
-        """Queue a CREDIT for a stream. Its amount is taken when it is sent."""
+        """Queue a CREDIT for a stream. The number of bytes that the CREDIT grants is set when the frame is sent."""
         self._credits.append(stream)
 
     def put_reset(self, stream: Stream, code: str, message: str, fields: dict[str, Any]) -> None:
-        """Queue a RESET, unless the OPEN of the stream was never sent. The caller has removed the stream before."""
+        """Queue a RESET, unless the OPEN of the stream was never sent. The caller must remove the stream from the stream table first.
+
+        Args:
+            stream: Stream to reset.
+            code: Code that tells the other end the reason.
+            message: Reason as text; shortened to 800 characters.
+            fields: Further fields of the reason. They are left out if the frame would be too long.
+        """
         if not stream.is_known:
             return
         reason: dict[str, Any] = {"code": code, "message": message[:_REASON_CHARS], **fields}
@@ -98,11 +105,16 @@ class SendQueue:
             self._fragmenting = 0
 
     def next_control(self) -> bytes | None:
-        """Return the next frame of the connection itself."""
+        """Remove and return the next frame of the connection itself; None if none is queued."""
         return self._control.popleft() if self._control else None
 
     def next(self) -> tuple[bytes, Stream | None] | None:
-        """Return the next frame, and its stream if that may be over now; None if nothing can be sent."""
+        """Remove and return the next frame.
+
+        Returns:
+            The encoded frame and the stream whose OPEN, MESSAGE, DATA or END it is; for other frames the stream is None. If nothing can be sent, None
+            instead of both.
+        """
         if self._control:
             return self._control.popleft(), None
         if self._resets:
@@ -145,15 +157,20 @@ class SendQueue:
 
 
 def parse_credit(payload: bytes) -> int | None:
-    """Return the bytes that a CREDIT grants; None if the payload is invalid."""
+    """Return the number of bytes that a CREDIT grants; None if the payload is invalid."""
     return int(_CREDIT.unpack(payload)[0]) if len(payload) == _CREDIT.size else None
 
 
 def encode(message: Any, limit: int) -> bytes:
     """Encode a message.
 
+    Args:
+        message: Value to encode.
+        limit: Largest allowed number of encoded bytes.
+
     Raises:
-        TooLarge: The message has more than ``limit`` bytes.
+        TooLarge: The encoded message has more than ``limit`` bytes.
+        EncodingError: The message has a value that cannot be encoded.
     """
     payload = values.encode(message)
     if len(payload) > limit:

@@ -1,8 +1,8 @@
 """The streams of a connection, and the rules for opening them.
 
-- The host's ids are odd, the guest's even. Each new id of an end is higher than its last one, until both ends reset the connection.
-- A frame of a stream that is over is ignored, because it may have been sent before its sender knew. A frame of a stream that never existed
-  is a violation.
+- The host's ids are odd, the guest's even. Each new id of an end is higher than the last id of this end, until both ends reset the connection.
+- A frame of a stream that is over is ignored, because its sender may not have known yet that the stream is over. A frame of a stream that was never
+  opened violates the protocol.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StreamTable:
     """The streams of a connection, as one end knows them.
 
     Args:
-        send_queue: Frames to send.
+        send_queue: Queue of the frames that this end sends.
         assembly: The message that is arriving in pieces.
         is_host: True if this end is the host.
     """
@@ -66,7 +66,7 @@ class StreamTable:
         return self._ours + self._resetting(self._last_local) >= (HOST_STREAMS_MAX if self._is_host else GUEST_STREAMS_MAX)
 
     def open(self) -> Stream:
-        """Add a stream of this end. Call :meth:`check_open` first."""
+        """Add a stream that this end opens, and return the stream. The caller must call :meth:`check_open` first."""
         self._last_local += 2
         self._ours += 1
         stream = self.streams[self._last_local] = Stream(self._last_local, is_known=False)
@@ -93,7 +93,7 @@ class StreamTable:
         """Return the stream of a frame; None if the stream is over.
 
         Raises:
-            ProtocolError: The stream never existed, or the frame is not allowed now.
+            ProtocolError: The stream was never opened, or its state does not allow the frame.
         """
         id_ = frame.stream
         stream = self.streams.get(id_)
@@ -128,6 +128,10 @@ class StreamTable:
         return (id_ % 2 == 1) == self._is_host
 
     def _resetting(self, like: int) -> int:
-        """Count the streams of the same end as ``like`` whose RESET is not sent yet. The other end still counts them as open."""
+        """Return the number of streams whose RESET is not sent yet. For the other end these streams are still open.
+
+        Args:
+            like: Id of any stream of the end whose streams are counted.
+        """
         resets = self._send_queue.resets
         return sum(1 for id_ in resets if id_ % 2 == like % 2) if resets else 0

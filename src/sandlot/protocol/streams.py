@@ -1,10 +1,12 @@
 """The state of one stream: its send queue, and the credit of both directions.
 
-- DATA and MESSAGE use credit, OPEN does not. Every stream begins with the same credit, so that it can start without a round trip.
-- A DATA frame or a message may be started while any credit is left. Its whole payload is charged, at least ``COST_MIN``. The later pieces of a
-  message need no credit. So a receiver holds at most a window and one frame or message of each stream.
-- A receiver ends the connection if the other end sends without credit.
-- The order within a stream is kept, across channels too.
+Credit is the number of bytes that one end may still send on a stream.
+
+- DATA and MESSAGE reduce the credit, OPEN does not. Every stream begins with the same credit, so that it can start without a round trip.
+- A DATA frame or a message may be started while any credit is left. It reduces the credit by its whole payload, and by at least ``COST_MIN`` bytes.
+  The later frames of a message need no credit. A receiver therefore buffers at most one window and one frame or message of each stream.
+- A receiver ends the connection if the other end starts a frame or message without credit.
+- Frames of a stream arrive in the order in which they were queued, whatever their channels are.
 """
 
 from __future__ import annotations
@@ -14,22 +16,26 @@ from sandlot.protocol.errors import ProtocolError
 from sandlot.protocol.fast_imports import deque
 
 WINDOW_BYTES = 256 * 1024
-"""Credit of a new stream in either direction, and the largest amount that is ever outstanding."""
+"""Credit in bytes of a new stream in either direction. The credit is never larger."""
 
 COST_MIN = 128
-"""Cost of the smallest frame in bytes: about the memory that a frame takes."""
+"""Smallest number of bytes by which a frame or message reduces the credit: about the memory that a small frame takes at its receiver."""
 
 QUEUE_BYTES = 128 * 1024
-"""Number of queued bytes of a stream at which its sender should stop until the event ``Writable``."""
+"""Size in bytes at which the send queue of a stream is full. Its sender should then wait for the event ``Writable``."""
 
 
 def cost(size: int) -> int:
-    """Return the credit in bytes that a DATA frame or a whole message with ``size`` payload bytes costs."""
+    """Return the number of bytes by which a DATA frame or a whole message reduces the credit of its stream.
+
+    Args:
+        size: Number of bytes of the payload.
+    """
     return max(size, COST_MIN)
 
 
 class Outgoing:
-    """One OPEN, MESSAGE, DATA or END in a send queue. ``at`` is the number of its payload bytes that were sent."""
+    """One OPEN, MESSAGE, DATA or END in the send queue of a stream. ``at`` is the number of payload bytes that were sent already."""
 
     __slots__ = ("at", "channel", "payload", "size", "type")
 
@@ -63,7 +69,7 @@ class Stream:
     def __init__(self, id_: int, *, is_known: bool) -> None:
         self.id = id_
         self.is_known = is_known
-        """True if the OPEN of the stream was sent."""
+        """True if the other end has opened the stream, or if the OPEN of this end was sent."""
         self.queue: deque[Outgoing] = deque()
         self.queued_bytes = 0
         self.has_turn = False
@@ -79,7 +85,7 @@ class Stream:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def put(self, item: Outgoing) -> bool:
-        """Queue an item; return False after the END, because nothing can follow it."""
+        """Add an item to the send queue. Return False, and add nothing, if the END was queued earlier."""
         if self.end_queued:
             return False
         self.end_queued = item.type == frames.END
@@ -89,19 +95,20 @@ class Stream:
 
     @property
     def lacks_credit(self) -> bool:
-        """True if the next item has to wait for credit."""
+        """True if the first item of the send queue must wait for credit from the other end."""
         item = self.queue[0]
         return self.credit_out <= 0 and (item.type == frames.DATA or (item.type == frames.MESSAGE and not item.at))
 
     def take(self, max_payload: int, *, may_fragment: bool) -> tuple[bytes, bool] | None:
-        """Take the next frame of this stream. Not called while :attr:`lacks_credit` is true.
+        """Remove the next frame from the send queue. The caller must check first that :attr:`lacks_credit` is false.
 
         Args:
-            max_payload: Largest frame of this direction without the header, in bytes.
-            may_fragment: True if no other stream has a message in pieces.
+            max_payload: Largest payload of a frame in this direction, in bytes.
+            may_fragment: True if a message may be split over several frames now, because no other stream is sending a split message.
 
         Returns:
-            The frame, and True if further pieces of its message follow. None if a message of another stream must be finished first.
+            The encoded frame, and True if further frames of the same message follow. None, and nothing is removed, if the message must be split
+            and may not be split now.
         """
         item = self.queue[0]
         if item.type == frames.END:
@@ -128,19 +135,22 @@ class Stream:
         return frame, more
 
     def granted(self, size: int) -> None:
-        """Add credit that the other end granted.
+        """Add the credit of a CREDIT frame from the other end.
+
+        Args:
+            size: Number of bytes that the frame grants.
 
         Raises:
-            ProtocolError: The credit is 0, or more than the bytes that were sent.
+            ProtocolError: ``size`` is 0, or the credit would exceed ``WINDOW_BYTES``.
         """
         self.credit_out += size
         if not size or self.credit_out > WINDOW_BYTES:
-            raise ProtocolError(f"a CREDIT of {size} bytes on stream {self.id} is 0, or more than the bytes that were sent")
+            raise ProtocolError(f"a CREDIT on stream {self.id} grants {size} bytes; it must grant at least 1, and no more than were sent")
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
     def begins(self) -> None:
-        """Check that the other end may start a DATA frame or a message.
+        """Check that the other end has credit to start a DATA frame or a message.
 
         Raises:
             ProtocolError: The other end has no credit left.
@@ -149,13 +159,21 @@ class Stream:
             raise ProtocolError(f"data arrived on stream {self.id} without credit")
 
     def arrived(self, size: int) -> int:
-        """Charge a DATA frame or whole message that has arrived, and return its cost."""
+        """Subtract a DATA frame or whole message that has arrived from the credit of the other end, and return the subtracted number of bytes.
+
+        Args:
+            size: Number of bytes of the payload.
+        """
         price = cost(size)
         self.credit_in -= price
         return price
 
     def release_credit(self, price: int) -> bool:
-        """Add credit to grant to the other end; return True if a CREDIT should be sent now."""
+        """Collect credit for the other end. Return True if the caller should queue a CREDIT now, because half a window has been collected.
+
+        Args:
+            price: Number of bytes that :meth:`arrived` returned for the handled frame or message.
+        """
         self.owed += price
         if self.credit_due or self.remote_ended or self.owed * 2 < WINDOW_BYTES:
             return False
@@ -163,7 +181,7 @@ class Stream:
         return True
 
     def take_grant(self) -> int:
-        """Return the whole credit to grant, for a CREDIT that is sent now."""
+        """Return all collected credit in bytes, for a CREDIT that is sent now, and begin to collect from 0."""
         granted, self.owed = self.owed, 0
         self.credit_due = False
         self.credit_in += granted
@@ -171,7 +189,11 @@ class Stream:
 
 
 class Assembly:
-    """The message that is arriving in pieces. There is at most one in a direction."""
+    """Assembles a message that arrives in several frames. At most one such message arrives at a time.
+
+    Args:
+        limit: Largest number of bytes of a message.
+    """
 
     __slots__ = ("_bytes", "_limit", "opening", "stream")
 
@@ -180,16 +202,16 @@ class Assembly:
         self.clear()
 
     def clear(self) -> None:
-        """Drop the pieces."""
+        """Drop the parts of a message that have arrived."""
         self.stream = 0
         self.opening = False
         self._bytes = bytearray()
 
     def add(self, frame: frames.Frame) -> bytes | None:
-        """Add the payload of a frame; return the whole message if it is complete.
+        """Add the payload of a frame. Return the whole message if the frame completes it, or None if further frames must follow.
 
         Raises:
-            ProtocolError: A second message is in pieces, or the message is too long.
+            ProtocolError: Two messages arrive in pieces at the same time, or the message is too long.
         """
         if self.stream != frame.stream:
             if not frame.more:

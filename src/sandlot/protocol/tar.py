@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 512
 END = bytes(2 * BLOCK_BYTES)
-"""The last blocks of an archive."""
+"""The last two blocks of an archive, which consist of zeros."""
 
 FILE, FOLDER, SYMLINK, HARDLINK = "file", "directory", "symlink", "hardlink"
 
 META_BYTES = 1024 * 1024
-"""Largest pax header or long name in bytes."""
+"""Largest size in bytes of a pax header or of a long name of GNU tar."""
 METAS = 16
 """Largest number of pax headers and long names before one member."""
 NAME_BYTES = 255
 PATH_BYTES = 4095
 LATEST_S = 253402300799
-"""The end of the year 9999."""
+"""Latest time of a member in seconds since 1970: the end of the year 9999. Later times are replaced by this time."""
 ERROR_CODE, ERROR_MESSAGE = "SANDLOT.code", "SANDLOT.error"
 """Keywords of global pax headers at the end of an archive that could not be completed: the error's code and message."""
 KEPT = frozenset({b"path", b"linkpath", b"size", ERROR_CODE.encode(), ERROR_MESSAGE.encode(), b"GNU.sparse"})
-"""Keywords of pax headers that are used. The values of others are not kept."""
+"""Keywords of pax headers whose values the reader keeps. Values of other keywords are dropped."""
 _FITS_BYTES = 8**11
 _SHOWN = 200
 
@@ -54,7 +54,7 @@ class TarError(Exception):
 
     Args:
         message: One sentence about the fault, which names the entry.
-        name: Name of the entry, or of the last one before the fault; empty if there was none.
+        name: Name of the entry, or of the last entry before the fault; empty if there was no entry before the fault.
     """
 
     def __init__(self, message: str, name: str = "") -> None:
@@ -87,7 +87,7 @@ class Member:
 
 
 class Finished:
-    """The content of the last file is complete."""
+    """Class of the marker ``FINISHED``, which a reader yields when the content of a file is complete."""
 
     __slots__ = ()
 
@@ -112,7 +112,11 @@ def parts(name: str) -> list[str]:
     if ".." in names:
         raise TarError(f"The archive's entry {shown(name)} contains '..'.", name)
     if "\0" in name or len(_bytes(name)) > PATH_BYTES or any(len(_bytes(part)) > NAME_BYTES for part in names):
-        raise TarError(f"The archive's entry {shown(name)} has an invalid name.", name)
+        raise TarError(
+            f"The archive's entry {shown(name)} has an invalid name: a NUL character, more than {PATH_BYTES} bytes, or a part with more than "
+            f"{NAME_BYTES} bytes.",
+            name,
+        )
     return names
 
 
@@ -157,9 +161,9 @@ class Reader:
         self._global: dict[str, bytes] = {}
 
     def feed(self, data: bytes) -> Iterator[Member | memoryview | Finished]:
-        """Read the next bytes. Yields members, pieces of their content, and FINISHED after the content of each file.
+        """Read the next bytes of the archive. Yield members, pieces of their content, and FINISHED after the content of each file.
 
-        A piece is valid only until the next step of the iterator.
+        A piece of content is valid only until the next step of the iterator.
 
         Raises:
             TarError: The archive is broken, or has an entry of a kind that is refused.
@@ -193,11 +197,11 @@ class Reader:
 
     @property
     def global_values(self) -> dict[str, str]:
-        """The values of the global pax headers, as text by keyword. Only the keywords in ``KEPT``."""
+        """Keyword -> value as text, from the global pax headers. Contains only keywords in ``KEPT``."""
         return {key: value.decode("utf-8", "replace") for key, value in self._global.items()}
 
     def close(self) -> None:
-        """Check that the archive is complete, after its last byte.
+        """Check that the archive is complete. Call the method after the last :meth:`feed`.
 
         Raises:
             TarError: The archive is incomplete.
@@ -239,7 +243,7 @@ class Reader:
                 raise self._broken("size")
             size = int(extended["size"])
         if word != FILE:
-            size = 0  # the size in the header of a link is that of its target
+            size = 0  # some programs write the size of a link's target into the header of the link
         self._left = size
         self._skip = -size % BLOCK_BYTES
         target = _text(extended["linkpath"]) if "linkpath" in extended else _text(_field(block[157:257]))
@@ -254,7 +258,7 @@ class Reader:
         return _text(prefix + b"/" + name if prefix else name)
 
     def _check(self, block: bytes) -> None:
-        """Check the checksum of a header: the sum of its bytes, with blanks for the checksum itself. Some old programs added signed bytes."""
+        """Check the checksum of a header: the sum of its bytes, where blanks replace the checksum itself. Some old programs sum signed bytes."""
         rest = block[:148] + b" " * 8 + block[156:]
         total, written = sum(rest), self._number(block[148:156], "checksum")
         if written not in {total, total - 256 * sum(byte >> 7 for byte in rest)}:
@@ -285,7 +289,10 @@ class Reader:
         return len(piece)
 
     def _records(self, data: bytes) -> dict[str, bytes]:
-        """Return the used records of a pax header. A record is its length in digits, a blank, KEY=VALUE and a line feed."""
+        """Return keyword -> value of those records of a pax header that the reader uses.
+
+        A record consists of its length in digits, a blank, KEY=VALUE and a line feed.
+        """
         found, at = {}, 0
         while at < len(data):
             digits, space, _ = data[at : at + 20].partition(b" ")
@@ -303,7 +310,7 @@ class Reader:
         return found
 
     def _number(self, field: bytes, what: str) -> int:
-        """Parse a number in octal digits, or in binary if its first bit is set (base 256 of GNU tar)."""
+        """Parse a number in octal digits, or in binary if the first bit of the field is set (base 256 of GNU tar). ``what`` names it in an error."""
         if field[0] & 0x80:
             value = int.from_bytes(field, "big") - (1 << (len(field) * 8 - 1))
             if field[0] & 0x40 or value >= 1 << 63:
@@ -315,7 +322,7 @@ class Reader:
         return int(digits or b"0", 8)
 
     def _lenient(self, field: bytes) -> int:
-        """Parse a number that is not essential; 0 if it is invalid."""
+        """Return the number in a header field that is not essential, such as the mode; 0 if the number is invalid."""
         try:
             return self._number(field, "")
         except TarError:
@@ -331,10 +338,10 @@ class Reader:
 
 
 def header(member: Member) -> bytes:
-    """Return the header of a member. Pure.
+    """Return the header of a member to write. Pure.
 
     Args:
-        member: The member. The written name of a folder always ends with a slash.
+        member: Member to write. A slash is added to the name of a folder if the name has none at its end.
     """
     name, target = _bytes(member.name.rstrip("/") + "/" if member.kind == FOLDER else member.name), _bytes(member.target)
     records = b""
@@ -352,13 +359,18 @@ def header(member: Member) -> bytes:
 
 
 def message_header(key: str, text: str) -> bytes:
-    """Return a global pax header with a keyword of Sandlot. Other programs ignore it: POSIX reserves such keywords for vendors. Pure."""
+    """Return a global pax header with one record. Pure.
+
+    Args:
+        key: Keyword, such as ``ERROR_CODE``. Other programs ignore the record, because POSIX reserves keywords with such a prefix for vendors.
+        text: Value of the record.
+    """
     record = _record(key.encode(), text.encode("utf-8", "replace"))
     return _block(b"PaxHeader", Member("", FILE, size=len(record)), b"g", b"") + record + padding(len(record))
 
 
 def padding(size: int) -> bytes:
-    """Return the zeros that follow content of ``size`` bytes."""
+    """Return the zero bytes that fill the last block of a content of ``size`` bytes."""
     return bytes(-size % BLOCK_BYTES)
 
 

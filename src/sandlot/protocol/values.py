@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEAD_BYTES = 4
-"""Bytes of the length before each message. The length does not count them."""
+"""Number of bytes of the length before each message. The length is that of the message alone, without these bytes."""
 MAX_MESSAGE_BYTES = 0xFFFFFFFF
-"""Longest encoded value of a message: the largest number that the length can hold."""
+"""Largest size in bytes of an encoded value in a message: the largest number that the length can hold."""
 MAX_DEPTH = 16
-"""Lists and maps that may be nested in each other."""
+"""Largest number of lists and maps that are nested in each other."""
 MAX_ITEMS = 100000
-"""Items of all lists and maps of one value; a map counts its keys too. Decoding as many takes about 50 ms."""
+"""Largest number of items in all lists and maps of one value. The keys of maps are items too. Decoding this many items takes about 50 ms."""
 
 _BYTE = tuple(bytes((number,)) for number in range(256))
 _U16 = struct.Struct(">BH")
@@ -182,7 +182,7 @@ def decode(raw: bytes) -> Any:
 
 
 class _Reader:
-    """The state of a decode: the position ``at`` in ``raw``, and how many more items are allowed."""
+    """Decoder of one value. ``at`` is the position of the next byte in ``raw``; ``items_left`` is the number of items that are still allowed."""
 
     __slots__ = ("at", "items_left", "raw")
 
@@ -242,7 +242,11 @@ class _Reader:
         return entries
 
     def expect(self, items: int, depth: int) -> None:
-        """Count the items of a list or map against the limits, before any of them is decoded.
+        """Check a list or map against the limits before its items are decoded.
+
+        Args:
+            items: Number of announced items; the keys of a map are items too.
+            depth: Number of lists and maps around the list or map.
 
         Raises:
             EncodingError: More items are announced than bytes are left, or the limit of items or of depth is exceeded.
@@ -293,7 +297,7 @@ def encode_message(value: Any) -> bytes:
     Raises:
         EncodingError: ``encode`` refuses the value, or its encoding is longer than ``MAX_MESSAGE_BYTES``.
     """
-    parts = [b""]  # becomes the length, so that a large value is joined once and not copied again
+    parts = [b""]  # the length replaces this part below, so that a large value is joined only once
     _put(value, parts.append, 0)
     size = sum(map(len, parts))
     if size > MAX_MESSAGE_BYTES:
@@ -321,7 +325,7 @@ class MessageReader:
     caller that takes all messages after each piece keeps at most ``max_bytes``, a head and one piece in memory.
 
     Args:
-        max_bytes: Longest encoded value to accept. The default is for a sender that is trusted.
+        max_bytes: Largest size in bytes of an encoded value to accept. Pass a lower number than the default unless the sender is trusted.
     """
 
     __slots__ = ("_buffer", "_max_bytes")
@@ -349,7 +353,7 @@ class MessageReader:
         """Remove the next message and return its encoded value; return None if the message is incomplete.
 
         Raises:
-            MessageTooLargeError: The message is longer than ``max_bytes``. It is not removed: every further call raises.
+            MessageTooLargeError: The message is longer than ``max_bytes``. The message stays in the buffer, so every later call raises too.
         """
         buffer = self._buffer
         if len(buffer) < HEAD_BYTES:

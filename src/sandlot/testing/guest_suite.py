@@ -1,7 +1,7 @@
 """Behaviours of a guest that the host reaches through ``Link``: files, processes, kernels and lifecycle.
 
-The real guest and the scripted guest pass the suite, so that tests of core can use the scripted one. Subclass it and define two fixtures:
-``harness`` returns a ``DriverHarness``, and ``sandbox`` returns a ``ConnectedSandbox`` whose guest is awake. The tests of a class may share a
+The real guest and the scripted guest pass the suite, so that tests of core can use the scripted guest. Subclass the suite and define two fixtures:
+``harness`` returns a ``DriverHarness``, and ``sandbox`` returns a ``ConnectedSandbox`` whose guest is awake. The tests of a class may share one
 sandbox, because each test uses its own paths and contexts.
 """
 
@@ -23,7 +23,7 @@ from sandlot.testing.drivers.harness import ConnectedSandbox, DriverHarness, con
 
 
 class GuestFilesSuite:
-    """File requests."""
+    """Behaviours of requests about files. Needs a fixture ``sandbox``."""
 
     async def test_file_is_written_read_in_parts_and_described(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
@@ -91,7 +91,7 @@ class GuestFilesSuite:
 
 
 class GuestProcessesSuite:
-    """Process requests."""
+    """Behaviours of requests about processes. Needs a fixture ``sandbox``."""
 
     async def test_process_has_output_exit_code_environment_and_folder(self, sandbox: ConnectedSandbox) -> None:
         done = await sandbox.run("sh", "-c", "echo out; echo err >&2; exit 3")
@@ -145,7 +145,7 @@ class GuestProcessesSuite:
 
 
 class GuestKernelsSuite:
-    """Contexts and cells."""
+    """Behaviours of contexts and cells. Needs a fixture ``sandbox``."""
 
     async def test_cell_prints_displays_its_last_value_and_keeps_variables(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
@@ -206,7 +206,7 @@ class GuestKernelsSuite:
 
 
 class GuestLifecycleSuite:
-    """Sleep, wake, deadline and reconnection. Each test leaves its guest awake."""
+    """Behaviours of sleep, wake, deadline and reconnection. Needs the fixtures ``harness`` and ``sandbox``. Each test leaves its guest awake."""
 
     async def test_info_reports_identity_and_number_of_tasks(self, sandbox: ConnectedSandbox) -> None:
         call = await sandbox.link.processes.start(ProcessSpec(("sleep", "1000")))
@@ -276,7 +276,7 @@ class GuestLifecycleSuite:
 
 
 class GuestSuite(GuestFilesSuite, GuestProcessesSuite, GuestKernelsSuite, GuestLifecycleSuite):
-    """All behaviours of a guest. Subclass it and name the class ``Test...``."""
+    """All behaviours of a guest. Name the subclass ``Test...``."""
 
 
 async def _wake(link: Link, identity: str, hostname: str) -> None:
@@ -308,7 +308,7 @@ async def _next_output(call: ProcessCall | CellCall) -> bytes:
 
 
 async def _cell(call: CellCall) -> tuple[str, list[str], list[str], CellResult]:
-    """Return what a cell printed, the texts that it displayed, the names of its errors, and its result."""
+    """Read a cell to its end. Return its standard output and error together, the texts it displayed, the names of its errors, and its result."""
     printed, displays, errors = bytearray(), list[str](), list[str]()
     async for item in call:
         if isinstance(item, Output):

@@ -15,7 +15,7 @@ class CleanupSuite:
 
     @pytest.fixture(autouse=True)
     def check_leftovers(self, harness: DriverHarness) -> Iterator[None]:
-        """Fail the test if its sandboxes left something on the host, or if this process has more open descriptors than before."""
+        """Fail the test if its sandboxes left something on the host, or if this process has more open descriptors than before the test."""
         open_before = open_descriptors()
         yield
         assert wait_until_empty(lambda: leftovers(harness.data_dir, harness.node)) == ()

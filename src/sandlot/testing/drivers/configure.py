@@ -1,4 +1,4 @@
-"""Changes of the limits of a live sandbox: raised, lowered, several at once, and refused."""
+"""Tests of changed limits of a live sandbox: raised, lowered, several at once, and refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print("held", flush=True)
 time.sleep(float(sys.argv[2]))
 """
 _MORE_MIB = 320
-"""More than ``SMALL_LIMITS`` allows."""
+"""Memory in MiB: more than ``SMALL_LIMITS`` allows."""
 _FORKS = r"""
 import os, sys, time
 for _ in sys.stdin:
@@ -44,7 +44,7 @@ _SPIN = "import os\nfor _ in range(3):\n    if os.fork() == 0: break\nwhile True
 
 
 class ConfigureSuite:
-    """Changed limits. Needs a fixture ``harness``."""
+    """Behaviours of changed limits. Needs a fixture ``harness``."""
 
     # ------------------------------------------------------------------------------------------------------- memory
     async def test_added_memory_can_be_used_at_once(self, harness: DriverHarness) -> None:
@@ -63,7 +63,7 @@ class ConfigureSuite:
             await sandbox.instance.configure(Change(memory_bytes=SMALL_LIMITS.memory_bytes))
             assert await _fails(sandbox, _MORE_MIB)
             with contextlib.suppress(SandboxEndedError):
-                # Version 1 of cgroups counts in batches and may be a few pages over.
+                # Version 1 of cgroups counts memory in batches, so the peak may exceed the limit by a few pages.
                 assert (await sandbox.instance.usage()).memory_peak_bytes <= 1.01 * SMALL_LIMITS.memory_bytes
 
     async def test_memory_in_use_is_not_removed_and_the_change_is_refused_as_a_whole(self, harness: DriverHarness) -> None:
@@ -87,7 +87,7 @@ class ConfigureSuite:
             began_s, before = time.monotonic(), (await sandbox.instance.usage()).cpu_s
             await asyncio.sleep(1.5)
             used = (await sandbox.instance.usage()).cpu_s - before
-            # An upper bound: a busy host gives less, and the rest of a quota period may be used up at the beginning.
+            # Only an upper bound is checked, because a busy host gives less time. The rest of one quota may be used at the start.
             assert used <= 0.2 * (time.monotonic() - began_s + 0.3) + 0.1
             await sandbox.instance.configure(Change(cpus=SMALL_LIMITS.cpus))
             await wait_for_cpu_time(sandbox.instance, before + used + 0.5)
@@ -113,7 +113,7 @@ class ConfigureSuite:
             second = await made()
             assert first + second <= 2 * SMALL_LIMITS.pids
             assert second >= SMALL_LIMITS.pids - 8
-            # The limit is not lowered while the processes run.
+            # The guest refuses a limit below the number of running processes.
             with pytest.raises(ConflictError):
                 await sandbox.link.set_limits(pids=SMALL_LIMITS.pids)
             assert await made() == 0
@@ -193,7 +193,7 @@ class ConfigureSuite:
 
 @asynccontextmanager
 async def _running(sandbox: ConnectedSandbox, mib: int) -> AsyncIterator[None]:
-    """Keep a process running that holds so many MiB of memory."""
+    """Keep a process running during the block that uses ``mib`` MiB of memory."""
     call = await sandbox.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, str(mib), "600"), cwd="/", timeout_s=None))
     item = await anext(aiter(call))
     assert isinstance(item, Output)
@@ -207,7 +207,7 @@ async def _running(sandbox: ConnectedSandbox, mib: int) -> AsyncIterator[None]:
 
 
 async def _fails(sandbox: ConnectedSandbox, mib: int) -> bool:
-    """Return whether a program that allocates so many MiB fails or ends the sandbox for lack of memory."""
+    """Return whether a program that allocates ``mib`` MiB fails, or the sandbox ends for lack of memory."""
     try:
         done = await sandbox.python(_HOLD, str(mib), "0")
     except SandboxEndedError:

@@ -1,7 +1,7 @@
-"""Behaviours of every driver that need no real kernel. The in-memory driver has them too.
+"""Behaviours of every driver that need no real kernel. The in-memory driver has these behaviours too.
 
-``DriverHarness.open_driver`` opens the driver under test. For a driver in memory it returns the same object after ``MemoryDriver.restart``. The other
-modules test what only a real driver can do: enforce limits, isolate, and leave nothing on the host.
+``DriverHarness.open_driver`` opens the driver under test. For the in-memory driver, it restarts the driver (``MemoryDriver.restart``) and returns the
+same object. The other modules test behaviours that only a real driver can have: it enforces limits, isolates, and leaves nothing on the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness, connect
 
 
 class DriverContractSuite:
-    """Behaviours of every driver. Subclass it, name the class ``Test...`` and define a fixture ``harness``."""
+    """Behaviours of every driver. Name the subclass ``Test...``, and define a fixture ``harness``."""
 
     async def test_probe_reports_each_capability_or_the_reason_why_it_is_missing(self, harness: DriverHarness) -> None:
         driver = harness.new_driver()

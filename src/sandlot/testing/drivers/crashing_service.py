@@ -1,4 +1,4 @@
-"""A service that a test kills with SIGKILL: a separate process that uses the driver until then.
+"""A program that stands for a service which dies: it uses the driver in a separate process until a test kills it with SIGKILL.
 
 The program is ``python -m sandlot.testing.drivers.crashing_service MODE DRIVER NODE DATA_DIR ROOT DIGEST``. The modes:
 
@@ -31,7 +31,12 @@ _TASKS = 3
 
 @contextmanager
 def crashing_service(harness: DriverHarness, mode: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start the program, yield its process and its first line of output, and kill the process at the end of the block."""
+    """Start this module as a program, yield its process and its first line of output, and kill the process at the end of the block.
+
+    Args:
+        harness: Driver that the program uses.
+        mode: Mode of the program.
+    """
     arguments = [mode, harness.driver_name, harness.node, str(harness.data_dir), str(harness.root.path), harness.root.digest]
     service = subprocess.Popen([sys.executable, "-m", __name__, *arguments], stdout=subprocess.PIPE, text=True)
     try:
@@ -46,7 +51,7 @@ def crashing_service(harness: DriverHarness, mode: str) -> Iterator[tuple[subpro
 
 
 async def live(harness: DriverHarness) -> None:
-    """Leave one live sandbox."""
+    """Boot one sandbox, print its reference and wait, so that a kill leaves a live sandbox behind."""
     instance = await harness.boot(harness.new_driver())
     async with connect_sandbox(instance) as sandbox:
         await sandbox.link.files.write(MARKER_PATH, MARKER_TEXT.encode())
@@ -55,7 +60,7 @@ async def live(harness: DriverHarness) -> None:
 
 
 async def prepared(harness: DriverHarness) -> None:
-    """Leave one prepared sandbox."""
+    """Prepare one sandbox and wait, so that a kill leaves a prepared sandbox behind."""
     sandbox = await harness.new_driver().prepare(harness.shape())
     _print("ready")
     await asyncio.Event().wait()
@@ -63,7 +68,7 @@ async def prepared(harness: DriverHarness) -> None:
 
 
 async def churn(harness: DriverHarness) -> None:
-    """Be at any step of a sandbox's lifecycle at any moment."""
+    """Prepare, boot and destroy sandboxes without end, so that a kill interrupts any step of the lifecycle."""
     driver = harness.new_driver()
 
     async def create_and_destroy() -> None:
@@ -77,7 +82,7 @@ async def churn(harness: DriverHarness) -> None:
 
 
 async def snapshots(harness: DriverHarness) -> None:
-    """Be at any step of a snapshot and of a restore at any moment."""
+    """Take and restore snapshots without end, so that a kill interrupts any step of a snapshot or a restore."""
     driver, saved = harness.new_driver(), harness.data_dir / "saved"
     source, first = await harness.boot(driver), saved / "first" / "image"
     async with connect_sandbox(source) as sandbox:
@@ -106,7 +111,11 @@ async def snapshots(harness: DriverHarness) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run a mode."""
+    """Run a mode of the program.
+
+    Args:
+        arguments: Mode, name of the driver, node id, state directory, path and digest of the root file system.
+    """
     mode, driver_name, node, data_dir, root, digest = arguments
     harness = DriverHarness(driver_name, RootFs(Path(root), digest), NodeId(node), Path(data_dir))
     asyncio.run({"live": live, "prepared": prepared, "churn": churn, "snapshots": snapshots}[mode](harness))

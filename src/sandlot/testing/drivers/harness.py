@@ -23,14 +23,15 @@ SMALL_LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pid
 
 @dataclass(frozen=True, slots=True)
 class DriverHarness:
-    """The driver under test and its own state directory.
+    """The driver under test and the state directory that the driver uses.
 
     Args:
         driver_name: Name of the driver in the registry (:mod:`sandlot.drivers.registry`).
         root: Root file system with the guest and the programs ``python3``, ``sh`` and ``dd``.
         node: Node id of the state directory.
         data_dir: State directory. Each test gets a new one.
-        open_driver: Opens the driver, like a service that starts. A second driver on the same directory stands for a restarted service.
+        open_driver: Function that opens the driver, as a service does when it starts. A second driver that is opened on the same state directory
+            stands for a restarted service.
     """
 
     driver_name: str
@@ -44,7 +45,7 @@ class DriverHarness:
         return self.open_driver(self.driver_name, DriverSettings(node=self.node, data_dir=self.data_dir))
 
     async def driver_with(self, *capabilities: DriverCapability) -> Driver:
-        """Open the driver if its probe reports these capabilities; otherwise skip the test with the probe's reason."""
+        """Open the driver if its probe reports all these capabilities. If one is missing, skip the test with the probe's reason."""
         driver = self.new_driver()
         probed = await asyncio.to_thread(driver.probe)
         for capability in capabilities:
@@ -61,7 +62,7 @@ class DriverHarness:
         return SandboxSpec(id=new_sandbox_id(self.node), limits=limits, isolation=self.driver_name)
 
     async def boot(self, driver: Driver, limits: Limits = SMALL_LIMITS) -> Instance:
-        """Prepare and boot a sandbox. The caller destroys it."""
+        """Prepare and boot a sandbox. The caller must destroy the sandbox."""
         prepared = await driver.prepare(self.shape(limits))
         return await prepared.boot(self.spec(limits))
 
@@ -70,7 +71,7 @@ class DriverHarness:
         """Boot a sandbox, connect to its guest, wake the guest, and destroy the sandbox at the end.
 
         Args:
-            driver: Driver that boots the sandbox. None: a new one.
+            driver: Driver that boots the sandbox; None: a newly opened driver.
             limits: Limits of the sandbox.
         """
         instance = await self.boot(driver or self.new_driver(), limits)
@@ -99,7 +100,7 @@ class CommandResult:
     Args:
         exit_code: Exit code; for a command that a signal ended, the negative number of the signal.
         stdout: Standard output. Bytes that are not UTF-8 are replaced by U+FFFD.
-        stderr: Standard error, likewise.
+        stderr: Standard error. Bytes that are not UTF-8 are replaced by U+FFFD.
     """
 
     exit_code: int
@@ -120,13 +121,13 @@ class ConnectedSandbox:
     link: Link
 
     async def run(self, *argv: str, user: User = User.USER, timeout_s: float | None = 120, stdin: bytes | None = None) -> CommandResult:
-        """Run a command in the directory ``/`` and wait for its end.
+        """Run a command in the directory ``/``, and wait until the command has ended.
 
         Args:
             argv: Program and arguments.
-            user: User inside the sandbox.
-            timeout_s: Seconds until the command is killed. None: no timeout.
-            stdin: Standard input. None: ``/dev/null``.
+            user: User that runs the command inside the sandbox.
+            timeout_s: Seconds until the command is killed; None: no timeout.
+            stdin: Content of standard input; None: standard input is ``/dev/null``.
         """
         call = await self.link.processes.start(ProcessSpec(argv=argv, user=user, cwd="/", timeout_s=timeout_s, stdin=stdin is not None))
         output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
@@ -147,13 +148,20 @@ class ConnectedSandbox:
         return CommandResult(exit_code, output[1].decode(errors="replace"), output[2].decode(errors="replace"))
 
     async def python(self, program: str, *arguments: str, user: User = User.USER, timeout_s: float | None = 120) -> CommandResult:
-        """Run a Python program without the image's site packages, which halves its start-up time."""
+        """Run a Python program, and wait until it has ended. The site packages of the image are not loaded, which halves the start-up time.
+
+        Args:
+            program: Source code.
+            arguments: Arguments of the program.
+            user: User that runs the program inside the sandbox.
+            timeout_s: Seconds until the program is killed; None: no timeout.
+        """
         return await self.run("python3", "-SI", "-c", program, *arguments, user=user, timeout_s=timeout_s)
 
 
 @asynccontextmanager
 async def connect_sandbox(instance: Instance, limits: Limits = SMALL_LIMITS) -> AsyncIterator[ConnectedSandbox]:
-    """Connect to the guest of a live sandbox, and wake a guest that sleeps. The sandbox keeps running after the block."""
+    """Connect to the guest of a live sandbox, and wake the guest if it sleeps. The sandbox keeps running after the block."""
     stream: ByteStream = await instance.connect()
     link = await Link.open(stream)
     try:
@@ -165,6 +173,6 @@ async def connect_sandbox(instance: Instance, limits: Limits = SMALL_LIMITS) -> 
 
 
 async def wait_for_cpu_time(instance: Instance, cpu_s: float) -> None:
-    """Wait until a sandbox has used this many seconds of processor time."""
+    """Wait until a sandbox has used ``cpu_s`` seconds of processor time since its start."""
     while (await instance.usage()).cpu_s < cpu_s:  # noqa: ASYNC110 - the driver has no event for this
         await asyncio.sleep(0.01)

@@ -44,7 +44,7 @@ print("tried")
 
 
 class IsolationSuite:
-    """Isolation from the host. Needs a fixture ``harness``."""
+    """Attempts to see the host from inside a sandbox. Needs a fixture ``harness``."""
 
     async def test_files_of_the_host_are_not_visible(self, harness: DriverHarness, tmp_path: Path) -> None:
         token = f"planted-{secrets.token_hex(8)}"
@@ -53,7 +53,7 @@ class IsolationSuite:
             (harness.data_dir / token).touch(mode=0o666)
             for folder in (harness.data_dir / "sandboxes").glob("*/"):
                 (folder / token).touch(mode=0o666)
-            # A file inside the sandbox proves that the search finds files.
+            # A file of the same name inside the sandbox proves that the search finds files.
             inside = f"/home/user/{token}"
             assert (await sandbox.run("touch", inside)).exit_code == 0
             for user in (User.USER, User.ROOT):

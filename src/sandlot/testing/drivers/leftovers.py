@@ -1,7 +1,7 @@
 """Search this host for remains of the sandboxes of one node.
 
-The search reads ``/proc``, ``/sys`` and the state directory and asks no driver. It counts only what carries the path of the state directory or the
-id of the node, so that other sandboxes on the machine do not matter.
+The search reads ``/proc``, ``/sys`` and the state directory, and uses no driver. It finds only remains that carry the path of the state directory or
+the id of the node, so that other sandboxes on the machine do not matter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 from sandlot.model.ids import NodeId
 
 MAX_WAIT_S = 30.0
-"""Seconds that :func:`wait_until_empty` waits. Only a defect makes it wait so long."""
+"""Longest time in seconds that :func:`wait_until_empty` waits. The function waits so long only if there is a defect."""
 _NUMBER = re.compile(r"\d+")
 
 FoundT = TypeVar("FoundT", bound=Sized)
@@ -63,7 +63,7 @@ def cpu_ticks(node: NodeId) -> int:
 
 
 def open_descriptors() -> Counter[str]:
-    """Return the number of open descriptors of this process by target, with digits replaced by ``N``."""
+    """Return target -> number of open descriptors of this process. Digits in the target are replaced by ``N``."""
     kinds: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not paths
         try:
@@ -76,7 +76,7 @@ def open_descriptors() -> Counter[str]:
 def wait_until_empty(find: Callable[[], FoundT]) -> FoundT:
     """Call a function until it returns an empty collection or ``MAX_WAIT_S`` have passed, and return its last result.
 
-    The call blocks the event loop. Use it only when the removal needs nothing from this process.
+    The function blocks the event loop. Use it only if nothing in this process has to run for the result to become empty.
     """
     ends = time.monotonic() + MAX_WAIT_S
     while (found := find()) and time.monotonic() < ends:

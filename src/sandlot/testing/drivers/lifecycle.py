@@ -25,7 +25,7 @@ _CHANGES = {
 
 
 class LifecycleSuite(CleanupSuite):
-    """Lifecycle of a sandbox. Needs a fixture ``harness``."""
+    """Behaviours during the lifecycle of a sandbox. Needs a fixture ``harness``."""
 
     # ------------------------------------------------------------------------------------------------------- the probe
     async def test_missing_capability_raises_unsupported_error(self, harness: DriverHarness, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Limits of memory, disk, processes and processor time, and the reported usage."""
+"""Tests of the limits of memory, disk, processes and processor time, and of the reported usage."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SPIN = "import os\nfor _ in range(3):\n    if os.fork() == 0: break\nwhile True
 
 
 class LimitsSuite:
-    """Enforced limits and reported usage. Needs a fixture ``harness``."""
+    """Behaviours of enforced limits and reported usage. Needs a fixture ``harness``."""
 
     # ------------------------------------------------------------------------------------------------------- largest use
     async def test_max_resources_is_an_upper_bound_of_usage(self, harness: DriverHarness) -> None:
@@ -60,7 +60,7 @@ class LimitsSuite:
         async with harness.sandbox(driver) as sandbox:
             await sandbox.run("sh", "-c", "for i in 1 2 3 4; do sleep 0.5 & done; head -c 4000000 /dev/urandom > /tmp/x; wait")
             used = await sandbox.instance.usage()
-        assert used.memory_peak_bytes <= 1.01 * largest.memory_bytes  # the kernel charges in batches
+        assert used.memory_peak_bytes <= 1.01 * largest.memory_bytes  # the kernel counts in batches, so the peak may be a little too high
         assert used.disk_bytes <= largest.disk_bytes
         assert 0 < used.pids <= largest.pids
 
@@ -87,7 +87,7 @@ class LimitsSuite:
                         assert str(SMALL_LIMITS.memory_bytes // MIB) in end.detail
                     else:
                         assert done.exit_code != 0, hog
-                        # Version 1 of cgroups counts in batches and may be a few pages over.
+                        # Version 1 of cgroups counts memory in batches, so the peak may exceed the limit by a few pages.
                         assert (await sandbox.instance.usage()).memory_peak_bytes <= 1.01 * SMALL_LIMITS.memory_bytes
                 assert (await neighbour.run("echo", "unharmed")).stdout == "unharmed\n", hog
 
@@ -141,7 +141,7 @@ class LimitsSuite:
             await asyncio.sleep(2)
             used = (await sandbox.instance.usage()).cpu_s - before
             passed_s = time.monotonic() - began_s
-            # An upper bound: a busy host gives less, and quotas may be used up at both ends of the measured time.
+            # Only an upper bound is checked, because a busy host gives less time. One more quota may be used at the start and at the end.
             assert used <= limits.cpus * (passed_s + 0.3)
             spinning.cancel()
 

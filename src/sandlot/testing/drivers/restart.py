@@ -1,4 +1,4 @@
-"""Behaviours after a kill of the service: the next service adopts or sweeps its sandboxes, and touches nothing of another node."""
+"""Behaviours after a kill of the service: the next service adopts or sweeps the sandboxes left behind, and touches nothing of another node."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sandlot.testing.drivers.leftovers import leftovers, wait_until_empty
 
 _ROUNDS = 4
 _MAX_DELAY_S = 1.2
-"""Longest time from the start of a service to its kill, in seconds."""
+"""Longest time in seconds from the start of the crashing service to its kill."""
 
 
 class RestartSuite:
-    """Adoption and sweeping. Needs a fixture ``harness``."""
+    """Behaviours of adoption and sweeping. Needs a fixture ``harness``."""
 
     async def test_live_sandbox_is_adopted_after_its_service_was_killed(self, harness: DriverHarness) -> None:
         driver = await harness.driver_with(DriverCapability.ADOPT)
@@ -70,7 +70,7 @@ class RestartSuite:
         before = await harness.driver_with(DriverCapability.ADOPT)
         booted = [await harness.boot(before) for _ in range(2)]
         refs = [instance.ref for instance in booted]
-        driver = harness.new_driver()  # as after a restart of the service
+        driver = harness.new_driver()  # stands for a restarted service
         assert await driver.sweep(keep=refs) == 0
         assert await driver.sweep(keep=refs[1:]) == 1
         with pytest.raises(NotFoundError):
@@ -78,7 +78,7 @@ class RestartSuite:
         instance = await driver.adopt(refs[1])
         async with connect_sandbox(instance) as sandbox:
             assert (await sandbox.run("echo", "kept")).stdout == "kept\n"
-        # The driver has adopted this sandbox: a sweep leaves it alone.
+        # A sweep leaves a sandbox alone that the driver has adopted.
         assert await driver.sweep(keep=()) == 0
         async with connect_sandbox(instance) as sandbox:
             assert (await sandbox.run("echo", "held")).stdout == "held\n"

@@ -1,4 +1,4 @@
-"""Snapshots and sandboxes that are restored from them: contents, independence of the copies, refusals and failures."""
+"""Tests of snapshots and of sandboxes restored from snapshots: contents, independence of the copies, refusals and failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ while True:
     client.sendall(b"%d %d" % (count, hash(weight) == check))
     client.close()
 """
-"""A daemon that counts its requests on the loopback device and checks its memory."""
+"""Source of a daemon that counts the connections to its port on the loopback device. It responds with the count and 1 if its memory is unchanged."""
 _REQUEST = "import socket, sys\nprint(socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(100).decode())"
 _PATHS = ("/home/user/kept", "/tmp/kept", "/dev/shm/kept", "/opt/kept")  # noqa: S108 - inside of the sandbox
 _FORKS = """
@@ -53,11 +53,11 @@ except OSError as error:
 _GENERATIONS = 3
 _ROUNDS = 2
 _MAX_DELAY_S = 0.8
-"""Longest time from the start of a service to its kill, in seconds."""
+"""Longest time in seconds from the start of the crashing service to its kill."""
 
 
 class SnapshotSuite(CleanupSuite):
-    """Snapshots and restored sandboxes. Needs a fixture ``harness``."""
+    """Behaviours of snapshots and restored sandboxes. Needs a fixture ``harness``."""
 
     async def test_copies_continue_independently(self, harness: DriverHarness) -> None:
         driver, into = await harness.driver_with(DriverCapability.SNAPSHOT), _snapshot_path(harness)
@@ -107,7 +107,7 @@ class SnapshotSuite(CleanupSuite):
             assert before.cpu_s > 0
             await instance.configure(Change(memory_bytes=2 * SMALL_LIMITS.memory_bytes))
             await instance.configure(Change(memory_bytes=SMALL_LIMITS.memory_bytes))
-        # As after a restart of the service: the first driver is not used again.
+        # A new driver stands for a restarted service, so the first driver must not be used again.
         later = harness.new_driver()
         assert await later.sweep(keep=[instance.ref]) == 0
         adopted = await later.adopt(instance.ref)
@@ -322,7 +322,10 @@ async def _restore(harness: DriverHarness, driver: Driver, snapshot: Path, limit
 
 
 async def _save(sandbox: ConnectedSandbox, into: Path) -> int:
-    """Take a snapshot of a sandbox that keeps running. Guests that are restored from the snapshot sleep until they are woken."""
+    """Take a snapshot of a sandbox that keeps running, and return its size in bytes.
+
+    Guests that are restored from the snapshot sleep until they are woken.
+    """
     await sandbox.link.checkpoint(armed=True)
     size = await sandbox.instance.snapshot(into, keep_running=True)
     await sandbox.link.checkpoint(armed=False)
@@ -341,7 +344,12 @@ async def _assert_restore_is_refused(prepared: PreparedSandbox, harness: DriverH
 
 
 async def _fill(sandbox: ConnectedSandbox, weight_mib: int = 1) -> None:
-    """Write a file into each file system of the sandbox, and start a process that counts its requests."""
+    """Write a file into each file system of the sandbox, and start the daemon that counts its connections.
+
+    Args:
+        sandbox: Sandbox to fill.
+        weight_mib: Memory in MiB that the daemon fills with random bytes.
+    """
     for path in _PATHS:
         assert (await sandbox.run("sh", "-c", f"echo {path} > {path}; chmod 666 {path}", user=User.ROOT)).exit_code == 0
     done = await sandbox.python(_COUNTER, _PORT, str(weight_mib), user=User.ROOT)
@@ -349,7 +357,7 @@ async def _fill(sandbox: ConnectedSandbox, weight_mib: int = 1) -> None:
 
 
 async def _count_requests(sandbox: ConnectedSandbox) -> int:
-    """Send a request to the counting process, check that its memory is unchanged, and return its count, this request included."""
+    """Connect to the counting daemon, check that its memory is unchanged, and return the number of connections so far, this one included."""
     done = await sandbox.python(_REQUEST, _PORT)
     count, is_whole = done.stdout.split()
     assert is_whole == "1"
@@ -357,7 +365,7 @@ async def _count_requests(sandbox: ConnectedSandbox) -> int:
 
 
 async def _exit_reason(instance: Instance) -> ExitReason | None:
-    """Return why the sandbox has ended, or None if it is alive."""
+    """Return the reason why a sandbox has ended; None if the sandbox is alive."""
     try:
         await instance.usage()
     except SandboxEndedError:

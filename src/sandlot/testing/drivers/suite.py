@@ -2,7 +2,7 @@
 
 Each part is in its own module and can be used alone:
 
-- ``contract``: behaviours that need no real kernel; the in-memory driver has them too.
+- ``contract``: behaviours that need no real kernel. The in-memory driver has these behaviours too.
 - ``lifecycle``: from preparation to the end of a sandbox, and complete removal from the host.
 - ``limits``: limits of memory, disk, processes and processor time, and the reported usage.
 - ``configure``: changes of these limits while a sandbox runs.
@@ -33,4 +33,4 @@ class DriverSuiteWithoutSnapshots(DriverContractSuite, LifecycleSuite, LimitsSui
 
 
 class DriverSuite(DriverSuiteWithoutSnapshots, SnapshotContractSuite, SnapshotSuite):
-    """All behaviours of a driver. Subclass it, name the class ``Test...`` and define a fixture ``harness`` that returns a ``DriverHarness``."""
+    """All behaviours of a driver. Name the subclass ``Test...``, and define a fixture ``harness`` that returns a ``DriverHarness``."""

@@ -1,7 +1,7 @@
-"""Volumes of a sandbox: mounted at their paths, limited in size, read-only, shared, and removed from the host with their sandbox.
+"""Tests of the volumes of a sandbox: mounted at their paths, limited in size, read-only, shared, and unmounted from the host with their sandbox.
 
-A driver mounts volumes at their paths, or in a hub from which the guest binds them to their paths (``Instance.hub``). The suites have no service, so
-they start the guest's program for volumes as a service does.
+A driver mounts volumes at their paths, or in a hub from which the guest binds the volumes to their paths (``Instance.hub``). The suites run without a
+service, so they start the helper ``volumes`` of the guest themselves, as a service does.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ SIZE = 16 * MIB
 
 
 class VolumesSuite(CleanupSuite):
-    """Volumes. Needs a fixture ``harness``."""
+    """Behaviours of volumes. Needs a fixture ``harness``."""
 
     @pytest.fixture
     async def volumes(self, harness: DriverHarness, check_leftovers: object) -> AsyncIterator[list[Path]]:  # noqa: ARG002 - the check runs after the volumes were removed
-        """Create two volumes and mount them on the host; remove them at the end. A driver without volumes needs no loop devices."""
+        """Create two volumes, mount the volumes on the host and yield their mount points; remove the volumes at the end.
+
+        The test is skipped before any loop device is used if the driver does not support volumes.
+        """
         await harness.driver_with(DriverCapability.VOLUMES)
         files = VolumeFiles(harness.data_dir / "volumes")
         ids = [new_volume_id(harness.node) for _ in range(2)]
@@ -95,7 +98,7 @@ class VolumesSuite(CleanupSuite):
 
 @asynccontextmanager
 async def _sandbox_with(harness: DriverHarness, driver: Driver, *volumes: Attachment) -> AsyncIterator[ConnectedSandbox]:
-    """Boot a sandbox with volumes at their paths, and destroy it at the end."""
+    """Boot a sandbox with volumes at their paths, and destroy the sandbox at the end."""
     prepared = await driver.prepare(harness.shape())
     try:
         await prepared.attach(volumes)
@@ -108,7 +111,7 @@ async def _sandbox_with(harness: DriverHarness, driver: Driver, *volumes: Attach
 
 
 async def _bind(sandbox: ConnectedSandbox, *volumes: Attachment) -> None:
-    """Let the guest bind volumes to their paths, if the driver has not mounted them there."""
+    """Let the guest bind volumes to their paths, if the driver has mounted the volumes in a hub."""
     hub = sandbox.instance.hub
     if hub is None:
         return

@@ -1,8 +1,8 @@
 """Driver whose sandboxes are objects in memory. A sandbox starts in well under a millisecond, and every step can fail on demand.
 
-The guest is scripted (:mod:`sandlot.testing.memory.guest`); nothing that runs in it is isolated. The driver keeps the content of snapshots under a
-token that is written into the snapshot's folder, so that folders can be copied and removed like those of a real driver. The driver outlives the
-services of a test: a second service on the same driver adopts the sandboxes of the first.
+The guest is scripted (:mod:`sandlot.testing.memory.guest`), and nothing isolates the scripts from the test. The driver keeps the content of a
+snapshot in memory and writes only a token into the folder of the snapshot, so that folders can be copied and removed like those of a real driver. The
+driver outlives the services of a test: a second service on the same driver adopts the sandboxes of the first service.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _DESTROYED = "the sandbox was destroyed"
 
 @dataclass
 class Faults:
-    """Failures of a driver's steps.
+    """Failures and waits that a test arranges for the steps of a driver.
 
     The steps are ``prepare``, ``attach``, ``warm``, ``boot``, ``restore``, ``connect``, ``configure``, ``pause``, ``resume``, ``snapshot``,
     ``usage``, ``destroy``, ``clean`` (after the processes have ended), ``adopt`` and ``sweep``.
 
     Attributes:
         raises: Step -> exceptions that the next calls of the step raise.
-        reason: Reason why all capabilities are missing; empty if they are not.
+        reason: If not empty, all capabilities are missing for this reason.
     """
 
     raises: dict[str, list[Exception]] = field(default_factory=dict)
@@ -50,15 +50,15 @@ class Faults:
         return self._holds[step]
 
     def release(self, step: str) -> None:
-        """Let the waiting calls of a held step continue, and hold no later ones."""
+        """Let the waiting calls of a step continue. Later calls of the step do not wait."""
         self._holds.pop(step).set()
 
     async def reach(self, step: str) -> None:
-        """Wait until a held step is called."""
+        """Wait until a step that :meth:`hold` stops is called."""
         await self._reached[step].wait()
 
     async def at(self, step: str) -> None:
-        """Wait and raise as the test has arranged."""
+        """Wait and raise an exception at a step, if the test has arranged it. The driver calls this method at the start of each step."""
         await asyncio.sleep(0)
         if step in self._holds:
             self._reached[step].set()
@@ -113,7 +113,7 @@ class MemoryInstance:
         return self.guest.connect()
 
     async def configure(self, change: Change) -> None:
-        """Apply a change of limits and volumes as a whole, or not at all."""
+        """Apply a change of limits and volumes as a whole, or not at all. Applied changes are recorded in ``changes``."""
         await self._driver.faults.at("configure")
         self._check_live()
         for capability in change.needs(self.limits):
@@ -141,12 +141,12 @@ class MemoryInstance:
         self.guest.thaw()
 
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
-        """Keep a copy of the guest and write its token into a folder."""
+        """Keep a copy of the guest in the driver, write its token into a new folder, and return the size of the folder in bytes."""
         del durable
         self._driver.require(DriverCapability.SNAPSHOT)
         self._check_live()
         if await asyncio.to_thread(into.exists):
-            raise ConflictError(f"There is something at {into}.", code=ErrorCode.CONFLICT)
+            raise ConflictError(f"The folder {into} exists already.", code=ErrorCode.CONFLICT, hint="Pass a folder that does not exist.")
         await self._driver.faults.at("snapshot")
         self._check_live()
         state = self.guest.save()
@@ -162,11 +162,11 @@ class MemoryInstance:
         return self.usage_now
 
     async def wait(self) -> Exit:
-        """Return how it ended, once it has."""
+        """Wait until the sandbox has ended, and return how it ended."""
         return await asyncio.shield(self._exit)
 
     async def destroy(self) -> None:
-        """End it and remove every trace. Idempotent."""
+        """End the sandbox and remove it from the driver. Idempotent."""
         await self._driver.faults.at("destroy")
         self._end(Exit(ExitReason.KILLED, _DESTROYED))
         await self._driver.faults.at("clean")
@@ -185,7 +185,7 @@ class MemoryInstance:
 
 
 class MemoryPreparedSandbox:
-    """A prepared sandbox. Nothing runs in it."""
+    """A prepared sandbox in memory. No guest runs in it."""
 
     def __init__(self, driver: MemoryDriver, shape: Shape, ref: str) -> None:
         self._driver = driver
@@ -212,7 +212,7 @@ class MemoryPreparedSandbox:
         self._volumes.extend(volumes)
 
     async def boot(self, spec: SandboxSpec) -> MemoryInstance:
-        """Start a new guest."""
+        """Start the sandbox with a new guest."""
         del spec
         self._check()
         self._is_used = True
@@ -225,7 +225,7 @@ class MemoryPreparedSandbox:
         return self._start(MemoryGuest(self._driver.scripts, self._driver.clock))
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> MemoryInstance:
-        """Start a copy of the guest that the snapshot contains."""
+        """Start the sandbox with a copy of the guest that a snapshot contains."""
         del spec
         self._driver.require(DriverCapability.SNAPSHOT)
         state, problem = self._driver.read_image(snapshot, self._shape)
@@ -244,7 +244,7 @@ class MemoryPreparedSandbox:
         return self._start(guest)
 
     async def destroy(self) -> None:
-        """Destroy the sandbox, also after its start. Idempotent."""
+        """Destroy the sandbox, whether it was started or not. Idempotent."""
         if self._instance is not None:
             await self._instance.destroy()
             return
@@ -260,7 +260,7 @@ class MemoryPreparedSandbox:
     def _check(self) -> None:
         self._check_alive()
         if self._is_used:
-            raise ConflictError("This sandbox was started already.", code=ErrorCode.CONFLICT)
+            raise ConflictError("This sandbox was started already.", code=ErrorCode.CONFLICT, hint="Prepare another sandbox.")
 
     def _check_alive(self) -> None:
         if self._is_destroyed:
@@ -272,7 +272,7 @@ class MemoryDriver:
 
     Args:
         name: Name that the driver is registered under.
-        clock: Clock of the guests' timers; None: the event loop's.
+        clock: Clock of the guests' timers; None: the clock of the event loop.
         capabilities: Capabilities that the driver has.
 
     Attributes:
@@ -308,15 +308,15 @@ class MemoryDriver:
         return [instance for instance in self.booted if not instance.has_ended]
 
     def fail_next(self, step: str, *errors: Exception) -> None:
-        """Let the next calls of a step fail."""
+        """Let the next calls of a step fail, one call for each error."""
         self.faults.raises.setdefault(step, []).extend(errors)
 
     def hold(self, step: str) -> asyncio.Event:
-        """Let all calls of a step wait until the returned event is set; ``faults.reach`` waits for the first."""
+        """Let all calls of a step wait until the returned event is set. ``faults.reach`` waits until the step is called."""
         return self.faults.hold(step)
 
     def leftovers(self) -> list[str]:
-        """Return the references of all sandboxes that were not destroyed."""
+        """Return the references of all prepared and started sandboxes that were not destroyed, sorted."""
         return sorted(self._held)
 
     def restart(self) -> None:
@@ -340,11 +340,11 @@ class MemoryDriver:
         return Capabilities(self.name, self.version, results)
 
     def fingerprint(self) -> str:
-        """Return the version, on which snapshots depend."""
+        """Return the version of the driver. A snapshot can be restored only by a driver with the same version."""
         return self.version
 
     def max_resources(self, limits: Limits) -> Resources:
-        """Return the limits. A sandbox in memory has no runtime that would use more."""
+        """Return the limits as resources. A sandbox in memory has no runtime that would use more."""
         return Resources(memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
     def restorable(self, snapshot: Path) -> ProbeResult:
@@ -375,7 +375,11 @@ class MemoryDriver:
         raise NotFoundError(f"There is no sandbox {ref}.", code=ErrorCode.SANDBOX_NOT_FOUND)
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Destroy the sandboxes that this service has neither prepared nor adopted and that are not to be kept."""
+        """Destroy the sandboxes that this service has neither prepared nor adopted, and return their number.
+
+        Args:
+            keep: References of sandboxes that are not destroyed.
+        """
         self.kept_in_sweeps.append(frozenset(keep))
         await self.faults.at("sweep")
         swept = [held for ref, held in self._held.items() if ref not in self._in_use and ref not in keep]
@@ -386,7 +390,11 @@ class MemoryDriver:
     # -- used by its sandboxes ----------------------------------------------------------------------------------------
 
     def require(self, capability: DriverCapability) -> None:
-        """Raise ``UnsupportedError`` for a capability that the driver does not have."""
+        """Check that the driver has a capability.
+
+        Raises:
+            UnsupportedError: The driver does not have the capability.
+        """
         can = self.probe()
         if not can.can(capability):
             reason = can.why_not(capability)
@@ -417,7 +425,15 @@ class MemoryDriver:
         return sum(file.stat().st_blocks * 512 for file in into.iterdir())
 
     def read_image(self, snapshot: Path, shape: Shape | None) -> tuple[dict[str, Any], str]:
-        """Return the state of a snapshot, and the reason why it cannot be restored or an empty text."""
+        """Read a snapshot.
+
+        Args:
+            snapshot: Folder of the snapshot.
+            shape: Shape of the sandbox to restore; None: only the snapshot itself is checked.
+
+        Returns:
+            The state of the guest, and the reason why the snapshot cannot be restored. The reason is empty if it can be restored.
+        """
         try:
             manifest = json.loads((snapshot / MANIFEST).read_text("utf-8"))
         except (OSError, ValueError):
@@ -436,7 +452,7 @@ class MemoryDriver:
 
 
 def _shown(limits: Limits) -> list[float]:
-    """Return the limits that programs inside can see."""
+    """Return the limits that programs in a sandbox can see: memory in bytes, and cores."""
     return [limits.memory_bytes, limits.cpus]
 
 

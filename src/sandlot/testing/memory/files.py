@@ -1,7 +1,7 @@
 """File system of a scripted guest: a table of paths in memory, with the errors of a real file system.
 
-Only what the file calls of the link can observe is kept: kind, content, mode, owner, time and link target. Accounts are
-``root`` (0) and ``user`` (1000).
+The table has only the properties that the file calls of the link can observe: kind, content, mode, owner, time and link target. The accounts are
+``root`` (uid 0) and ``user`` (uid 1000).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STICKY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - paths inside a sandbo
 
 
 class FileError(Exception):
-    """A file call that fails.
+    """Raised by a file operation that fails.
 
     Attributes:
         code: Error code of the link protocol.
@@ -50,10 +50,10 @@ class MemoryFiles:
     """A tree of files.
 
     Args:
-        now_ns: Time for modifications, in nanoseconds since the epoch.
+        now_ns: Function that returns the present time in nanoseconds since 1970, UTC.
 
     Attributes:
-        capacity_bytes: Bytes that all files may hold together; a write beyond it fails with ``disk_full``. None is no limit.
+        capacity_bytes: Largest number of bytes in all files together; None: no limit. A write that would exceed this number fails with ``disk_full``.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
@@ -70,7 +70,7 @@ class MemoryFiles:
             self._nodes[path] = Node("file", ROOT_UID, mode, now_ns(), b"#\n")
 
     def copy(self) -> MemoryFiles:
-        """Return an independent copy, as a snapshot holds it."""
+        """Return an independent copy of the file tree, for a snapshot."""
         other = copy.copy(self)
         vars(other)["_nodes"] = {path: copy.copy(node) for path, node in self._nodes.items()}
         return other
@@ -96,7 +96,11 @@ class MemoryFiles:
         self._nodes[path] = Node("file", uid if earlier is None else earlier.uid, kept if mode is None else mode & 0o7777, self._now_ns(), content)
 
     def check_write(self, path: str, uid: int, *, parents: bool) -> None:
-        """Refuse a write that cannot succeed, before its content arrives. Missing folders are made."""
+        """Check that a write can succeed, before its content arrives. With ``parents``, create the missing folders above the file.
+
+        Raises:
+            FileError: The path is a folder, a folder above it is missing, or the account may not write there.
+        """
         if path.endswith("/"):
             raise FileError("path_invalid", f"{path!r} is a folder.")
         path = self._resolve(path)
@@ -109,7 +113,11 @@ class MemoryFiles:
             self._check(path, earlier, uid, 2)
 
     def check_room(self, size: int) -> None:
-        """Refuse more bytes than are free on the disk."""
+        """Check that ``size`` further bytes fit on the disk.
+
+        Raises:
+            FileError: The disk would be full.
+        """
         if self.capacity_bytes is not None and sum(len(node.data) for node in self._nodes.values()) + size > self.capacity_bytes:
             raise FileError("disk_full", "The disk of the sandbox is full.")
 
@@ -118,7 +126,7 @@ class MemoryFiles:
         self._find(path, ROOT_UID)[1].uid = uid
 
     def stat(self, path: str, uid: int, *, follow: bool = True) -> dict[str, Any]:
-        """Return the record of one path, as ``file.stat`` responds."""
+        """Return the properties of the file, folder or link at a path, in the form of the result of ``file.stat``."""
         resolved, node = self._find(path, uid, follow=follow)
         shown = path.rstrip("/") or "/"
         size = len(node.target or "") if node.kind == "symlink" else len(node.data)
@@ -135,7 +143,7 @@ class MemoryFiles:
         }
 
     def list(self, path: str, uid: int) -> list[dict[str, Any]]:
-        """Return the records of a folder's entries, by name."""
+        """Return the properties of all entries of a folder, sorted by name."""
         resolved, node = self._find(path, uid)
         if node.kind != "directory":
             raise FileError("path_invalid", f"{path!r} is no folder.")
@@ -144,7 +152,7 @@ class MemoryFiles:
         return [self.stat(posixpath.join(path, name), uid, follow=False) for name in names]
 
     def mkdir(self, path: str, uid: int, *, parents: bool = True, mode: int | None = None) -> None:
-        """Make a folder; with ``parents`` an existing one is no error."""
+        """Create a folder. With ``parents``, missing folders above it are created too, and a folder that exists already is no error."""
         path = self._resolve(path)
         earlier = self._nodes.get(path)
         if earlier is not None:
@@ -155,7 +163,7 @@ class MemoryFiles:
         self._nodes[path] = Node("directory", uid, 0o755 if mode is None else mode & 0o7777, self._now_ns())
 
     def symlink(self, path: str, target: str, uid: int) -> None:
-        """Make a symbolic link."""
+        """Create a symbolic link at ``path`` that points to ``target``."""
         self._parent(path, uid, make=False)
         self._nodes[path] = Node("symlink", uid, 0o777, self._now_ns(), target=target)
 
@@ -208,7 +216,7 @@ class MemoryFiles:
         return resolved, node
 
     def _resolve(self, path: str, *, follow: bool = True) -> str:
-        """Return a path without symbolic links, except perhaps the last part."""
+        """Return a path with its symbolic links replaced by their targets. A link in the last part is replaced only with ``follow``."""
         resolved, parts, links = "/", [part for part in posixpath.normpath(path).split("/") if part], 0
         while parts:
             inner = posixpath.join(resolved, parts.pop(0))
@@ -239,7 +247,17 @@ class MemoryFiles:
             self._check(path, node, uid, 2)
 
     def _check(self, path: str, node: Node, uid: int, wanted: int) -> None:
-        """Refuse a permission (4 read, 2 write, 1 search) that the account does not have."""
+        """Check that an account has a permission for a file or folder.
+
+        Args:
+            path: Path for the text of the error.
+            node: File or folder.
+            uid: User id of the account.
+            wanted: Permission bit: 4 read, 2 write, 1 search.
+
+        Raises:
+            FileError: The account does not have the permission.
+        """
         granted = (node.mode >> 6 if node.uid == uid else node.mode) & 7
         if uid != ROOT_UID and not granted & wanted:
             raise FileError("permission_denied", f"{path!r} may not be used by this user.")

@@ -1,7 +1,7 @@
-"""Scripted guest in the memory of the test: the real protocol, with processes, kernels and files that take no time.
+"""Scripted guest in the memory of the test. It speaks the real protocol, but its processes, kernels and files are simulated and take no time.
 
-The guest is reached through a :class:`~sandlot.model.ports.ByteStream` and uses the real ``protocol.Connection``, so that the host uses its real
-``Link``. The guest isolates nothing and runs only registered scripts; :mod:`sandlot.testing.memory.shell` and
+The host reaches the guest through a :class:`~sandlot.model.ports.ByteStream` and its real ``Link``, because the guest uses the real
+``protocol.Connection``. The guest isolates nothing and runs only registered scripts. :mod:`sandlot.testing.memory.shell` and
 :mod:`sandlot.testing.memory.kernels` contain the scripts that every guest has.
 
 Faults on demand: :meth:`MemoryGuest.fail_next`, :meth:`~MemoryGuest.hold`, :meth:`~MemoryGuest.drop_next`, :attr:`~MemoryGuest.delay_s` (slow),
@@ -30,17 +30,17 @@ PIPE_BYTES = 64 * 1024
 """Largest number of unread bytes in each direction, as in a pipe of Linux."""
 
 PortHandler = Callable[["PortConnection"], Awaitable[None]]
-"""Scripted program that listens on a port. It is called once for each connection."""
+"""Function that stands for a program which listens on a port. It is called once for each connection."""
 
 
 @dataclass
 class Scripts:
-    """Scripts of a guest, by default the commands of :mod:`sandlot.testing.memory.shell`.
+    """Scripts that a guest can run.
 
     Args:
-        programs: Name or path of a program -> script.
-        cells: Code of a cell -> script.
-        ports: Port -> script that listens on the port.
+        programs: Name or path of a program -> script; by default the commands of :mod:`sandlot.testing.memory.shell`.
+        cells: Code of a cell -> script that runs instead of the code.
+        ports: TCP port -> script that listens on the port.
         has_python: True if the root file system has a Python interpreter.
     """
 
@@ -51,10 +51,10 @@ class Scripts:
 
 
 class Hold:
-    """A held call. It waits until the test releases it.
+    """Handle of a call that the guest does not execute until the test releases the call.
 
     Attributes:
-        reached: Set when the call has arrived.
+        reached: Event that is set when the call has arrived.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,11 @@ class Hold:
         self._is_released = False
 
     def arrive(self, carry_out: Callable[[], None]) -> None:
-        """Keep a call until :meth:`release`."""
+        """Keep an arrived call until :meth:`release`.
+
+        Args:
+            carry_out: Function that executes the call.
+        """
         self.reached.set()
         if self._is_released:
             carry_out()
@@ -71,7 +75,7 @@ class Hold:
             self._continue = carry_out
 
     def release(self) -> None:
-        """Let the call continue. Idempotent."""
+        """Execute the call, now or when it arrives. Idempotent."""
         self._is_released = True
         carry_out, self._continue = self._continue, None
         if carry_out is not None:
@@ -79,7 +83,7 @@ class Hold:
 
 
 class PortConnection:
-    """A connection of the host to a port of the sandbox, from the side of the listening program."""
+    """A connection of the host to a port of the sandbox, as the listening program sees the connection."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -91,7 +95,7 @@ class PortConnection:
         call.on_gone = self._end
 
     async def read(self) -> bytes:
-        """Return the next bytes, or ``b""`` at the end."""
+        """Wait for the next bytes from the host and return them; return ``b""`` when the host sends no more."""
         while not self._pieces:
             if self._is_over:
                 return b""
@@ -102,7 +106,7 @@ class PortConnection:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send bytes."""
+        """Send bytes to the host. Wait while the send queue of the connection is full."""
         while data:
             room = self._call.room()
             if room <= 0:
@@ -134,7 +138,7 @@ class ServiceStream:
         self._is_over = False
 
     def handle(self, event: events.StreamEvent) -> None:
-        """Process one event of the stream."""
+        """Record one event of the stream: bytes, a message or the end."""
         if isinstance(event, events.Bytes):
             self._items.append((event.data, event.credit))
         elif isinstance(event, events.Received):
@@ -145,7 +149,7 @@ class ServiceStream:
         self._news.set()
 
     async def read(self) -> Any:  # noqa: ANN401 - bytes or a message
-        """Return the next bytes or message; None at the end."""
+        """Wait for the next bytes or message from the service and return them; return None when nothing more arrives."""
         while not self._items:
             if self._is_over:
                 return None
@@ -157,12 +161,12 @@ class ServiceStream:
         return item
 
     def write(self, data: bytes) -> None:
-        """Send bytes."""
+        """Send bytes to the service."""
         self._guest.connection.send_bytes(self._stream, schema.BODY, data)
         self._guest.flush()
 
     def end(self) -> None:
-        """End the stream."""
+        """Send the END: the guest sends nothing more on this stream."""
         self._guest.connection.end(self._stream)
         self._guest.flush()
 
@@ -172,15 +176,15 @@ class MemoryGuest:
 
     Args:
         scripts: Scripts that the guest can run.
-        clock: Clock of the timers; None: the event loop's.
+        clock: Clock of the timers; None: the clock of the event loop.
 
     Attributes:
-        identity: Sandbox id of the last wake; empty before the first.
-        hostname: Hostname of the last wake.
-        env: Environment of the last wake.
-        delay_s: Seconds of the guest's time before each call is carried out.
-        is_silent: True if the guest reads and never responds.
-        ended: Resolved with the exit reason, ``exited`` or ``killed``, when the guest has ended.
+        identity: Sandbox id from the last wake; empty before the first wake.
+        hostname: Host name from the last wake.
+        env: Environment from the last wake.
+        delay_s: Seconds of the guest's own time that pass before each call is executed.
+        is_silent: True to make the guest ignore everything that it receives and never respond.
+        ended: Future that gets the exit reason, ``exited`` or ``killed``, when the guest has ended.
     """
 
     def __init__(self, scripts: Scripts | None = None, clock: GuestClock | None = None) -> None:
@@ -225,23 +229,33 @@ class MemoryGuest:
         return self._is_frozen
 
     def requests(self, name: str) -> list[dict[str, Any]]:
-        """Return the arguments of all calls of a name, oldest first."""
+        """Return the arguments of all calls that the guest has received, the oldest first.
+
+        Args:
+            name: Name of the calls, such as ``process.start``.
+        """
         return [args for called, args in self._requests if called == name]
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
     def fail_next(self, name: str, code: str = "internal", message: str = "The guest failed.") -> None:
-        """Refuse the next call of a name."""
+        """Let the guest refuse the next call with an error.
+
+        Args:
+            name: Name of the call, such as ``process.start``.
+            code: Code of the error, one of ``schema.RESET_CODES``.
+            message: Message of the error.
+        """
         self._faults.setdefault(name, []).append(RpcError(code, message))
 
     def hold(self, name: str) -> Hold:
-        """Let the next call of a name wait until the result is released."""
+        """Let the next call of this name wait until the test releases the returned hold."""
         hold = Hold()
         self._faults.setdefault(name, []).append(hold)
         return hold
 
     def drop_next(self, name: str) -> None:
-        """Never respond to the next call of a name."""
+        """Let the guest never respond to the next call of this name."""
         self._faults.setdefault(name, []).append(None)
 
     def break_link(self) -> None:
@@ -251,12 +265,12 @@ class MemoryGuest:
             self.stream.news.set()
 
     def send_garbage(self, data: bytes = b"\xff" * 4096) -> None:
-        """Write bytes into the link that are not frames."""
+        """Let the guest send bytes that are not frames."""
         if self.stream is not None:
             self.stream.put(data)
 
     def end(self, reason: str = "killed") -> None:
-        """End the guest. Idempotent."""
+        """End the guest with an exit reason, ``exited`` or ``killed``. Idempotent."""
         if self.ended.done():
             return
         self.ended.set_result(reason)
@@ -273,7 +287,7 @@ class MemoryGuest:
             self.stream.writable.set()
 
     def out_of_memory(self) -> None:
-        """End all kernels and processes as the memory limit does."""
+        """End all kernels and processes with the reason ``oom``, as the memory limit does."""
         for process in self.processes.running:
             process.kill("oom")
         for context in self.kernels.contexts.values():
@@ -287,7 +301,7 @@ class MemoryGuest:
         return self.stream
 
     def receive(self, data: bytes) -> bool:
-        """Receive bytes of the host. Return False if there is no room for them now."""
+        """Receive bytes from the host. Return False, and take nothing, if the pipe of a paused guest would hold more than ``PIPE_BYTES``."""
         if self._is_frozen:
             if len(self._waiting_input) + len(data) > PIPE_BYTES:
                 return False
@@ -298,7 +312,7 @@ class MemoryGuest:
         return True
 
     def flush(self) -> None:
-        """Send queued frames until the pipe is full."""
+        """Send queued frames to the host until the pipe is full."""
         stream = self.stream
         if stream is None or self._is_frozen or self.is_silent or self.ended.done():
             return
@@ -308,12 +322,12 @@ class MemoryGuest:
             self._rpc.handle(event)
 
     def freeze(self) -> None:
-        """Pause: read nothing, write nothing, and stop all timers. Idempotent."""
+        """Pause the guest: it reads nothing, writes nothing, and its timers stand still. Idempotent."""
         self._is_frozen = True
         self.timers.hold()
 
     def thaw(self) -> None:
-        """Continue. Idempotent."""
+        """Let a paused guest continue. Idempotent."""
         if not self._is_frozen:
             return
         self._is_frozen = False
@@ -327,7 +341,12 @@ class MemoryGuest:
         self.flush()
 
     def open_service(self, name: str, args: Mapping[str, Any] | None = None) -> ServiceStream:
-        """Open a stream to a service of the host."""
+        """Open a stream to a service of the host.
+
+        Args:
+            name: Name of the service, such as ``packages``.
+            args: Arguments for the service; None: no arguments.
+        """
         stream = self.connection.open({"service": name, "args": dict(args or {})})
         service = self._services[stream] = ServiceStream(self, stream)
         self.flush()
@@ -387,7 +406,7 @@ class MemoryGuest:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a saved state. Must be the first call on a new guest."""
+        """Load a state that :meth:`save` returned. The caller must call this method first on a new guest."""
         self.files = self.processes.files = self.kernels.files = state["files"].copy()
         self.connection.asleep = state["asleep"]
         self.identity, self.hostname, self.env, self.workspace = state["identity"], state["hostname"], dict(state["env"]), state["workspace"]
@@ -598,7 +617,11 @@ class MemoryGuest:
 
 
 def _checked(call: Call) -> int:
-    """Return the user id of a file call after checking its path."""
+    """Check the user and the path of a file call, and return the user id.
+
+    Raises:
+        RpcError: The user is unknown, or the path is not absolute.
+    """
     path, user = call.args["path"], call.args["user"]
     if user not in UIDS:
         raise RpcError("invalid_request", f"There is no user {user[:50]!r}.", "Use 'user' or 'root'.")
@@ -626,7 +649,7 @@ class MemoryStream:
         self.news.set()
 
     async def receive(self, max_bytes: int) -> bytes:
-        """Return the next bytes, or ``b""`` after the guest has ended."""
+        """Wait for the next bytes from the guest, and return at most ``max_bytes`` of them. Return ``b""`` after the stream has ended."""
         while not self._pieces:
             if self._is_over:
                 return b""
@@ -645,23 +668,23 @@ class MemoryStream:
         return data
 
     def try_send(self, frame: bytes) -> bool:
-        """Send one frame whole, or nothing.
+        """Send one frame as a whole. Return False, and send nothing, if the pipe to the guest is full.
 
         Raises:
-            BrokenPipeError: The guest has ended.
+            BrokenPipeError: The guest has ended, or either end has closed the stream.
         """
         if self._is_over:
             raise BrokenPipeError("the guest has ended")
         return self._guest.receive(frame)
 
     async def wait_writable(self) -> None:
-        """Return when :meth:`try_send` may succeed again."""
+        """Wait until :meth:`try_send` may succeed again or the stream has ended."""
         while self._guest.is_frozen and not self._is_over:
             self.writable.clear()
             await self.writable.wait()
 
     async def aclose(self) -> None:
-        """Close this end. Idempotent."""
+        """Close the host's end of the stream. Idempotent."""
         self.is_closed = True
         self.news.set()
         self.writable.set()

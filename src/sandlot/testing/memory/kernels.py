@@ -1,8 +1,8 @@
 """Contexts of a scripted guest. Cells run one after another in the process of the test and keep their variables.
 
-Python cells are executed with ``print``, top-level ``await``, the value of the last expression, and ``time.sleep`` and loops at their top
-level that can be interrupted. Bash cells run in the scripted shell. JavaScript cells understand ``console.log`` of a literal. A test
-registers a script for any other code in :attr:`Kernels.scripts`.
+Python cells support ``print``, top-level ``await`` and the value of the last expression. ``time.sleep`` and ``while`` loops at the top level of a
+cell can be interrupted. Bash cells run in the scripted shell. JavaScript cells can only call ``console.log`` with a literal. A test registers a
+script for any other code in :attr:`Kernels.scripts`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _FIRST_PID = 50
 _LOG = re.compile(r"""\s*console\.log\((?P<value>"[^"]*"|'[^']*'|-?[\d.]+)\);?\s*""")
 
 CellScript = Callable[["Cell"], Awaitable[None]]
-"""A scripted cell. An exception that it raises becomes the cell's error."""
+"""Function that runs instead of the code of a cell. An exception of the function becomes the error of the cell."""
 
 
 class Cell:
-    """One execution.
+    """One execution of code in a context.
 
     Attributes:
         id: Id of the execution in hexadecimal.
-        code: Source.
+        code: Source code.
         output: Printed text, displayed values and errors.
-        result: Result of the cell, after its end.
+        result: Result of the cell; None until the cell has ended.
     """
 
     def __init__(self, id_: str, args: Mapping[str, Any], timers: Timers) -> None:
@@ -66,17 +66,26 @@ class Cell:
 
     @property
     def is_followed(self) -> bool:
-        """True if a call receives the output."""
+        """True if at least one call receives the output of the cell."""
         return bool(self._followers)
 
     def begin(self, count: int) -> None:
-        """Start the cell and its timeout."""
+        """Record that the cell starts now.
+
+        Args:
+            count: Execution count of the kernel.
+        """
         self.count = count
         self._began_s = self._timers.time_s()
         self.event("started", count=count)
 
     def write(self, text: str | bytes, channel: int = STDOUT) -> None:
-        """Print."""
+        """Write to the output of the cell.
+
+        Args:
+            text: Text or bytes to write.
+            channel: STDOUT or STDERR.
+        """
         self.output.write(channel, text.encode() if isinstance(text, str) else text)
         self.pump()
 
@@ -86,19 +95,30 @@ class Cell:
         self.pump()
 
     def display(self, data: Mapping[str, Any], *, main: bool = False) -> None:
-        """Show a value: MIME type -> text or bytes."""
+        """Display a value.
+
+        Args:
+            data: MIME type -> text or bytes.
+            main: True for the value of the cell's last expression.
+        """
         self.event("display", data=dict(data), main=main, metadata={}, display_id=None, update=None)
 
     def fail(self, name: str, value: str, lines: list[str] | None = None) -> None:
-        """Add an error."""
+        """Append the event ``error`` to the output of the cell.
+
+        Args:
+            name: Name of the exception.
+            value: Message of the exception.
+            lines: Lines of the traceback; None: no traceback.
+        """
         self.event("error", name=name, value=value, traceback=lines or [])
 
     async def sleep(self, seconds: float) -> None:
-        """Wait on the guest's clock."""
+        """Wait for some seconds of the guest's own time, which stands still while the guest is paused."""
         await self._timers.sleep(seconds)
 
     def finish(self, status: str) -> None:
-        """End the cell."""
+        """End the cell with a status of ``schema.CELL_STATUSES``. Does nothing if the cell has ended."""
         if self.result is None:
             self.result = self._state(status)
             self.pump()
@@ -115,7 +135,7 @@ class Cell:
         self.pump()
 
     def pump(self) -> None:
-        """Send output to all calls as far as they have room, and the result to calls that have received enough."""
+        """Send output to all following calls until their send queues are full. Send the result to calls that have received all requested output."""
         self.output.pump()
         for entry in list(self._followers):
             call, follower = entry
@@ -136,7 +156,7 @@ class Cell:
 
 
 class Context:
-    """A kernel with state: one language, one cell at a time."""
+    """A context: one language with a kernel that keeps variables and runs one cell at a time."""
 
     def __init__(self, kernels: Kernels, name: str, language: str, cwd: str, env: Mapping[str, str]) -> None:
         self._kernels = kernels
@@ -154,7 +174,7 @@ class Context:
         self._end_status = ""
 
     def describe(self) -> dict[str, Any]:
-        """Return the record of ``kernel.list``."""
+        """Return the record of the context in ``kernel.list``."""
         state = "busy" if self.cell is not None else "idle" if self.pid is not None else "stopped"
         fields = {"kernel": self.name, "language": self.language, "cwd": self.cwd, "state": state}
         return {**fields, "execution_count": self.count, "pid": self.pid}
@@ -167,12 +187,16 @@ class Context:
             self.count = 0
 
     def submit(self, cell: Cell) -> None:
-        """Queue a cell behind the waiting cells."""
+        """Add a cell behind the waiting cells, and start the cell if no other cell is running or waiting."""
         self.queue.append(cell)
         self._next()
 
     def interrupt(self, status: str = "error") -> bool:
-        """Interrupt the running cell. Return whether there is one."""
+        """Interrupt the running cell. Return False if no cell is running, or if the running cell is being interrupted already.
+
+        Args:
+            status: Status of the interrupted cell.
+        """
         if self.cell is None or self._task is None or self._end_status:
             return False
         self._end_status = status
@@ -180,24 +204,34 @@ class Context:
         return True
 
     def abort(self, cell: Cell, why: str) -> None:
-        """End a waiting cell that will not run."""
+        """End a waiting cell without running it.
+
+        Args:
+            cell: Waiting cell.
+            why: Reason as a sentence, for the error of the cell.
+        """
         if cell in self.queue:
             self.queue.remove(cell)
             cell.fail("Aborted", f"The cell was not run. {why}")
             cell.finish("aborted")
 
     def abort_all(self, why: str) -> None:
-        """End all waiting cells."""
+        """End all waiting cells without running them. ``why`` is the reason as a sentence."""
         for cell in list(self.queue):
             self.abort(cell, why)
 
     def stop(self, why: str, status: str = "killed") -> None:
-        """End the kernel. Its variables are lost."""
+        """End the kernel and abort all waiting cells. The variables of the kernel are lost.
+
+        Args:
+            why: Reason as a sentence, for the errors of the waiting cells.
+            status: Status of the running cell.
+        """
         self.abort_all(why)
         self.die(status)
 
     def die(self, status: str = "died") -> None:
-        """End the kernel's process, and the running cell with it."""
+        """End the process of the kernel. The running cell ends with ``status``; waiting cells then run in a new kernel."""
         self.pid = None
         cell, task = self.cell, self._task
         if cell is not None and task is not None:
@@ -274,7 +308,7 @@ class Context:
 
 
 class KernelExit(BaseException):
-    """A cell ended the kernel's process."""
+    """Raised by code of a cell that ends the process of the kernel."""
 
 
 class ExitStatus(Exception):  # noqa: N818 - the name that clients see
@@ -286,12 +320,12 @@ class Kernels:
 
     Args:
         files: The file tree.
-        timers: The guest's time.
-        processes: Its processes; bash cells use their programs.
-        scripts: Code of a cell -> script that runs instead.
-        environment: Returns the sandbox's environment.
-        workspace: Returns the default working folder.
-        expire: Refuses the id of an execution that is no longer kept.
+        timers: Timers of the guest.
+        processes: Processes of the guest. Bash cells run their programs.
+        scripts: Code of a cell -> script that runs instead of the code.
+        environment: Function that returns the environment of the sandbox.
+        workspace: Function that returns the default working folder.
+        expire: Function that makes the guest refuse an execution id from now on, because the execution is no longer kept.
     """
 
     def __init__(
@@ -326,24 +360,29 @@ class Kernels:
         }
 
     def new_cell_context(self, cwd: str, env: Mapping[str, str]) -> CellContext:
-        """Return the state that a bash context keeps between its cells."""
+        """Return the program context of a new bash kernel, which keeps variables and folder from cell to cell.
+
+        Args:
+            cwd: Working folder at the start.
+            env: Variables in addition to the environment of the sandbox.
+        """
         return CellContext(self._processes, self.files, {**self._processes.environment("user", {}), **env}, cwd)
 
     def forget_past(self) -> None:
-        """Forget finished cells and abort waiting ones: they belonged to another sandbox."""
+        """Forget all cells and abort the waiting cells. Called when the guest becomes another sandbox, because the cells belong to the original."""
         for context in self.contexts.values():
             context.abort_all("This sandbox is a copy, and the cell belongs to the original.")
         self.cells.clear()
 
     def trim(self) -> None:
-        """Forget the oldest finished cells that no call reads."""
+        """Forget the oldest finished cells that no call follows, so that at most ``KEPT`` cells are remembered."""
         finished = [cell for cell in self.cells.values() if cell.result is not None and not cell.is_followed]
         for cell in finished[: max(0, len(self.cells) - KEPT)]:
             del self.cells[cell.id]
             self._expire(cell.id, "kernel.execute")
 
     def copy_state(self) -> dict[str, Any]:
-        """Return a copy of the contexts and finished cells for a snapshot."""
+        """Return a copy of the contexts and cells for a snapshot. Running and waiting cells are saved without their output."""
         contexts = [
             {
                 "name": each.name,
@@ -361,7 +400,7 @@ class Kernels:
         return {"contexts": contexts, "again": [*running, *waiting], "finished": finished}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a snapshot: unfinished cells run again from their beginning."""
+        """Load the contexts and cells of a snapshot into a new guest. Unfinished cells run again from their beginning."""
         for saved in state["contexts"]:
             context = self.contexts[saved["name"]] = Context(self, saved["name"], saved["language"], saved["cwd"], saved["env"])
             context.boot()
@@ -473,10 +512,10 @@ class Kernels:
 
 
 class CellContext(ProgramContext):
-    """Context of the shell of a bash cell. There is no process of its own.
+    """Program context of the shell in a bash context. The shell has no process of its own.
 
     Attributes:
-        cell: The cell that output goes to.
+        cell: Cell that receives the output; None before the first cell.
     """
 
     def __init__(self, processes: Processes, files: MemoryFiles, env: dict[str, str], cwd: str) -> None:
@@ -492,25 +531,25 @@ class CellContext(ProgramContext):
 
     @property
     def stdin(self) -> None:
-        """Always None: a cell has no input."""
+        """Standard input: always None, because a cell has no standard input."""
         return
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
-        """Print in the cell."""
+        """Write to the output of the present cell."""
         if self.cell is not None:
             self.cell.write(data, channel)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait on the guest's clock."""
+        """Wait for some seconds of the guest's own time."""
         if self.cell is not None:
             await self.cell.sleep(seconds)
 
 
 class _Interruptible(ast.NodeTransformer):
-    """Makes ``time.sleep`` and the turns of ``while`` loops outside of functions points where a cell can be interrupted."""
+    """Rewrites a cell so that it can be interrupted in ``time.sleep`` and at each turn of a ``while`` loop, outside of functions and classes."""
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """Leave functions and classes as they are."""
+        """Return functions, lambdas and classes unchanged; rewrite every other node."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             return node
         return super().visit(node)  # type: ignore[no-any-return]
@@ -537,7 +576,15 @@ def _awaited(name: str, arguments: list[ast.expr]) -> ast.Await:
 
 
 async def run_python(cell: Cell, namespace: dict[str, Any], files: MemoryFiles, env: Mapping[str, str], cwd: str) -> None:
-    """Execute a Python cell in a namespace."""
+    """Execute a Python cell.
+
+    Args:
+        cell: Cell to execute; receives the output.
+        namespace: Variables of the kernel. The cell changes them.
+        files: File tree of the guest, for ``open``.
+        env: Environment that the cell sees in ``os.environ``.
+        cwd: Working folder of the kernel.
+    """
 
     def show(*values: object, sep: str = " ", end: str = "\n", file: object = None, flush: bool = False) -> None:
         del flush

@@ -1,9 +1,9 @@
 """Output of a process or cell: kept in bounded channels, addressed by byte offset, and sent to the calls that follow it.
 
 Invariants:
-- Output of both channels and events are sent in the order of the writes.
-- Without a follower the oldest bytes beyond :data:`~sandlot.protocol.schema.OUTPUT_BUFFER_BYTES` of a channel are dropped. A follower
-  that needs dropped bytes gets a ``lost`` event with their number.
+- Bytes of both channels and events are sent in the order in which they were written.
+- While no call follows the output, each channel keeps about the last :data:`~sandlot.protocol.schema.OUTPUT_BUFFER_BYTES` bytes. A follower that
+  requests dropped bytes gets a ``lost`` event with their number.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from sandlot.testing.memory.rpc import Call
 CHUNK_BYTES = 60000
 
 Item = tuple[int, bytes | dict[str, Any]]
-"""Channel and bytes, or ``EVENT`` and an event."""
+"""Either a channel and bytes that were written to the channel, or ``EVENT`` and an event."""
 EVENT = 0
 
 
 class Follower:
-    """One call that receives output.
+    """One call that receives the output of a log.
 
     Attributes:
-        position: Index of the next item of the log.
-        at: Channel -> offset of the next byte.
-        next_event: Number of the next event.
+        position: Index of the next item of the log to send.
+        at: Channel -> offset of the next byte to send.
+        next_event: Number of the next event to send, from 0.
         until: Number of items to send; None: all items until the end of the output.
     """
 
@@ -74,13 +74,24 @@ class OutputLog:
         self.pump()
 
     async def drained(self) -> None:
-        """Wait until no follower is more than a buffer behind."""
+        """Wait until no follower lacks more than ``OUTPUT_BUFFER_BYTES`` bytes of the output."""
         while any(self._behind(follower) > OUTPUT_BUFFER_BYTES for follower in self.followers):
             self._drained.clear()
             await self._drained.wait()
 
     def follow(self, call: Call, stdout_from: int | None, stderr_from: int | None, *, events_from: int = 0, wait: bool = True) -> Follower | None:
-        """Send output to a call from the given offsets on. Return None if an offset is beyond the end."""
+        """Send output to a call.
+
+        Args:
+            call: Call that receives the output.
+            stdout_from: Offset of the first byte of standard output to send; None: the first byte.
+            stderr_from: Offset of the first byte of standard error to send; None: the first byte.
+            events_from: Number of events to skip.
+            wait: True to send all further output too; False to send only the output so far.
+
+        Returns:
+            The new follower. None if an offset is negative or beyond the end of the output.
+        """
         at = {STDOUT: stdout_from or 0, STDERR: stderr_from or 0}
         if any(not 0 <= offset <= self.ends[channel] for channel, offset in at.items()):
             return None
@@ -99,7 +110,7 @@ class OutputLog:
         self._drained.set()
 
     def pump(self) -> None:
-        """Send output to all followers as far as their streams have room."""
+        """Send output to all followers until their send queues are full."""
         for follower in list(self.followers):
             self._send(follower)
         self._drained.set()
@@ -109,7 +120,7 @@ class OutputLog:
         return follower.position >= len(self._items)
 
     def has_enough(self, follower: Follower) -> bool:
-        """Return whether a follower that does not wait has received everything that existed when it began."""
+        """Return whether a follower that was created with ``wait=False`` has received all output that existed at its creation."""
         return follower.until is not None and follower.position >= follower.until
 
     def copy(self) -> OutputLog:

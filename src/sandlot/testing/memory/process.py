@@ -30,7 +30,7 @@ Program = Callable[["ProgramContext"], Awaitable[int | None]]
 
 
 class Killed(BaseException):
-    """Raised inside a program by a signal that ends it."""
+    """Raised in the script of a program when a signal ends the program. ``number`` is the number of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -47,25 +47,30 @@ class StandardInput:
         self.is_open = True
 
     def feed(self, data: bytes, taken: Callable[[], None]) -> None:
-        """Add bytes; ``taken`` is called when the program has read them."""
+        """Add bytes behind the unread bytes.
+
+        Args:
+            data: Bytes for the program.
+            taken: Function that is called when the program has read the bytes, or when they are dropped.
+        """
         self.accepted += len(data)
         self._pieces.append((data, taken))
         self._news.set()
 
     def finish(self) -> None:
-        """End the input after what was fed. Idempotent."""
+        """End the input after the bytes that were added so far. Idempotent."""
         self.is_open = False
         self._news.set()
 
     def close(self) -> None:
-        """Drop all unread bytes and ignore later ones."""
+        """End the input, and drop all unread bytes."""
         self.finish()
         pieces, self._pieces = self._pieces, []
         for _, taken in pieces:
             taken()
 
     async def read(self) -> bytes:
-        """Return the next bytes, or ``b""`` at the end."""
+        """Wait for the next bytes and return them; return ``b""`` at the end of the input."""
         while not self._pieces:
             if not self.is_open:
                 return b""
@@ -77,15 +82,15 @@ class StandardInput:
 
 
 class ProgramContext:
-    """A running program: the interface for its script.
+    """Interface between a running program and its script.
 
     Attributes:
-        argv: Command line.
-        env: Environment.
-        cwd: Working folder.
+        argv: Name of the program and arguments.
+        env: Environment of the program.
+        cwd: Working folder of the program.
         uid: User id of the program.
-        files: The guest's file tree.
-        traps: Signal number -> function that handles it instead of the default action.
+        files: File tree of the guest.
+        traps: Signal number -> function that is called instead of the default action of the signal.
     """
 
     def __init__(self, process: Process, env: Mapping[str, str], cwd: str, files: MemoryFiles, run: Callable[..., Awaitable[int]]) -> None:
@@ -103,11 +108,16 @@ class ProgramContext:
 
     @property
     def stdin(self) -> StandardInput | None:
-        """Standard input; None is /dev/null."""
+        """Standard input of the program; None if standard input is ``/dev/null``."""
         return self._process.stdin
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
-        """Write output; waits while a follower is more than a buffer behind."""
+        """Write output. Wait while a call that follows the output lacks more than ``OUTPUT_BUFFER_BYTES`` bytes.
+
+        Args:
+            data: Text or bytes.
+            channel: STDOUT or STDERR. On a terminal all output goes to STDOUT.
+        """
         raw = data.encode() if isinstance(data, str) else data
         if self._process.is_terminal:
             channel, raw = STDOUT, raw.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
@@ -119,23 +129,23 @@ class ProgramContext:
         await self.write(data, STDERR)
 
     async def read_all(self) -> bytes:
-        """Return all of standard input."""
+        """Read standard input to its end, and return all bytes."""
         pieces = []
         while self.stdin is not None and (piece := await self.stdin.read()):
             pieces.append(piece)
         return b"".join(pieces)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait on the guest's clock."""
+        """Wait for some seconds of the guest's own time, which stands still while the guest is paused."""
         await self._process.timers.sleep(seconds)
 
     def kill(self, number: int) -> None:
-        """Send the process a signal."""
+        """Send a signal to the process of the program. ``number`` is the number of the signal."""
         self._process.signal(number)
 
 
 class Process:
-    """One process of the host, running or finished."""
+    """One process that the host started in the guest, running or ended."""
 
     def __init__(self, id_: str, pid: int, args: Mapping[str, Any], timers: Timers) -> None:
         self.id = id_
@@ -169,11 +179,20 @@ class Process:
 
     @property
     def is_followed(self) -> bool:
-        """True if a call receives the output."""
+        """True if at least one call receives the output of the process."""
         return bool(self._followers)
 
     def follow(self, call: Call, stdout_from: int | None, stderr_from: int | None) -> None:
-        """Send output and the result to a call."""
+        """Send output and the result to a call.
+
+        Args:
+            call: Call that receives the output and the result.
+            stdout_from: Offset of the first byte of standard output to send; None: the oldest byte.
+            stderr_from: Offset of the first byte of standard error to send; None: the oldest byte.
+
+        Raises:
+            RpcError: An offset is beyond the end of the output.
+        """
         call.event("started", pid=self.pid)
         follower = self.output.follow(call, stdout_from, stderr_from)
         if follower is None:
@@ -187,7 +206,7 @@ class Process:
         self.pump()
 
     def wait(self, call: Call) -> None:
-        """Send the result to a call."""
+        """Send the result to a call, now or when the process ends."""
         if not self.running:
             call.result(**self.result())
             return
@@ -195,7 +214,7 @@ class Process:
         call.on_gone = lambda: self._waiting.remove(call)
 
     def pump(self) -> None:
-        """Send output to all calls as far as they have room, and the result to calls that have received everything."""
+        """Send output to all following calls until their send queues are full. Send the result to calls that have received all output."""
         self.output.pump()
         if self.running:
             return
@@ -238,7 +257,7 @@ class Process:
         }
 
     def signal(self, number: int) -> None:
-        """Deliver a signal: to a trap of the program, or with its default action."""
+        """Deliver a signal to the process. If the program has no trap for the signal, carry out the default action of the signal."""
         if not self.running:
             return
         trap = self.context.traps.get(number) if self.context is not None and number != signals.SIGKILL else None
@@ -254,7 +273,12 @@ class Process:
             self.end(None, signals.SIGKILL)
 
     def end(self, exit_code: int | None, number: int | None = None) -> None:
-        """Record the end of the process."""
+        """Record the end of the process, and send the result to waiting calls. Does nothing if the process has ended.
+
+        Args:
+            exit_code: Exit code; ignored if a signal ended the process.
+            number: Number of the signal that ended the process; None if the process exited.
+        """
         if not self.running:
             return
         self.exit_code = None if number is not None else exit_code
@@ -291,11 +315,11 @@ class Processes:
 
     Args:
         files: The file tree.
-        timers: The guest's time.
-        programs: Name of a program -> script. Looked up by the last part of ``argv[0]``.
-        environment: Returns the sandbox's environment.
-        workspace: Returns the default working folder.
-        expire: Refuses the id of a process that is no longer kept.
+        timers: Timers of the guest.
+        programs: Path or name of a program -> script. The name of a program is the last part of ``argv[0]``.
+        environment: Function that returns the environment of the sandbox.
+        workspace: Function that returns the default working folder.
+        expire: Function that makes the guest refuse a process id from now on, because the process is no longer kept.
     """
 
     def __init__(
@@ -332,15 +356,24 @@ class Processes:
         return [process for process in self.by_id.values() if process.running]
 
     def environment(self, user: str, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the complete environment of a process."""
+        """Return the complete environment of a process.
+
+        Args:
+            user: Account of the process, ``user`` or ``root``.
+            env: Variables that replace or extend the environment of the sandbox.
+        """
         base = {"PATH": _PATH, "HOME": HOMES[user], "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", "LANG": "C.UTF-8"}
         return {**base, **self._environment(), **env}
 
     def spawn(self, id_: str, args: Mapping[str, Any]) -> Process:
         """Start a process.
 
+        Args:
+            id_: Id of the process, 32 hexadecimal digits.
+            args: Arguments of ``process.start``.
+
         Raises:
-            RpcError: The arguments name no program, user or folder that exists.
+            RpcError: The program, the user or the working folder does not exist, or another argument is invalid.
         """
         argv = args["argv"]
         if not argv or not argv[0]:
@@ -371,11 +404,11 @@ class Processes:
         return process
 
     def find(self, argv: list[str]) -> Program | None:
-        """Return the script of a command line."""
+        """Return the script of the program that a command line names; None if the guest has no such program."""
         return self._programs.get(argv[0]) or self._programs.get(argv[0].rpartition("/")[2])
 
     def forget_finished(self) -> None:
-        """Forget finished processes: they belonged to another sandbox."""
+        """Forget the processes that have ended. Called when the guest becomes another sandbox, because the processes belong to the original."""
         self.by_id = {id_: process for id_, process in self.by_id.items() if process.running}
 
     async def close(self) -> None:
@@ -401,7 +434,7 @@ class Processes:
             process.end((code or 0) & 255)
 
     async def run_nested(self, context: ProgramContext) -> int:
-        """Run a command as a child of a program, in its context. Return the exit code."""
+        """Run the command ``context.argv`` as a child of a program, and return the exit code. The child uses the program context of its parent."""
         program = self.find(context.argv)
         if program is None:
             await context.error(f"sh: 1: {context.argv[0]}: not found\n")

@@ -1,4 +1,4 @@
-"""Requests of the host to a scripted guest: checked against the schema, remembered by id, and answered on their stream."""
+"""Calls of the host to a scripted guest. They are checked against the schema, remembered by id, and their results are sent on their streams."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _NOT_REMEMBERED = frozenset(
         *("kernel.execute", "kernel.attach", "kernel.list", "file.read", "file.stat", "file.list", "port.connect"),
     }
 )
-"""Calls that can be repeated without harm, or whose handler finds the earlier work by the call's id."""
+"""Names of calls whose results are not remembered: the call can be repeated without harm, or its handler finds the earlier work by the call's id."""
 
 
 class RpcError(Exception):
-    """A refused call.
+    """Raised by a handler that refuses a call. The error is sent to the host as a RESET.
 
     Args:
         code: One of ``schema.RESET_CODES``.
         message: Description of the failure.
-        hint: Action of the caller.
+        hint: Action that solves the problem; may be empty.
     """
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
@@ -41,13 +41,13 @@ class Call:
     Attributes:
         name: Name of the call, for example ``process.start``.
         id: Id of the call in hexadecimal. It is also the id of the process or cell that the call starts.
-        args: Arguments; optional ones that are absent are None.
-        stream: Id of the stream, or ``NO_STREAM`` while the link is down.
-        outcome: The result or the error, once there is one.
-        on_bytes: Receives (channel, data, credit) of the host's bytes.
-        on_end: Called when the host sends no more.
-        on_gone: Called when the stream is over before the outcome.
-        on_writable: Called when there is room for more.
+        args: Arguments. An absent optional argument is None.
+        stream: Id of the stream of the call; ``NO_STREAM`` while the call has no stream, because the link ended.
+        outcome: Result or error of the call; None until the call has ended.
+        on_bytes: Function that is called with channel, bytes and credit when the host has sent bytes.
+        on_end: Function that is called when the host has sent END.
+        on_gone: Function that is called when the stream ends before the call.
+        on_writable: Function that is called when the send queue of the stream is no longer full.
     """
 
     def __init__(self, server: RpcServer, stream: int, name: str, id_: str, args: dict[str, Any]) -> None:
@@ -64,21 +64,26 @@ class Call:
         self.ended = False
 
     def event(self, event: str, /, **fields: Any) -> None:  # noqa: ANN401 - any value of the protocol
-        """Send an event."""
+        """Send an event of the call to the host.
+
+        Args:
+            event: Name of the event.
+            fields: Fields of the event.
+        """
         self._server.connection.send(self.stream, {"event": event, **fields})
         self._server.flush()
 
     def data(self, channel: int, piece: bytes) -> None:
-        """Send bytes on a channel."""
+        """Send bytes to the host on a channel."""
         self._server.connection.send_bytes(self.stream, channel, piece)
         self._server.flush()
 
     def room(self) -> int:
-        """Return the number of bytes that may be queued now."""
+        """Return the number of bytes that may be queued for the host now; 0 if the send queue is full."""
         return self._server.connection.room(self.stream)
 
     def consumed(self, credit: int) -> None:
-        """Let the host send as much more."""
+        """Allow the host to send ``credit`` more bytes on the stream of the call."""
         self._server.connection.consumed(self.stream, credit)
         self._server.flush()
 
@@ -91,7 +96,7 @@ class Call:
         self.finish(RpcError(code, message, hint))
 
     def finish(self, outcome: dict[str, Any] | RpcError) -> None:
-        """End the call. Only the first outcome counts."""
+        """End the call with a result (a map) or an error. Does nothing if the call has ended."""
         if self.outcome is not None:
             return
         self.outcome = outcome
@@ -110,9 +115,9 @@ class RpcServer:
 
     Args:
         connection: The guest's end of the protocol.
-        flush: Sends what the connection has queued.
+        flush: Function that sends the queued frames of the connection.
         handlers: Name of a call -> handler. A handler may raise :class:`RpcError`.
-        intercept: Called with each valid call and the function that runs it, to apply faults.
+        intercept: Function that is called with each valid call and with the function that executes the call. It can delay, refuse or drop the call.
     """
 
     def __init__(
@@ -131,7 +136,7 @@ class RpcServer:
         self.remembered: dict[str, tuple[str, dict[str, Any] | RpcError]] = {}
 
     def handle(self, event: events.Event) -> None:
-        """Process one event of the connection."""
+        """Handle one event of the connection: a new call, an event of a call's stream, or the end of all streams."""
         if isinstance(event, events.Opened):
             self._opened(event)
         elif isinstance(event, events.StreamEvent):
@@ -140,7 +145,7 @@ class RpcServer:
             self.drop_streams()
 
     def drop_streams(self) -> None:
-        """Detach all calls from their streams. Calls that can continue without a stream continue."""
+        """Detach all calls in progress from their streams, because the streams are gone. The calls continue unless their ``on_gone`` ends them."""
         gone, self._by_stream = self._by_stream, {}
         for call in gone.values():
             call.stream = NO_STREAM
@@ -151,7 +156,7 @@ class RpcServer:
         self._remember(id_, name, RpcError("process_not_found", "A call with this id has ended, and its result is no longer kept.", "Use a new id."))
 
     def settle(self, call: Call) -> None:
-        """Forget a finished call and remember its outcome."""
+        """Record the outcome of a call for repeated calls with the same id. If the host has sent END, forget the stream of the call."""
         if call.ended:
             self._by_stream.pop(call.stream, None)
         if self._in_progress.get(call.id) is call and call.outcome is not None:

@@ -2,7 +2,7 @@
 
 The shell understands lists (``;``, newline, ``&&``, ``||``), pipes, redirections of the three standard streams, quotes, ``$NAME``,
 ``$$``, ``$?``, ``cd``, ``export``, ``exit``, ``exec``, ``trap '' SIGNAL`` and ``while true; do …; done``. Anything else is a syntax
-error with status 2. Register a program of one's own where a test needs more.
+error with status 2. A test that needs more registers its own program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SEQUENCE_MAX = 100_000
 
 
 class ShellExit(Exception):  # noqa: N818 - control flow of the shell
-    """``exit`` was reached."""
+    """Raised when a script reaches ``exit``. ``code`` is the exit status."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -44,7 +44,7 @@ class ShellExit(Exception):  # noqa: N818 - control flow of the shell
 
 @dataclass
 class Command:
-    """One simple command of a pipeline, before expansion."""
+    """One simple command of a pipeline, before its words are expanded."""
 
     words: list[str] = field(default_factory=list)
     redirects: list[tuple[str, str]] = field(default_factory=list)
@@ -52,10 +52,10 @@ class Command:
 
 @dataclass
 class Shell:
-    """A shell's state between commands.
+    """A shell and its state between commands.
 
     Attributes:
-        context: The process that runs the shell.
+        context: Context of the program that runs the shell.
         status: Exit status of the last command, ``$?``.
     """
 
@@ -63,7 +63,7 @@ class Shell:
     status: int = 0
 
     async def run(self, source: str) -> int:
-        """Run a script. Return its exit status."""
+        """Run the source of a script, and return its exit status."""
         try:
             await self.run_line(tokens(source))
         except ShellExit as over:
@@ -74,7 +74,7 @@ class Shell:
         return self.status
 
     async def run_line(self, parts: list[tuple[str, str]]) -> None:
-        """Run a parsed list of commands."""
+        """Run a list of commands that was split into tokens, and record the exit status of the last command."""
         run_next, at = True, 0
         while at < len(parts):
             if parts[at] == ("word", "while"):
@@ -105,7 +105,12 @@ class Shell:
             run_next = {"&&": self.status == 0, "||": self.status != 0}.get(text, True)
 
     async def _while(self, parts: list[tuple[str, str]], at: int) -> int:
-        """Run ``while true; do BODY; done``. Return the index after it."""
+        """Run a loop ``while CONDITION; do BODY; done``, and return the index of the first token after the loop.
+
+        Args:
+            parts: Tokens of the script.
+            at: Index of the token ``while``.
+        """
         do, done = parts.index(("word", "do"), at), parts.index(("word", "done"), at)
         while True:
             await self.run_line(parts[at + 1 : do])
@@ -167,7 +172,7 @@ class Shell:
         return await self.context.run_program(context)
 
     def expand(self, word: str) -> str:
-        """Return a word without its quotes, variables replaced."""
+        """Return a word without its quotes and with its variables replaced by their values."""
         return "".join(self._piece(match) for match in _PIECE.finditer(word))
 
     def _piece(self, match: re.Match[str]) -> str:
@@ -185,10 +190,10 @@ class Shell:
 
 
 class Piped(ProgramContext):
-    """Context of one command of a shell, with its redirected standard streams.
+    """Context of one command of a shell, with the redirected standard streams of the command.
 
     Args:
-        parent: The shell's process.
+        parent: Context of the program that runs the shell.
         piped: Output of the previous command of the pipeline; None: the command reads the input of the shell.
         capture: True if standard output goes to the next command.
     """
@@ -202,7 +207,7 @@ class Piped(ProgramContext):
         self._targets: dict[int, Callable[[bytes], object] | int] = {STDOUT: self.captured.extend if capture else STDOUT, STDERR: STDERR}
 
     def redirect(self, operator: str, path: str) -> None:
-        """Apply one redirection."""
+        """Apply one redirection, such as ``>>`` with a path."""
         if operator == "2>&1":
             self._targets[STDERR] = self._targets[STDOUT]
         elif operator in {">&2", "1>&2"}:
@@ -219,11 +224,11 @@ class Piped(ProgramContext):
             self._targets[channel] = lambda data: self.files.write(full, data, self.uid, append=True, parents=False)
 
     def path(self, path: str) -> str:
-        """Return an absolute path."""
+        """Return a path as an absolute path. A relative path begins at the working folder."""
         return posixpath.normpath(posixpath.join(self.cwd, path))
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
-        """Write output to the target of the channel."""
+        """Write output to the target to which the channel is redirected."""
         raw, target = data.encode() if isinstance(data, str) else data, self._targets[channel]
         if isinstance(target, int):
             await self._parent.write(raw, target)
@@ -231,11 +236,11 @@ class Piped(ProgramContext):
             target(raw)
 
     async def read_all(self) -> bytes:
-        """Return all of standard input."""
+        """Read standard input to its end, and return all bytes."""
         return await self._parent.read_all() if self._piped is None else self._piped
 
     async def read(self) -> bytes:
-        """Return the next bytes of standard input."""
+        """Wait for the next bytes of standard input and return them; return ``b""`` at the end."""
         if self._piped is None:
             return await self._parent.stdin.read() if self._parent.stdin is not None else b""
         data, self._piped = self._piped, b""
@@ -243,10 +248,10 @@ class Piped(ProgramContext):
 
 
 def tokens(source: str) -> list[tuple[str, str]]:
-    """Split a script into ("word" | "operator" | "redirect", text).
+    """Split a script into tokens. A token is ``word``, ``operator`` or ``redirect``, and its text.
 
     Raises:
-        SyntaxError: The script uses something that this shell does not know.
+        SyntaxError: A quoted string has no end.
     """
     found, at = [], 0
     while at < len(source):
@@ -267,7 +272,7 @@ def programs() -> dict[str, Program]:
 
 
 async def _sh(context: ProgramContext) -> int:
-    """``sh [-lc] [SCRIPT]``; without a script it runs lines of standard input, as an interactive shell does."""
+    """Run ``sh [-lc] [SCRIPT]``. Without a script, run the lines of standard input, as an interactive shell does."""
     arguments = [each for each in context.argv[1:] if not re.fullmatch(r"-[a-z]+|--\w+", each)]
     shell = Shell(context)
     if any(re.fullmatch(r"-[a-z]*c[a-z]*", each) for each in context.argv[1:]):
@@ -304,7 +309,7 @@ async def _interactive(context: ProgramContext, shell: Shell) -> int:
 
 
 def _checked(program: Program) -> Program:
-    """Turn errors of the file tree into messages on standard error."""
+    """Return a program that writes errors of the file tree to standard error and then exits with status 1."""
 
     async def run(context: ProgramContext) -> int:
         try:
@@ -317,7 +322,7 @@ def _checked(program: Program) -> Program:
 
 
 def _paths(context: ProgramContext) -> Iterator[str]:
-    """Yield the absolute paths among the arguments."""
+    """Yield the arguments that are not flags, as absolute paths."""
     for each in context.argv[1:]:
         if not each.startswith("-"):
             yield posixpath.normpath(posixpath.join(context.cwd, each))
@@ -508,7 +513,7 @@ async def _seq(context: ProgramContext) -> int:
 
 
 async def _kill(context: ProgramContext, arguments: list[str]) -> int:
-    """``kill [-SIGNAL] PID``: of the shell itself only."""
+    """Run ``kill [-SIGNAL] PID``. Only the process of the shell itself can be signalled."""
     number = signals.SIGTERM
     if arguments and arguments[0].startswith("-"):
         word = arguments[0][1:]
@@ -522,7 +527,7 @@ async def _kill(context: ProgramContext, arguments: list[str]) -> int:
 
 
 async def _python(context: ProgramContext) -> int:
-    """``python3 -c SOURCE``: statements without blocking calls; ``print``, ``sys.exit`` and ``sys.argv`` work."""
+    """Run ``python3 -c SOURCE``. The source must not block; it can use ``print``, and the names ``open``, ``argv`` and ``environ`` are defined."""
     if context.argv[1:2] != ["-c"] or not is_simple(context.argv[2]):
         await context.error("python3: the scripted guest runs -c with statements that do not block\n")
         return 2
@@ -535,7 +540,7 @@ async def _python(context: ProgramContext) -> int:
 
 
 class GuestFile(io.BytesIO):
-    """A file of the guest that scripted Python has opened; written back when it is closed."""
+    """A file of the guest that scripted Python has opened. Its content is written back when the file is closed."""
 
     def __init__(self, files: MemoryFiles, path: str, mode: str, uid: int) -> None:
         try:
@@ -547,7 +552,7 @@ class GuestFile(io.BytesIO):
         self._target = None if mode.rstrip("bt") == "r" else (files, path, uid)
 
     def close(self) -> None:
-        """Write the content back. Idempotent."""
+        """Write the content back to the file tree, unless the file was opened for reading. Idempotent."""
         if self._target is not None and not self.closed:
             files, path, uid = self._target
             files.write(path, self.getvalue(), uid)
@@ -555,7 +560,13 @@ class GuestFile(io.BytesIO):
 
 
 def opener(files: MemoryFiles, cwd: str, uid: int) -> Callable[..., IO[Any]]:
-    """Return ``open`` for scripted Python, so that it never touches a file of the test's machine."""
+    """Return the function ``open`` for scripted Python. It opens files of the guest, never files of the machine that runs the test.
+
+    Args:
+        files: File tree of the guest.
+        cwd: Folder at which relative paths begin.
+        uid: User id of the program.
+    """
 
     def open_file(path: str, mode: str = "r", **_options: object) -> IO[Any]:
         raw = GuestFile(files, posixpath.normpath(posixpath.join(cwd, path)), mode, uid)
@@ -565,7 +576,10 @@ def opener(files: MemoryFiles, cwd: str, uid: int) -> Callable[..., IO[Any]]:
 
 
 def is_simple(source: str) -> bool:
-    """Return whether a Python program can run inside the test's process: no loops that may not end, and no imports that could block."""
+    """Return whether a Python program can run inside the test's process: it has no ``while`` loop and imports only ``SAFE_MODULES``.
+
+    A program with a syntax error counts as simple, because it fails at once.
+    """
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError:
@@ -576,7 +590,13 @@ def is_simple(source: str) -> bool:
 
 
 def run_python(source: str, names: dict[str, Any], write: Callable[[int, str], object]) -> int:
-    """Run statements with some global names and return the exit status. ``print`` and an uncaught exception go to ``write``."""
+    """Run a Python program, and return its exit status.
+
+    Args:
+        source: Source code.
+        names: Global names of the program.
+        write: Function that is called with the channel and the text of each output of ``print`` and of an uncaught exception.
+    """
 
     def show(*values: object, sep: str = " ", end: str = "\n", file: object = None, flush: bool = False) -> None:
         del flush

@@ -1,12 +1,13 @@
-"""Store and blobs in memory. They open in microseconds, keep their content over a restart of the service, and fail on demand.
+"""Store and blobs in memory. They open in microseconds, keep their content over a simulated restart of the service, and fail on demand.
 
 Invariants:
-- :class:`MemoryDatabase` holds what survives. A store that is opened on it again, also while another one is open, sees the same rows.
+- :class:`MemoryDatabase` contains all records. All stores that are opened on the same database, one after the other or at once, see the same records.
 - An operation is one transaction: all of it happens in one turn of the event loop, or nothing happens. A caller that is cancelled during
   an operation gets its cancellation after the operation is complete, as with the real store.
-- Rows are copied on the way in, so that a record that a caller changes later does not change what is stored.
+- A saved record is copied, so that changes that a caller makes to the record later do not change the stored record.
 
-Nothing survives the process, and other processes cannot write: the suites of :mod:`sandlot.testing.stores` about durability do not apply.
+The content is lost when the process ends, and other processes cannot write to it. ``DurabilitySuite`` of :mod:`sandlot.testing.stores` therefore does
+not apply.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _AnyT = TypeVar("_AnyT")
 
 
 class Hold:
-    """A held operation. Every call of the operation waits until :meth:`release`."""
+    """Handle of an operation that a test stops. Every call of the operation waits until :meth:`release`."""
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()
@@ -62,11 +63,11 @@ class Hold:
         await self._reached.wait()
 
     def release(self) -> None:
-        """Let waiting calls, and all later ones, proceed. Idempotent."""
+        """Let the waiting calls and all later calls of the operation proceed. Idempotent."""
         self._released.set()
 
     async def _pass(self) -> asyncio.CancelledError | None:
-        """Wait for the release, and return the cancellation that arrived meanwhile."""
+        """Wait for the release. Return the cancellation of the caller that arrived while waiting; None if there was none."""
         self._reached.set()
         cancelled: asyncio.CancelledError | None = None
         while not self._released.is_set():
@@ -78,13 +79,13 @@ class Hold:
 
 
 class StoreFaults:
-    """Failures that a test arranges.
+    """Failures and waits that a test arranges for the operations of a store.
 
     An operation is named after the repository and the method, such as ``sandboxes.save``. Operations of blobs begin with ``blobs.``.
 
     Attributes:
-        disk_full: True if every write is refused, as by a database whose disk is full. Reads still succeed.
-        operations: Number of calls by operation.
+        disk_full: True to refuse every write, as a database does whose disk is full. Reads still succeed.
+        operations: Operation -> number of its calls.
     """
 
     def __init__(self) -> None:
@@ -103,11 +104,14 @@ class StoreFaults:
         return hold
 
     async def enter(self, operation: str, full: Exception | None) -> asyncio.CancelledError | None:
-        """Wait and fail as the test has arranged. Return the cancellation to raise once the operation is complete.
+        """Wait and fail as the test has arranged. Every operation calls this method first.
 
         Args:
-            operation: The operation.
-            full: Error if the disk is full; None for an operation that only reads.
+            operation: Name of the operation, such as ``sandboxes.save``.
+            full: Error to raise if ``disk_full`` is set; None for an operation that only reads.
+
+        Returns:
+            The cancellation that the operation must raise when it is complete; None if the caller was not cancelled.
         """
         self.operations[operation] += 1
         cancelled = await hold._pass() if (hold := self._holds.get(operation)) else None  # noqa: SLF001 - of this module
@@ -120,14 +124,14 @@ class StoreFaults:
 
 @dataclass
 class MemoryDatabase:
-    """All records. They outlive the stores that are opened on them.
+    """All records and blobs. They stay when a store that is opened on the database is closed.
 
     Attributes:
         faults: Failures of all stores and blobs on this database.
         identity: Random id of the database, 16 hexadecimal digits.
         last_sequence: Sequence number of the newest event, even if the event was deleted.
-        execution_counts: Month and owner -> executions that began.
-        blobs: Contents of stored files.
+        execution_counts: Month, such as ``2026-11`` -> owner -> number of executions that began.
+        blobs: File id -> content of the stored file.
     """
 
     faults: StoreFaults = field(default_factory=StoreFaults)
@@ -140,13 +144,13 @@ class MemoryDatabase:
     executions: dict[ExecutionId, ExecutionRecord] = field(default_factory=dict)
     execution_counts: dict[str, Counter[OwnerId]] = field(default_factory=dict)
     webhooks: dict[WebhookId, tuple[WebhookRecord, NodeId | None, datetime | None]] = field(default_factory=dict)
-    """Record, node that has the lease, and end of the lease."""
+    """Webhook id -> record, node that has the lease, and end of the lease. Node and end are None if no node has had the lease."""
     events: list[EventRecord] = field(default_factory=list)
     last_sequence: int = 0
     blobs: dict[FileId, bytes] = field(default_factory=dict)
 
     def append(self, events: Iterable[NewEvent | None]) -> None:
-        """Append events with the next sequence numbers. None is skipped."""
+        """Append events with the next sequence numbers. Items that are None are skipped."""
         for event in events:
             if event is not None:
                 self.last_sequence += 1
@@ -159,7 +163,7 @@ class MemoryStore:
     Use the store as an async context manager. A closed store refuses operations.
 
     Args:
-        database: Records, which are kept when the store is closed.
+        database: Database of the store, which is kept when the store is closed; None: a new, empty database.
     """
 
     def __init__(self, database: MemoryDatabase | None = None) -> None:
@@ -181,12 +185,12 @@ class MemoryStore:
         self._session.is_open = False
 
     async def identity(self) -> str:
-        """Return the id of the database."""
+        """Return the random id of the database."""
         return self.database.identity
 
 
 class _Session:
-    """Runs operations on a database, one turn of the event loop each."""
+    """Runs the operations of one open store. The work of each operation happens in one turn of the event loop."""
 
     def __init__(self, database: MemoryDatabase) -> None:
         self.database = database
@@ -205,7 +209,7 @@ class _Session:
         result = work(self.database)
         if cancelled is not None:
             raise cancelled
-        await asyncio.sleep(0)  # a real store lets other tasks run, so that its result may be out of date
+        await asyncio.sleep(0)  # other tasks run before the caller gets the result, which may be out of date then, as with a real store
         return result
 
 
@@ -216,7 +220,10 @@ class MemorySandboxRepository:
         self._session = session
 
     async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace by id, unless the stored record is stopping or has ended."""
+        """Insert a record or replace the record with the same id.
+
+        Save nothing if the stored sandbox has ended, or if the stored sandbox is stopping and the new record is neither stopping nor ended.
+        """
 
         def work(database: MemoryDatabase) -> None:
             before = database.sandboxes.get(record.id)
@@ -240,11 +247,11 @@ class MemorySandboxRepository:
         return sorted(ended, key=lambda row: (row.ended_at, row.id), reverse=True)[:limit]
 
     async def get(self, sandbox: SandboxId) -> SandboxRecord | None:
-        """Return one sandbox."""
+        """Return the record of a sandbox; None if there is no record with this id."""
         return await self._session.read("sandboxes.get", lambda database: database.sandboxes.get(sandbox))
 
     async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
-        """Return the sandbox with an idempotency key."""
+        """Return the sandbox that an owner created with an idempotency key; None if there is none."""
         return await self._session.read("sandboxes.get_by_idempotency_key", lambda database: _of_request(database.sandboxes, owner, key))
 
     async def list_ended(
@@ -257,7 +264,7 @@ class MemorySandboxRepository:
         limit: int,
         name: str | None = None,
     ) -> Sequence[SandboxRecord]:
-        """Return a page of the sandboxes that have ended, oldest first."""
+        """Return a page of the ended sandboxes that match all filters, the oldest first."""
 
         def matches(row: SandboxRecord) -> bool:
             return (
@@ -290,7 +297,7 @@ class MemorySnapshotRepository:
         self._session = session
 
     async def save(self, record: SnapshotRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace by id."""
+        """Insert a record, or replace the record with the same id."""
         await self._session.write("snapshots.save", lambda database: self._put(database, record, event))
 
     async def update(self, record: SnapshotRecord, event: NewEvent | None = None) -> bool:
@@ -298,15 +305,15 @@ class MemorySnapshotRepository:
         return await self._session.write("snapshots.update", lambda database: record.id in database.snapshots and self._put(database, record, event))
 
     async def get(self, snapshot: SnapshotId) -> SnapshotRecord | None:
-        """Return one snapshot."""
+        """Return the record of a snapshot; None if there is no record with this id."""
         return await self._session.read("snapshots.get", lambda database: database.snapshots.get(snapshot))
 
     async def get_by_name(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
-        """Return an owner's snapshot with this name."""
+        """Return an owner's snapshot with this name; None if there is none."""
         return await self._session.read("snapshots.get_by_name", lambda database: _of_name(database.snapshots, owner, name))
 
     async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
-        """Return the snapshot with an idempotency key."""
+        """Return the snapshot that an owner created with an idempotency key; None if there is none."""
         return await self._session.read("snapshots.get_by_idempotency_key", lambda database: _of_request(database.snapshots, owner, key))
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
@@ -318,7 +325,7 @@ class MemorySnapshotRepository:
         return await self._session.read("snapshots.page", lambda database: _sorted(filter(matches, database.snapshots.values()))[:limit])
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """Return the number of an owner's snapshots and the sum of their sizes."""
+        """Return the number of an owner's snapshots and the sum of their sizes in bytes."""
         return await self._session.read("snapshots.totals", lambda database: _totals(database.snapshots, owner))
 
     async def list_by_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
@@ -355,7 +362,7 @@ class MemoryVolumeRepository:
         self._session = session
 
     async def save(self, record: VolumeRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace by id."""
+        """Insert a record, or replace the record with the same id."""
 
         def work(database: MemoryDatabase) -> None:
             if _of_name(database.volumes, record.owner, record.name, besides=record.id):
@@ -370,7 +377,7 @@ class MemoryVolumeRepository:
         return await self._session.read("volumes.list_by_node", lambda database: _of_node(database.volumes, node))
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """Return the number of an owner's volumes and the sum of their sizes."""
+        """Return the number of an owner's volumes and the sum of their sizes in bytes."""
         return await self._session.read("volumes.totals", lambda database: _totals(database.volumes, owner))
 
     async def remove(self, volume: VolumeId, event: NewEvent | None = None) -> bool:
@@ -391,17 +398,17 @@ class MemoryKeyRepository:
         self._session = session
 
     async def add(self, record: KeyRecord) -> None:
-        """Insert one key."""
+        """Insert the record of a new key."""
 
         def work(database: MemoryDatabase) -> None:
             if record.id in database.keys or any(key.name == record.name and key.revoked_at is None for key in database.keys.values()):
-                raise _conflict(f"There is a key of the name {record.name!r} already.", "Choose another name, or revoke that one first.")
+                raise _conflict(f"There is a key of the name {record.name!r} already.", "Choose another name, or revoke the other key first.")
             database.keys[record.id] = record
 
         await self._session.write("keys.add", work)
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
-        """Revoke the valid key with this id or, if there is none, with this name."""
+        """Revoke the valid key with this id. If no valid key has this id, revoke the valid key with this name. Return the new record."""
 
         def work(database: MemoryDatabase) -> KeyRecord | None:
             called = [key for key in database.keys.values() if key.revoked_at is None and name_or_id in {key.id, key.name}]
@@ -425,15 +432,15 @@ class MemoryFileRepository:
         self._session = session
 
     async def add(self, record: FileRecord) -> None:
-        """Insert one file."""
+        """Insert the record of a new file."""
         await self._session.write("files.add", lambda database: database.files.update({record.id: record}))
 
     async def get(self, file: FileId) -> FileRecord | None:
-        """Return one file."""
+        """Return the record of a file; None if there is no record with this id."""
         return await self._session.read("files.get", lambda database: database.files.get(file))
 
     async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
-        """Return a page of files, newest first, and the number of all."""
+        """Return a page of files, the newest first, and the number of all files of the owner."""
 
         def work(database: MemoryDatabase) -> tuple[Sequence[FileRecord], int]:
             found = _sorted(file for file in database.files.values() if owner in {None, file.owner})[::-1]
@@ -446,7 +453,7 @@ class MemoryFileRepository:
         return await self._session.write("files.remove", lambda database: database.files.pop(file, None) is not None)
 
     async def ids(self) -> frozenset[FileId]:
-        """Return the ids of all files."""
+        """Return the ids of all files that have a record."""
         return await self._session.read("files.ids", lambda database: frozenset(database.files))
 
 
@@ -457,11 +464,11 @@ class MemoryExecutionRepository:
         self._session = session
 
     async def save(self, records: Sequence[ExecutionRecord]) -> None:
-        """Insert or replace by id."""
+        """Insert a record, or replace the record with the same id."""
         await self._session.write("executions.save", lambda database: database.executions.update({record.id: record for record in records}))
 
     async def get(self, execution: ExecutionId) -> ExecutionRecord | None:
-        """Return one execution."""
+        """Return the record of an execution; None if there is no record with this id."""
         return await self._session.read("executions.get", lambda database: database.executions.get(execution))
 
     async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, before: Position | None, limit: int) -> Sequence[ExecutionRecord]:
@@ -486,7 +493,7 @@ class MemoryExecutionRepository:
         )
 
     async def trim(self, *, keep: int) -> int:
-        """Delete all but the newest, and return the number of deleted records."""
+        """Delete all records but the newest ``keep``, and return the number of deleted records."""
 
         def work(database: MemoryDatabase) -> int:
             kept = {row.id for row in _newest(database.executions.values(), keep)}
@@ -495,11 +502,11 @@ class MemoryExecutionRepository:
         return await self._session.write("executions.trim", work)
 
     async def monthly_counts(self, month: str) -> Mapping[OwnerId, int]:
-        """Return the executions that began in a month, by owner."""
+        """Return owner -> number of executions that began in a month, such as ``2026-11``."""
         return await self._session.read("executions.monthly_counts", lambda database: dict(database.execution_counts.get(month, {})))
 
     async def add_monthly_counts(self, month: str, more: Mapping[OwnerId, int]) -> None:
-        """Add to the counts of a month."""
+        """Add to the numbers of executions that began in a month. ``more`` is owner -> number to add."""
         await self._session.write(
             "executions.add_monthly_counts", lambda database: database.execution_counts.setdefault(month, Counter()).update(more)
         )
@@ -512,11 +519,11 @@ class MemoryEventRepository:
         self._session = session
 
     async def add(self, events: Sequence[NewEvent]) -> None:
-        """Append events in order."""
+        """Append events in the order of the argument."""
         await self._session.write("events.add", lambda database: database.append(events))
 
     async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, after: int, limit: int) -> Sequence[EventRecord]:
-        """Return a page of the events after a number, oldest first."""
+        """Return a page of the events whose sequence number is larger than ``after``, the oldest first."""
 
         def work(database: MemoryDatabase) -> list[EventRecord]:
             begin = bisect.bisect_right(database.events, after, key=lambda row: row.sequence)
@@ -528,15 +535,15 @@ class MemoryEventRepository:
         return await self._session.read("events.page", work)
 
     async def last_sequence(self) -> int:
-        """Return the sequence number of the newest event, or 0."""
+        """Return the sequence number of the newest event, even if the event was deleted; 0 if there was no event."""
         return await self._session.read("events.last_sequence", lambda database: database.last_sequence)
 
     async def delete_before(self, before: datetime) -> int:
-        """Delete the events from before a time, and return their number."""
+        """Delete the events that occurred before a time, and return their number."""
         return await self._keep("delete_before", lambda events: [row for row in events if row.event.at >= before])
 
     async def trim(self, *, keep: int) -> int:
-        """Delete all but the newest, and return the number of deleted records."""
+        """Delete all records but the newest ``keep``, and return the number of deleted records."""
         return await self._keep("trim", lambda events: events[max(0, len(events) - keep) :])
 
     async def _keep(self, method: str, kept: Callable[[list[EventRecord]], list[EventRecord]]) -> int:
@@ -555,7 +562,7 @@ class MemoryWebhookRepository:
         self._session = session
 
     async def add(self, record: WebhookRecord, *, max_per_owner: int) -> bool:
-        """Insert one webhook, unless its owner has ``max_per_owner`` already. Return whether the webhook was inserted."""
+        """Insert a webhook, unless its owner has ``max_per_owner`` webhooks already. Return whether the webhook was inserted."""
 
         def work(database: MemoryDatabase) -> bool:
             if sum(row.owner == record.owner for row, *_ in database.webhooks.values()) >= max_per_owner:
@@ -566,17 +573,17 @@ class MemoryWebhookRepository:
         return await self._session.write("webhooks.add", work)
 
     async def get(self, webhook: WebhookId) -> WebhookRecord | None:
-        """Return one webhook."""
+        """Return the record of a webhook; None if there is no record with this id."""
         return await self._session.read("webhooks.get", lambda database: row[0] if (row := database.webhooks.get(webhook)) else None)
 
     async def list(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
-        """Return all webhooks of an owner, oldest first."""
+        """Return all webhooks of an owner, the oldest first. If ``owner`` is None, return those of all owners."""
         return await self._session.read(
             "webhooks.list", lambda database: _sorted(row for row, *_ in database.webhooks.values() if owner in {None, row.owner})
         )
 
     async def update(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
-        """Change one webhook and return it. A new URL resets the failed attempts."""
+        """Change a webhook and return its new record; None if there is no webhook with this id. A new URL resets the failed attempts."""
 
         def work(database: MemoryDatabase) -> WebhookRecord | None:
             if (row := database.webhooks.get(webhook)) is None:
@@ -592,7 +599,7 @@ class MemoryWebhookRepository:
         return await self._session.write("webhooks.update", work)
 
     async def lease(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
-        """Give a node the lease of a webhook, unless another node has it."""
+        """Give a node the lease of a webhook and return the webhook. Return None if another node has the lease or if there is no webhook."""
 
         def work(database: MemoryDatabase) -> WebhookRecord | None:
             if (row := database.webhooks.get(webhook)) is None:
@@ -606,7 +613,7 @@ class MemoryWebhookRepository:
         return await self._session.write("webhooks.lease", work)
 
     async def save_progress(self, webhook: WebhookId, node: NodeId, progress: DeliveryProgress) -> bool:
-        """Record the progress of a webhook, if the node has its lease."""
+        """Save the progress of a webhook if ``node`` has the lease of the webhook. Return whether the progress was saved."""
 
         def work(database: MemoryDatabase) -> bool:
             if (row := database.webhooks.get(webhook)) is None:
@@ -628,21 +635,21 @@ class MemoryBlobs:
     """Contents of stored files. Implements :class:`sandlot.model.repositories.Blobs`.
 
     Args:
-        database: Contents, which outlive the blobs.
+        database: Database that contains the blobs; None: a new, empty database.
     """
 
     def __init__(self, database: MemoryDatabase | None = None) -> None:
         self.database = database if database is not None else MemoryDatabase()
 
     async def write(self, file: FileId, chunks: AsyncIterable[bytes]) -> int:
-        """Store the contents of one file, and return their length."""
+        """Store the content of a file, and return its size in bytes."""
         await self._enter("blobs.write", LimitError("The disk of the files is full.", code=ErrorCode.DISK_FULL))
         contents = b"".join([chunk async for chunk in chunks])
         self.database.blobs[file] = contents
         return len(contents)
 
     async def read(self, file: FileId) -> AsyncIterator[bytes]:
-        """Yield the contents of one file."""
+        """Yield the content of a file in chunks."""
         await self._enter("blobs.read")
         contents = self.database.blobs.get(file)
         if contents is None:
@@ -651,12 +658,12 @@ class MemoryBlobs:
             yield contents[begin : begin + PIECE_BYTES]
 
     async def remove(self, file: FileId) -> None:
-        """Remove the contents of one file. Idempotent."""
+        """Remove the content of a file. Idempotent."""
         await self._enter("blobs.remove")
         self.database.blobs.pop(file, None)
 
     async def ids(self) -> frozenset[FileId]:
-        """Return the ids of all files that have contents."""
+        """Return the ids of all files whose content is stored."""
         await self._enter("blobs.ids")
         return frozenset(self.database.blobs)
 

@@ -1,4 +1,4 @@
-"""Time inside a scripted guest: timers on an injected clock that stand still while the guest is held."""
+"""Time inside a scripted guest. Its timers use a clock that the test passes, and stand still while the guest is paused."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ class GuestClock(Protocol):
     """The part of the service's clock that a scripted guest uses."""
 
     def monotonic_s(self) -> float:
-        """Return seconds since an arbitrary moment."""
+        """Return the seconds since an arbitrary fixed moment."""
         ...
 
     async def sleep_until(self, moment_monotonic_s: float) -> None:
-        """Return when :meth:`monotonic_s` has reached a moment."""
+        """Wait until :meth:`monotonic_s` returns ``moment_monotonic_s`` or more."""
         ...
 
 
 class LoopClock:
-    """The time of the running event loop."""
+    """Clock that uses the time of the running event loop."""
 
     def monotonic_s(self) -> float:
-        """Return the loop's time."""
+        """Return the time of the event loop in seconds."""
         return asyncio.get_running_loop().time()
 
     async def sleep_until(self, moment_monotonic_s: float) -> None:
-        """Return when the loop's time has reached a moment."""
+        """Wait until the time of the event loop is ``moment_monotonic_s`` or later."""
         await asyncio.sleep(max(0.0, moment_monotonic_s - self.monotonic_s()))
 
 
 class Timer:
-    """One callback that is due after a delay."""
+    """A function that is to be called after a delay."""
 
     __slots__ = ("_timers", "callback", "due_s", "remaining_s", "task")
 
@@ -44,7 +44,7 @@ class Timer:
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
-        """Do not call back. Idempotent."""
+        """Cancel the timer, so that its function is not called. Idempotent."""
         self._timers.discard(self)
 
 
@@ -52,7 +52,7 @@ class Timers:
     """The timers of one guest.
 
     Args:
-        clock: The clock that they run on.
+        clock: Clock that the timers use.
     """
 
     def __init__(self, clock: GuestClock) -> None:
@@ -62,11 +62,11 @@ class Timers:
         self._held_total_s = 0.0
 
     def time_s(self) -> float:
-        """Return the guest's own time in seconds. It stops while the guest is held."""
+        """Return the guest's own time in seconds, which stands still between :meth:`hold` and :meth:`release`."""
         return (self.clock.monotonic_s() if self._held_since_s is None else self._held_since_s) - self._held_total_s
 
     def after(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """Call back after a delay in seconds of the guest's own time."""
+        """Start a timer that calls a function after ``delay_s`` seconds of the guest's own time, and return the timer."""
         timer = Timer(self, callback)
         timer.remaining_s = max(0.0, delay_s)
         self._pending.add(timer)
@@ -75,7 +75,7 @@ class Timers:
         return timer
 
     async def sleep(self, delay_s: float) -> None:
-        """Wait for a delay in seconds of the guest's own time."""
+        """Wait for ``delay_s`` seconds of the guest's own time."""
         if delay_s <= 0:
             await asyncio.sleep(0)
             return
@@ -87,7 +87,7 @@ class Timers:
             timer.cancel()
 
     def hold(self) -> None:
-        """Let no time pass until :meth:`release`. Idempotent."""
+        """Stop the guest's own time and all timers until :meth:`release`. Idempotent."""
         if self._held_since_s is not None:
             return
         self._held_since_s = self.clock.monotonic_s()
@@ -98,7 +98,7 @@ class Timers:
                 timer.task = None
 
     def release(self) -> None:
-        """Let time pass again. Idempotent."""
+        """Let the guest's own time and all timers continue. Idempotent."""
         if self._held_since_s is None:
             return
         self._held_total_s += self.clock.monotonic_s() - self._held_since_s
@@ -107,13 +107,13 @@ class Timers:
             self._run(timer)
 
     def discard(self, timer: Timer) -> None:
-        """Forget a timer. Idempotent."""
+        """Cancel a timer. Idempotent."""
         self._pending.discard(timer)
         if timer.task is not None and timer.task is not _current_task():
             timer.task.cancel()
 
     def close(self) -> None:
-        """Forget all timers."""
+        """Cancel all timers."""
         for timer in list(self._pending):
             self.discard(timer)
 

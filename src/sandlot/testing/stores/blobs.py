@@ -1,4 +1,4 @@
-"""Behaviours of blobs: complete or missing, written and read in chunks, and nothing left by failures."""
+"""Behaviours of blobs: a blob is complete or missing, is written and read in chunks, and a failed write leaves nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sandlot.model.specs import MIB
 from sandlot.testing.drivers.leftovers import open_descriptors, wait_until_empty
 
 _LARGE = 256
-"""Number of chunks of 1 MiB."""
+"""Number of chunks of a large blob. Each chunk has 1 MiB."""
 _MAX_GROWTH_BYTES = 64 * MIB
 
 
 class BlobsSuite:
-    """Behaviours of all blobs. Subclass it, name the class ``Test...`` and define a fixture ``blobs``."""
+    """Behaviours of every blob store. Name the subclass ``Test...``, and define a fixture ``blobs`` that returns an empty blob store."""
 
     async def test_content_is_read_as_it_was_written(self, blobs: Blobs) -> None:
         names = set()
@@ -106,7 +106,7 @@ class BlobsSuite:
 
 
 class StreamedBlobsSuite(BlobsSuite):
-    """Behaviours of blobs that are kept outside memory."""
+    """Behaviours of a blob store that does not keep its blobs in memory."""
 
     async def test_large_blob_is_never_held_in_memory(self, blobs: Blobs) -> None:
         name, piece = new_file_id(), bytes(MIB)
@@ -118,25 +118,28 @@ class StreamedBlobsSuite(BlobsSuite):
 
 
 def reset_peak_memory_bytes() -> int:
-    """Start a new measurement of this process's peak memory, and return the memory in use."""
+    """Start a new measurement of this process's peak memory, and return the bytes of memory in use now."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return peak_memory_bytes()
 
 
 def peak_memory_bytes() -> int:
-    """Return the peak of this process's resident memory (proc(5), VmHWM)."""
+    """Return the peak of this process's resident memory in bytes since the last reset (proc(5), VmHWM)."""
     line = next(line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
 
 async def chunks_of(chunks: list[bytes]) -> AsyncIterator[bytes]:
-    """Yield the chunks of an upload."""
+    """Yield the chunks of a list, as an upload does."""
     for chunk in chunks:
         yield chunk
 
 
 async def open_after_use(blobs: Blobs) -> Counter[str]:
-    """Use the blobs once and return the open descriptors of this process: from the first use on, threads of obstore keep an epoll and an eventfd."""
+    """Write, read and remove a blob, then return the open descriptors of this process.
+
+    The first use opens descriptors that stay open, because the threads of obstore keep an epoll instance and an eventfd.
+    """
     name = new_file_id()
     await blobs.write(name, chunks_of([b"x"]))
     await whole(blobs, name)

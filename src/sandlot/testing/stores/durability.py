@@ -1,6 +1,6 @@
-"""Behaviours of a store that survives its process: kills, several processes at once, and first use by several at once.
+"""Behaviours of a store whose content survives the process: after a kill, with several processes at once, and when several open the store first.
 
-A store in memory does not have them.
+A store in memory does not have these behaviours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EVENTS = 20
 
 
 class DurabilitySuite:
-    """Behaviours of a durable store. Subclass it, name the class ``Test...`` and define a fixture ``harness`` whose store was never opened."""
+    """Behaviours of a durable store. Name the subclass ``Test...``, and define a fixture ``harness`` whose store was never opened."""
 
     async def test_opening_and_closing_leaves_no_descriptor_open(self, harness: StoreHarness) -> None:
         async with harness.open():

@@ -22,7 +22,7 @@ from sandlot.model.states import State
 from sandlot.store.store import open_store
 
 SANDLOT_STORE = f"{__name__}:open_sandlot_store"
-"""Opener of Sandlot's own store. Its location is the absolute path of an SQLite file or the URL of a PostgreSQL database."""
+"""Opener of Sandlot's own store. The location of this store is the absolute path of an SQLite file or the URL of a PostgreSQL database."""
 
 ALICE, BOB = OwnerId("a11ce0a11ce0"), OwnerId("b0bb0bb0bb0b")
 NODE = NodeId("node")
@@ -33,7 +33,7 @@ HOSTILE_TEXT = "a\0b \ud800 \u2028 ü 🐢 '); DROP TABLE sandboxes; -- %s :name
 
 
 def open_sandlot_store(location: str) -> AbstractAsyncContextManager[Store]:
-    """Open Sandlot's own store."""
+    """Open Sandlot's own store at the absolute path of an SQLite file or at the URL of a PostgreSQL database."""
     return open_store(Path(location) if location.startswith("/") else location)
 
 
@@ -63,7 +63,11 @@ class StoreHarness:
         return cast("AbstractAsyncContextManager[Store]", getattr(importlib.import_module(module), name)(self.location))
 
     def writer(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start :mod:`sandlot.testing.stores.writer`, another process that writes to the store. The caller ends it."""
+        """Start another process, :mod:`sandlot.testing.stores.writer`, that writes to the store. The caller must end the process.
+
+        Args:
+            arguments: Mode of the program and the arguments of the mode.
+        """
         command = [sys.executable, "-m", "sandlot.testing.stores.writer", self.opener, self.location, *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
 
@@ -74,7 +78,11 @@ def moment(seconds: float) -> datetime:
 
 
 def sandbox(**changes: Any) -> SandboxRecord:  # noqa: ANN401 - any field of the record
-    """Return the record of a sandbox that is being created. ``node``, ``metadata`` and all fields of the record can be set."""
+    """Return the record of a sandbox that is being created.
+
+    Args:
+        changes: Values of fields of the record, and ``metadata`` of the spec.
+    """
     node = changes.pop("node", NODE)
     spec = changes.pop("spec", None) or SandboxSpec(id=new_sandbox_id(node), metadata=changes.pop("metadata", {}))
     values = {"owner": ALICE, "name": None, "state": State.CREATING, "created_at": BEGINNING, **changes}
@@ -82,42 +90,42 @@ def sandbox(**changes: Any) -> SandboxRecord:  # noqa: ANN401 - any field of the
 
 
 def ended(at_s: float, **changes: Any) -> SandboxRecord:  # noqa: ANN401
-    """Return the record of a sandbox that was created at this time and ended a second later."""
+    """Return the record of a sandbox that was created ``at_s`` seconds after ``BEGINNING`` and ended a second later."""
     return sandbox(**{"state": State.STOPPED, "created_at": moment(at_s), "ended_at": moment(at_s + 1), "exit_reason": "killed", **changes})
 
 
 def snapshot(at_s: float = 0, **changes: Any) -> SnapshotRecord:  # noqa: ANN401
-    """Return the record of a complete snapshot that was created at this time."""
+    """Return the record of a complete snapshot that was created ``at_s`` seconds after ``BEGINNING``."""
     node = changes.pop("node", NODE)
     values = {"owner": ALICE, "name": None, "kind": SnapshotKind.MEMORY, "spec": SandboxSpec(id=new_sandbox_id(node)), "ready": True, **changes}
     return SnapshotRecord(**{"id": new_snapshot_id(node), "node": node, "created_at": moment(at_s), **values})
 
 
 def key(name: str, **changes: Any) -> KeyRecord:  # noqa: ANN401
-    """Return the record of an API key."""
+    """Return the record of a new API key with a random id and a random secret. ``changes`` replaces fields of the record."""
     values = {"id": OwnerId(secrets.token_hex(6)), "sha256": secrets.token_hex(32), "operator": False, "quota": Quota(), "created_at": BEGINNING}
     return KeyRecord(name=name, **{**values, **changes})
 
 
 def file(at_s: float = 0, **changes: Any) -> FileRecord:  # noqa: ANN401
-    """Return the record of a file that was uploaded at this time."""
+    """Return the record of a file that was uploaded ``at_s`` seconds after ``BEGINNING``."""
     values = {"id": new_file_id(), "owner": ALICE, "filename": "data.csv", "media_type": "text/csv", "size_bytes": 1 << 40, "sha256": "ab" * 32}
     return FileRecord(**{**values, "created_at": moment(at_s), **changes})
 
 
 def execution(at_s: float = 0, **changes: Any) -> ExecutionRecord:  # noqa: ANN401
-    """Return the record of an execution that began at this time."""
+    """Return the record of an execution that began ``at_s`` seconds after ``BEGINNING``."""
     values = {"id": ExecutionId(new_process_id()), "owner": ALICE, "sandbox": SandboxId("sb-node-aaaaaaaaaaaaaaaa"), "kind": "code"}
     return ExecutionRecord(**{**values, "created_at": moment(at_s), "status": "ok", **changes})
 
 
 def event(at_s: float = 0, **changes: Any) -> NewEvent:  # noqa: ANN401
-    """Return an event of this time."""
+    """Return an event that occurred ``at_s`` seconds after ``BEGINNING``."""
     return NewEvent(**{"type": "sandbox.created", "at": moment(at_s), "owner": ALICE, **changes})
 
 
 async def every_event(store: Store, page: int = 1000) -> list[EventRecord]:
-    """Return all events of a store, read page by page."""
+    """Return all events of a store. They are read in pages of at most ``page`` events."""
     found: list[EventRecord] = []
     while more := await store.events.page(owner=None, sandbox=None, after=found[-1].sequence if found else 0, limit=page):
         found += more

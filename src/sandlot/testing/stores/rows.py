@@ -33,15 +33,15 @@ from sandlot.testing.stores.harness import (
 )
 
 _MANY, _PAGE = 2400, 600
-"""More rows than a store deletes in one transaction."""
+"""Number of rows, more than a store deletes in one transaction, and number of rows of a page."""
 
 
 class RowsSuite:
-    """Behaviours of five repositories. Needs a fixture ``harness``."""
+    """Behaviours of the repositories of sandboxes, keys, files, executions and events. Needs a fixture ``harness``."""
 
     @pytest.fixture
     async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:
-        """Open the store for one test."""
+        """Open the store for one test, and close the store after the test."""
         async with harness.open() as store:
             yield store
 
@@ -154,7 +154,7 @@ class RowsSuite:
         assert await self._ended_page(store, metadata={"a": "b"}) == []
 
     async def _ended_page(self, store: Store, **filters: object) -> list[SandboxRecord]:
-        """Return a page of ended sandboxes; without filters, of all."""
+        """Return a page of ended sandboxes. ``filters`` are arguments of ``list_ended``; by default the page has the sandboxes of all owners."""
         values = {"owner": None, "metadata": {}, "states": (), "after": None, "limit": 100, **filters}
         return list(await store.sandboxes.list_ended(**values))  # type: ignore[arg-type]
 

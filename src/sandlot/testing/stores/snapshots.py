@@ -20,7 +20,7 @@ class SnapshotsSuite:
 
     @pytest.fixture
     async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:
-        """Open the store for one test."""
+        """Open the store for one test, and close the store after the test."""
         async with harness.open() as store:
             yield store
 

@@ -14,4 +14,4 @@ __all__ = ["BlobsSuite", "DurabilitySuite", "StoreSuite", "StreamedBlobsSuite"]
 
 
 class StoreSuite(RowsSuite, SnapshotsSuite, VolumesSuite, WebhooksSuite, TransactionsSuite):
-    """Behaviours of every store. Subclass it, name the class ``Test...`` and define a fixture ``harness`` whose store is empty."""
+    """Behaviours of every store. Name the subclass ``Test...``, and define a fixture ``harness`` whose store is empty."""

@@ -1,4 +1,4 @@
-"""Behaviours of a store's transactions: concurrent tasks, cancellation, closing and opening again."""
+"""Behaviours of a store's transactions: concurrent tasks, cancelled writes, and records that are kept when the store is closed and opened again."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class VolumesSuite:
 
     @pytest.fixture
     async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:
-        """Open the store for one test."""
+        """Open the store for one test, and close the store after the test."""
         async with harness.open() as store:
             yield store
 
@@ -60,7 +60,7 @@ class VolumesSuite:
 
 
 def volume(at_s: float = 0, **changes: Any) -> VolumeRecord:  # noqa: ANN401
-    """Return the record of a volume that was created at this time."""
+    """Return the record of a volume that was created ``at_s`` seconds after ``BEGINNING``. ``changes`` replaces fields of the record."""
     id_ = new_volume_id(changes.get("node", NODE))
     values = {
         "id": id_,

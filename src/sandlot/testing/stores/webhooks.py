@@ -15,7 +15,7 @@ from sandlot.testing.stores.harness import ALICE, BOB, HOSTILE_TEXT, StoreOpener
 
 
 def webhook(at_s: float = 0, owner: OwnerId = ALICE) -> WebhookRecord:
-    """Return the record of a webhook that was created at this time."""
+    """Return the record of a webhook that was created ``at_s`` seconds after ``BEGINNING``."""
     return WebhookRecord(
         id=new_webhook_id(),
         owner=owner,
@@ -34,7 +34,7 @@ class WebhooksSuite:
 
     @pytest.fixture
     async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:
-        """Open the store for one test."""
+        """Open the store for one test, and close the store after the test."""
         async with harness.open() as store:
             yield store
 

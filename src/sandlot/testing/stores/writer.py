@@ -1,4 +1,4 @@
-"""A program that writes to a store in another process, until it is complete or a test kills it with SIGKILL.
+"""A program that writes to a store in another process, until the program is finished or a test kills it with SIGKILL.
 
 The program is ``python -m sandlot.testing.stores.writer OPENER LOCATION MODE [COUNT]``. The modes:
 
@@ -18,7 +18,7 @@ _TASKS = 3
 
 
 async def churn(store: Store) -> None:
-    """Save sandboxes with their events without end."""
+    """Save sandboxes with their events without end, and print the id of each saved sandbox."""
 
     async def save() -> None:
         while True:
@@ -30,7 +30,14 @@ async def churn(store: Store) -> None:
 
 
 async def main(opener: str, location: str, mode: str, count: str = "0") -> None:
-    """Run a mode."""
+    """Open the store and run a mode of the program.
+
+    Args:
+        opener: Opener of the store, as in ``StoreHarness``.
+        location: Location of the store, as in ``StoreHarness``.
+        mode: ``churn`` or ``events``.
+        count: Number of events to add in the mode ``events``.
+    """
     async with StoreHarness(opener, location).open() as store:
         if mode == "churn":
             await churn(store)
