@@ -344,7 +344,7 @@ class Cell:
             if (has_all and self.result is not None) or follower.has_enough:
                 self._remove(follower)
                 follower.call.on_gone = None
-                # A follower that has not received everything gets the status "running", so that its client attaches again for the rest.
+                # A follower that has not received everything gets the status "running", even if the cell has ended.
                 follower.call.result(**((has_all and self.result) or self._state("running")))
         if self.on_sent is not None:
             self.on_sent()

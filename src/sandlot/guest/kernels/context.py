@@ -153,7 +153,7 @@ class CodeContext(KernelEventHandler):
         self._run_next()
 
     def start(self) -> None:
-        """Start a kernel without waiting for a cell. Does nothing if the context has a kernel.
+        """Start a kernel without waiting for a cell. Does nothing if the context has or has requested a kernel.
 
         Raises:
             RpcError: The image cannot run the language, or the program cannot be started.
@@ -417,7 +417,11 @@ class CodeContext(KernelEventHandler):
         self._on_activity()
 
     def _retry_start(self) -> None:
-        """Select the next way of ``START_ORDER`` after a kernel has died during its start. If there is none, fail the first queued cell."""
+        """Handle a kernel that has ended before its first message.
+
+        If the kernel died, select the next way of ``START_ORDER``. Fail the first queued cell if there is no further way, if the kernel did not
+        start in time, or if the sandbox ran out of memory.
+        """
         kernel = self.kernel
         if kernel is None or kernel.end_reason == "killed":
             return

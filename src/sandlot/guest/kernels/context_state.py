@@ -89,7 +89,7 @@ FAIL_CELL = "fail cell"
 END_KERNEL = "end kernel"
 """Kill the kernel and all processes that it started, and read the output that they have left in the socket and the pipes."""
 RETRY_START = "retry start"
-"""Choose the next way of ``starter.START_ORDER`` for the next kernel. If there is no further way, fail the first queued cell."""
+"""After a failed start, choose the next way of ``starter.START_ORDER``, or fail the first queued cell if another start would not help."""
 RELEASE_KERNEL = "release kernel"
 """Drop the reference to the ended kernel, and cancel the timers of the context."""
 
