@@ -460,7 +460,7 @@ class KernelProcess:
     # -- as a child of the guest ---------------------------------------------------------------------------------------
 
     def on_exit(self, status: int, usage: struct_rusage) -> None:
-        """Pass the end of the process on to the handler. Called by the guest's table of child processes.
+        """Tell the handler that the process has ended. Called by the guest's table of child processes.
 
         Args:
             status: Wait status of the process.
@@ -474,7 +474,7 @@ class KernelProcess:
             self.on_unused_exit()
 
     def on_killed(self, reason: str) -> None:
-        """Pass a kill of the process on to the handler. Called by the part of the guest that has killed the process.
+        """Tell the handler that another part of the guest has killed the process. Called by the guest's table of child processes.
 
         Args:
             reason: ``oom`` for lack of memory, ``pids`` for too many processes.

@@ -38,7 +38,8 @@ def start_timeout_s(cell_timeout_s: float | None) -> float:
     The time is the timeout of the waiting cell, but at least ``MIN_START_S`` and at most ``MAX_START_S``.
 
     Args:
-        cell_timeout_s: Timeout in seconds of the cell that waits for the kernel; None if the cell has no timeout or no cell waits.
+        cell_timeout_s: Timeout in seconds of the cell that waits for the kernel. None, for a cell without a timeout or if no cell waits, gives
+            ``MAX_START_S``.
     """
     return max(MIN_START_S, min(MAX_START_S, cell_timeout_s or MAX_START_S))
 
@@ -84,7 +85,7 @@ class KernelStarter:
             cwd: Absolute path of the working directory in which the program is started.
             attempt: Index in ``START_ORDER[language]`` of the first way to try.
             on_created: Called before or after this method returns, with the process of the kernel and the index of the way that was used.
-            on_refused: Called with the error if starting the kernel fails after this method has returned.
+            on_refused: Called with the error if the kernel cannot be started and this method does not raise the error.
 
         Raises:
             RpcError: The image cannot run the language, or the program cannot be started.
