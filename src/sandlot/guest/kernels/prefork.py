@@ -285,9 +285,9 @@ class Prefork:
             on_kernel: Called before or after this method returns, with the kernel, or with None if no kernel could be forked.
 
         Returns:
-            True if ``on_kernel`` is called; False if it is not called. In both cases without a kernel, the caller must start one directly.
+            True if ``on_kernel`` is or will be called. False if ``on_kernel`` is not called, and the caller must start a kernel directly.
         """
-        if languages.startup_variables(env) != languages.startup_variables(self._identity.env):  # the user account sets no such variable
+        if languages.startup_variables(env) != languages.startup_variables(self._identity.env):  # both without the account's variables
             return False
         if self._server is None and self._spare is not None and self._spare_origin is not None and self._is_affordable:
             if languages.modified_times(self._spare_origin.package_times) == self._spare_origin.package_times:
@@ -544,7 +544,7 @@ class Prefork:
 
         Args:
             spare: The spare.
-            done: Called with True when the spare has run the cell, or with False if the spare has ended.
+            done: Called with True when the spare has run the cell or ``MAX_REHEARSAL_POLLS`` is reached, and with False if the spare is gone.
         """
         before = spare.read_ahead()
         spare.send({"op": "rehearse"})
