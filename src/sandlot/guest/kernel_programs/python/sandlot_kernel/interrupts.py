@@ -86,7 +86,7 @@ class Interrupts:
         self.in_user_code = False
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if an interrupt is pending and user code runs without kernel code below it."""
+        """Raise KeyboardInterrupt if an interrupt is pending and the calling code is user code that may be interrupted."""
         if self.pending and self.in_user_code and not self.depth:
             self.pending = False
             raise KeyboardInterrupt
