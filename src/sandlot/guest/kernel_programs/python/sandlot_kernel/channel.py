@@ -231,7 +231,7 @@ class Channel:
             timeout_s: Maximum time to wait in seconds; None for no limit.
 
         Returns:
-            True if there is a message, or the beginning of one. False if the time has passed.
+            True if there is something to read: a message, the beginning of a message, or the end of the socket. False after the timeout.
         """
         return self.has_message or self._wait(select.POLLIN, timeout_s)
 

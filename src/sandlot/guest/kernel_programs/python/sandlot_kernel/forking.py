@@ -34,11 +34,11 @@ class ForkHooks:
         self._pid = os.getpid()
 
     def become_kernel(self) -> None:
-        """Record that this process is the kernel. Needed after a fork by the fork server, so that the kernel is not taken for a cell's child."""
+        """Record that this process is the kernel. Call this after a fork by the fork server, so that the kernel is not taken for a child."""
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Patch the functions of ``os`` and ``subprocess`` that start a process or end this process, so that they send queued output first."""
+        """Patch functions of ``os`` and ``subprocess`` that start a process or end this process, so that they send queued output first."""
         self.become_kernel()
         output = self._output
         os.register_at_fork(before=output.before_fork, after_in_child=self._after_fork_in_child)

@@ -93,7 +93,7 @@ class KernelGuard:
         self._is_looking = True
 
     def install(self) -> None:
-        """Record the present builtins, modules and descriptors as the state to restore, and install the streams as ``sys.stdout`` and ``sys.stderr``."""
+        """Record the present builtins, modules and descriptors as the state to restore, and install ``sys.stdout`` and ``sys.stderr`` of cells."""
         self.builtins.learn()
         self._kept = {fd: duplicate_high(fd) for fd in (0, 1, 2) if _is_open(fd)}
         for fd in self._kept:
