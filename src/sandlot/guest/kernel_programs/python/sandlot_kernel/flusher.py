@@ -89,7 +89,7 @@ class Flusher:
             self._ended.release()
 
     def _wait(self) -> bool:
-        """Wait until a flush is requested. Return True if the guest has requested it, False if :meth:`wake` was called or a pipe is closed."""
+        """Wait until a flush is requested. Return True if the guest has requested the flush, False if :meth:`wake` was called."""
         is_requested = False
         for fd, mask in self._poll.poll():
             try:
