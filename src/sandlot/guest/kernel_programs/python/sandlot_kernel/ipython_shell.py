@@ -342,7 +342,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         return {"ename": tracebacks.name_of(type(exception)), "evalue": "", "traceback": []}
 
     def ask_exit(self) -> None:
-        """End the cell, not the kernel. IPython calls this method for ``exit`` and ``quit``.
+        """End the cell, not the kernel. IPython calls this method when code of a cell asks to exit.
 
         Raises:
             SystemExit: Always.
