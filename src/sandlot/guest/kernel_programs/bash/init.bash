@@ -81,7 +81,8 @@ __sandlot_fail() {
 trap '__sandlot_fail $?' ERR
 set -E
 
-# PROMPT_COMMAND is one line, because bash counts the line numbers of a cell from its beginning. The code of a cell begins in the second line.
+# PROMPT_COMMAND is one line, because bash counts the line numbers of a cell from the line of the `eval`. In the text for `eval`, the cell begins
+# with the second line.
 # The last command starts the loop again after a cell has ended it with a stray `break`.
 PROMPT_COMMAND='while __sandlot_next; do eval "${__sandlot_texts[1]-}"; __sandlot_last && :; '
 PROMPT_COMMAND+='eval "$__sandlot_flags"$'"'\n'"'"${__sandlot_texts[2]-}" 2>&62; '

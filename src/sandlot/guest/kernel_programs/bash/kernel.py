@@ -208,7 +208,7 @@ class BashKernel:
     def _wake(self, message: dict[str, Any]) -> None:
         """Apply a ``wake`` message: set variables in this process now, and set variables and ``RANDOM`` in the shell before its next cell.
 
-        The first message also sets the working directory and starts the shell.
+        If there is no shell, the message also sets the working directory, and a shell is started.
         """
         os.environ.update(message["env"])
         removed = [name for name in message.get("gone", ()) if is_name(name)]

@@ -171,7 +171,7 @@ def _whisker_plots(ax: Any) -> tuple[list[Any], dict[str, Any]]:
     lines = []
     for line in ax.get_lines():
         xy = line.get_xydata()
-        if not outlines and len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]):  # noqa: PLR2004 - four corners, and the first corner at the end
+        if not outlines and len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]):  # noqa: PLR2004 - four corners and the first again
             outlines.append(xy)
         else:
             lines.append((xy, line))
