@@ -445,8 +445,8 @@ class Prefork:
             self._server = KernelForkServer(
                 self._loop, self._spawner, self._identity, self._look_at_packages(), self._on_message, self._on_server_end
             )
-        except Exception as error:  # noqa: BLE001 - kernels are started directly then
-            log(f"cannot start the fork server: {error}")
+        except Exception as error:  # noqa: BLE001 - Python kernels are then started directly
+            log(f"cannot start the fork server, so Python kernels are started without it: {error}")
             self._failures = MAX_FAILURES
             return None
         return self._server
