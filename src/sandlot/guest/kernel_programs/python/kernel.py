@@ -66,7 +66,7 @@ def create_engine(*, plain: bool) -> Any:
     shell, warning = (None, "") if plain else create_ipython_shell()
     has_ipython = shell is not None
     if shell is None:
-        from sandlot_kernel.plain_shell import PlainShell  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+        from sandlot_kernel.plain_shell import PlainShell  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
 
         shell = PlainShell()
     engine = Engine(shell)
@@ -82,7 +82,7 @@ def create_ipython_shell() -> tuple[Any, str]:
     The warning is empty if the image has no IPython.
     """
     try:
-        from sandlot_kernel.ipython_shell import IPythonShell  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+        from sandlot_kernel.ipython_shell import IPythonShell  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
 
         return IPythonShell(), ""
     except ModuleNotFoundError as error:
@@ -102,7 +102,7 @@ def serve(engine: Any, fd: int, flush_fd: int = -1) -> None:
         fd: Descriptor of the socket to the guest.
         flush_fd: Descriptor of the pipe on which the guest requests delayed output; -1 for none.
     """
-    from sandlot_kernel.channel import Channel, duplicate_high  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+    from sandlot_kernel.channel import Channel, duplicate_high  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
 
     channel = Channel(fd)
     if flush_fd >= 0:
@@ -128,7 +128,7 @@ def main() -> None:
         engine.warning = engine.warning or (INSTEAD if argv[0] == "--instead" else "")
         serve(engine, *fds)
         return
-    from sandlot_kernel.fork_server import ForkServer  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+    from sandlot_kernel.fork_server import ForkServer  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
 
     modules = argv[argv.index("--warm") + 1] if "--warm" in argv else MODULES
     server = ForkServer(int(argv[1]), [name for name in modules.split(",") if name], lambda: create_engine(plain=False))

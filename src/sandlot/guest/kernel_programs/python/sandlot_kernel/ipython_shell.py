@@ -286,7 +286,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
                 if async_:
                     await eval(code_obj, self.user_global_ns, self.user_ns)  # noqa: S307 - a kernel runs code
                 else:
-                    exec(code_obj, self.user_global_ns, self.user_ns)  # noqa: S102 - as above
+                    exec(code_obj, self.user_global_ns, self.user_ns)  # noqa: S102 - a kernel runs code
             finally:
                 facade.leave()
         except BaseException as raised:  # noqa: BLE001 - any exception is a result of the cell
