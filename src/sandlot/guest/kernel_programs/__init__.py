@@ -1,5 +1,6 @@
-"""Kernels: the programs that run cells, with one folder for each language.
+"""Programs of the kernels, which run the cells of code contexts. There is one folder for each language.
 
-The guest starts a kernel with a socket for messages (``docs/design/0011-kernels.md``); its output goes to pipes of the guest. Kernels are
-shipped as sources: those for Python and JavaScript run on interpreters of the image, that for bash on the guest's interpreter.
+The guest starts each kernel with a socket for messages (``docs/design/0011-kernels.md``) and with pipes to the guest as standard output and
+standard error. The programs are shipped as source code. The Python kernel and the JavaScript kernel run on interpreters of the image. The bash
+kernel runs on the guest's Python interpreter.
 """

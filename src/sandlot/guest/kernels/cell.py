@@ -1,14 +1,15 @@
-"""Cells: the output, the events and the result of one execution, and the calls that follow it.
+"""Cells: the output, the events and the result of one execution, and the followers, which are the calls that receive them.
 
 Invariants:
-- A follower receives output and events in their original order, across both channels. The order of the last ``MAX_RUNS`` runs is kept; a
-  run is a piece of one channel, or events, without anything else in between.
-- While a cell runs, a follower that does not read stops the kernel. After an interrupt or the end of the cell, the kernel is not stopped:
-  output that a follower has not read may then be dropped, and the follower gets an event with the number of dropped bytes.
-- A follower that does not wait receives the output and events so far, and ends, even if the cell keeps writing.
-- A cell that has ended still accepts output of its threads and children, as long as the cell is remembered.
-- Results of a cell may take ``MAX_RESULTS_BYTES``. A result that is cleared or updated no longer counts. A result that does not fit is left
-  out, and a note replaces the first such result. Errors have a separate limit, so that results never displace errors.
+- A follower receives output and events in their original order, across standard output and standard error. The order is kept for the last
+  ``MAX_RUNS`` runs. A run is a sequence of bytes of one channel, or of events, that nothing else interrupts.
+- While a cell runs, the guest stops reading from the kernel if a follower does not read. The kernel then blocks when it writes.
+- After an interrupt or the end of the cell, the guest reads from the kernel in any case. Output that a follower has not read may then be
+  dropped, and the follower gets an event with the number of dropped bytes.
+- A follower with ``wait`` false receives the output and events that exist when it attaches. Its call then ends, even if the cell runs on.
+- A cell that has ended still accepts output of its threads and child processes, as long as the guest remembers the cell.
+- The results of a cell together take at most ``MAX_RESULTS_BYTES``; cleared and replaced results are not included. A result that would
+  exceed this limit is dropped, and the follower gets a note in place of the first dropped result. Errors have a limit of their own.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ if TYPE_CHECKING:
     from sandlot.guest.rpc import Call
 
 MAX_RESULTS_BYTES = MESSAGE_MAX_BYTES - 65536
-"""Maximum size of the results of one cell."""
+"""Maximum total size in bytes of the results (``display`` events) that are kept of one cell."""
 MAX_ERRORS_BYTES = 1 << 20
-"""Maximum size of the errors of one cell. If a further error does not fit, the earlier errors lose their text."""
+"""Maximum total size in bytes of the errors of one cell. An error that would exceed it is kept, and the text of all earlier errors is dropped."""
 LEFT_OUT = "This result and perhaps later ones are left out, because the results of this cell are too large in total."
 EVENT_BYTES = 512
-"""Memory in bytes that an event takes in addition to its content."""
+"""Estimated memory in bytes that the guest needs for an event in addition to the event's content."""
 MAX_EVENTS = MAX_RESULTS_BYTES // EVENT_BYTES
+"""Maximum number of events that are kept of one cell."""
 RESERVED_ERRORS = 256
-"""Number of events that are reserved for errors."""
+"""Part of ``MAX_EVENTS`` that only errors may use, so that a cell with too many other events can still report errors."""
 MAX_RUNS = 4096
-"""Number of runs whose order is kept."""
+"""Maximum number of runs that :class:`OutputInterleaving` keeps. Older runs are forgotten."""
 SHORT_CELL_S = 0.005
-"""Age of a cell in seconds up to which its events are delayed. Most cells end earlier, and everything is sent in one write."""
+"""Age of a cell in seconds up to which its events are delayed. Most cells end earlier, and everything is sent to a follower in one write."""
 ERROR_LINES = 25
-"""Number of traceback lines that are kept if an error is too large; each line has up to 32 KB."""
+"""Number of traceback lines that are kept of an error above ``MAX_ERRORS_BYTES``. A line has at most 32,000 bytes."""
 CLEARED = {"event": "clear", "wait": False}
 FORGOTTEN = {"event": "error", "name": "Error", "value": "The text was dropped, because many errors followed.", "traceback": []}
 EVENTS = 0
@@ -51,11 +53,14 @@ EVENTS = 0
 
 
 class OutputInterleaving:
-    """The order of output and events, as a list of runs: pieces of output of one channel, or events.
+    """The order in which a cell wrote output and sent events, as a list of runs.
+
+    A run is a sequence of bytes of one channel, or a sequence of events, that nothing else interrupts.
 
     Attributes:
-        first: Number of the oldest run that is kept.
-        runs: Kind and end of each run. The kind is a channel or ``EVENTS``; the end is the offset in the channel or the number of events.
+        first: Number of the oldest run in ``runs``, counted from 0 over all runs of the cell.
+        runs: Kind and end of each run, oldest first. The kind is a channel (1 or 2) or ``EVENTS``. The end is the byte offset in the channel
+            after the run, or the number of events up to the end of the run.
     """
 
     __slots__ = ("first", "runs")
@@ -65,11 +70,11 @@ class OutputInterleaving:
         self.runs: deque[tuple[int, int]] = deque()
 
     def note(self, kind: int, end: int) -> None:
-        """Add output or an event.
+        """Record that the cell has written output or sent an event. Output or an event of the same kind as the last run extends this run.
 
         Args:
-            kind: A channel, or ``EVENTS``.
-            end: Offset in the channel after the output, or number of events so far.
+            kind: Channel of the output (1 or 2), or ``EVENTS``.
+            end: Byte offset in the channel after the output, or number of events of the cell so far.
         """
         if self.runs and self.runs[-1][0] == kind:
             self.runs.pop()
@@ -80,7 +85,7 @@ class OutputInterleaving:
 
 
 class CellOutputBuffer(Buffer):
-    """The output of one channel of a cell, which is also recorded in an interleaving."""
+    """Buffer for the output of one channel of a cell, which also records the output's position in an :class:`OutputInterleaving`."""
 
     __slots__ = ("_channel", "_order")
 
@@ -90,17 +95,17 @@ class CellOutputBuffer(Buffer):
         self._order = order
 
     def append(self, data: bytes) -> None:
-        """Add output."""
+        """Append bytes that the cell has written to this channel, and record their position among other output and events."""
         super().append(data)
         self._order.note(self._channel, self.end)
 
 
 class CellOutputs(OutputLog):
-    """Both channels of a cell.
+    """Standard output and standard error of a cell.
 
     Attributes:
-        order: Order of output and events.
-        ignores_backpressure: True if output is read from the kernel even if followers do not read it.
+        order: Order in which the cell wrote output and sent events.
+        ignores_backpressure: True if the guest reads output from the kernel even while a follower does not read its output.
     """
 
     __slots__ = ("ignores_backpressure", "order")
@@ -112,7 +117,7 @@ class CellOutputs(OutputLog):
         self.ignores_backpressure = False
 
     def may_read(self, channel: int) -> bool:
-        """Return True if more output of the channel may be read from the kernel now."""
+        """Return True if the guest may read more output of ``channel`` (1 or 2) from the kernel now."""
         return self.ignores_backpressure or super().may_read(channel)
 
 
@@ -125,12 +130,12 @@ class Cell:
         args: Arguments of ``kernel.execute``.
 
     Attributes:
-        kernel: Id of the context.
-        interrupt_cause: ``interrupt`` or ``timeout`` if the cell was interrupted, otherwise empty.
-        result: The result, or None before the end of the cell.
-        on_sent: Called when more output of the running cell may be read.
-        on_late: Called when output may have been added after the end of the cell.
-        request_bytes: Memory that the request takes; 0 after the end of the cell.
+        kernel: Id of the context that the cell belongs to.
+        interrupt_cause: ``interrupt`` or ``timeout`` if the cell was interrupted; empty if the cell was not interrupted.
+        result: Status, execution count and duration of the ended cell; None until the cell has ended.
+        on_sent: Called while the cell runs, when followers have received output and the guest may read more from the kernel.
+        on_late: Called when the ended cell may have got more output from its threads or child processes.
+        request_bytes: Size in bytes of the code and the environment, for the limits of waiting cells; 0 after the end of the cell.
     """
 
     __slots__ = (
@@ -174,8 +179,8 @@ class Cell:
         self.stop_on_error = bool(args["stop_on_error"])
         self.outputs = CellOutputs()
         self.events: list[dict[str, Any]] = []
-        self._sizes: dict[int, int] = {}  # number of an event -> size of its result, for results that were not cleared or updated
-        self._updates: dict[str, int] = {}  # id of a display -> number of its last update
+        self._sizes: dict[int, int] = {}  # index in self.events -> bytes of this result; without cleared and replaced results
+        self._updates: dict[str, int] = {}  # display id -> index in self.events of the last update of this display
         self._errors: list[int] = []
         self._results_bytes = self._errors_bytes = 0
         self._has_left_out = False
@@ -191,19 +196,19 @@ class Cell:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory in bytes that the cell takes."""
+        """Estimated memory in bytes that the guest needs for this cell: output, events and request."""
         return self.outputs.kept_bytes + self._results_bytes + self._errors_bytes + EVENT_BYTES * len(self.events) + self.request_bytes
 
     def begin(self) -> None:
-        """Begin to measure the duration."""
+        """Start to measure the duration of the cell, because the cell is being sent to the kernel."""
         self._began_s = self._loop.time()
 
     def add_event(self, event: dict[str, Any], size: int) -> None:
-        """Keep an event and send it to the followers.
+        """Keep an event of the kernel, if the limits of the cell allow it, and send the event to the followers.
 
         Args:
-            event: The event.
-            size: Encoded size of its message in bytes.
+            event: Event as :func:`~sandlot.guest.kernels.kernel_events.parse_event` returns it, without ``cell``.
+            size: Encoded size in bytes of the message that contained the event.
         """
         kind = event["event"]
         if kind == "display":
@@ -221,7 +226,11 @@ class Cell:
             self.pump()
 
     def _add_display(self, event: dict[str, Any], size: int) -> dict[str, Any] | None:
-        """Return the event to keep for a result: the result, a note, or None."""
+        """Add a result to the cell's total of ``MAX_RESULTS_BYTES``, and return the event to keep for it.
+
+        Returns:
+            The result if it fits, a note in place of the first result that does not fit, or None for all later ones.
+        """
         if self._clears:
             self._clears = False
             self._clear()
@@ -243,7 +252,7 @@ class Cell:
         return event
 
     def _clear(self) -> None:
-        """Drop all results so far. A later follower receives ``clear`` events instead."""
+        """Drop all results that the cell has displayed so far. A follower that attaches later receives ``clear`` events in their place."""
         for number in self._sizes:
             self.events[number] = CLEARED
         self._sizes.clear()
@@ -251,7 +260,10 @@ class Cell:
         self._results_bytes = 0
 
     def _add_error(self, event: dict[str, Any], size: int) -> dict[str, Any] | None:
-        """Return the event to keep for an error, shortened if it is too large; None to keep none."""
+        """Return the event to keep for an error, shortened if it exceeds ``MAX_ERRORS_BYTES``; None if the cell has ``MAX_EVENTS`` already.
+
+        The texts of all earlier errors are dropped if all errors together would exceed ``MAX_ERRORS_BYTES``.
+        """
         if len(self.events) >= MAX_EVENTS:
             return None
         if size > MAX_ERRORS_BYTES:
@@ -267,15 +279,20 @@ class Cell:
         return event
 
     def fail(self, name: str, text: str) -> None:
-        """Add an error of the guest, not of the kernel."""
+        """Add an error that the guest reports for this cell, such as the death of the kernel.
+
+        Args:
+            name: Class name of the error, such as ``KernelDied``.
+            text: Message of the error.
+        """
         self.add_event({"event": "error", "name": name, "value": text, "traceback": []}, 0)
 
     def finish(self, status: str, count: int) -> None:
-        """End the cell.
+        """End the cell and send its result to the followers.
 
         Args:
             status: ``ok``, ``error``, ``timeout``, ``aborted``, ``killed``, ``died`` or ``oom``.
-            count: Execution count of the cell.
+            count: Execution count that the result reports; 0 if the cell did not run.
         """
         self.count = count
         self.code = ""
@@ -291,22 +308,27 @@ class Cell:
         return {"status": status, "execution_count": self.count, "duration_s": passed_s}
 
     def follow(self, call: Call, events_from: int, stdout_from: int | None, stderr_from: int | None, *, wait: bool = True) -> None:
-        """Send output and events to a call, and the result at the end.
+        """Send the output and events of the cell to a call, and the result at the end.
 
         Args:
-            call: The call.
-            events_from: Number of events to skip.
-            stdout_from: Offset in standard output; None for the oldest byte that is kept.
-            stderr_from: Offset in standard error; None for the oldest byte that is kept.
+            call: ``kernel.execute`` or ``kernel.attach`` call that becomes a follower.
+            events_from: Number of events that the client has received already and that are skipped.
+            stdout_from: Byte offset in standard output to start at; None for the oldest byte that is kept.
+            stderr_from: Byte offset in standard error to start at; None for the oldest byte that is kept.
             wait: True to follow until the end of the cell; False to send only the output and events so far.
 
         Raises:
-            RpcError: An offset is beyond the end of the output.
+            RpcError: ``stdout_from`` or ``stderr_from`` is negative or beyond the end of the output.
         """
         wanted = {STDOUT: stdout_from, STDERR: stderr_from}
-        if not self.outputs.has(wanted):
-            raise RpcError("invalid_request", "The offset is beyond the end of the output.", "Use an offset up to the end of the output.")
         ends = {channel: buffer.end for channel, buffer in self.outputs.buffers.items()}
+        if not self.outputs.has(wanted):
+            out, err = ends[STDOUT], ends[STDERR]
+            raise RpcError(
+                "invalid_request",
+                f"`stdout_from` is {stdout_from} and `stderr_from` is {stderr_from}; the cell has {out} bytes of stdout and {err} of stderr.",
+                "Pass offsets from 0 to these numbers of bytes.",
+            )
         follower = CellFollower(call, self.outputs.attach(call, wanted), max(0, events_from), None if wait else (ends, len(self.events)))
         self.followers.append(follower)
         call.on_writable = self.pump
@@ -314,7 +336,7 @@ class Cell:
         self.pump()
 
     def pump(self) -> None:
-        """Send output and events as far as followers accept them, and the result to those that have received everything."""
+        """Send each follower the output and events that its stream accepts now. Send the result to followers that have received everything."""
         is_short = self._began_s is not None and self.result is None and self._loop.time() - self._began_s < SHORT_CELL_S
         for follower in list(self.followers):
             follower.call.is_patient = is_short
@@ -322,7 +344,7 @@ class Cell:
             if (has_all and self.result is not None) or follower.has_enough:
                 self._remove(follower)
                 follower.call.on_gone = None
-                # The result is sent only to a follower that has received everything.
+                # A follower that has not received everything gets the status "running", even if the cell has ended.
                 follower.call.result(**((has_all and self.result) or self._state("running")))
         if self.on_sent is not None:
             self.on_sent()
@@ -331,7 +353,7 @@ class Cell:
 
     def _on_lost(self, follower: CellFollower) -> None:
         self._remove(follower)
-        # No output is dropped for a while, in which a restarted service may attach again.
+        # For HOLD_S, a full buffer stops the kernel and no output is dropped: a restarted service may attach to the cell again.
         self.outputs.held = True
         self._loop.call_later(HOLD_S, self._release)
         if self.on_sent is not None:
@@ -349,13 +371,13 @@ class Cell:
 
 
 class CellFollower:
-    """A call that follows a cell.
+    """A call that receives the output, the events and the result of a cell.
 
     Args:
         call: The call.
-        reader: Offsets of the call in both channels.
-        next_event: Number of events that the call has received.
-        until: Offsets of both channels and number of events at which the call ends; None to follow until the end of the cell.
+        reader: Byte offsets in standard output and standard error of the next bytes to send.
+        next_event: Index of the next event to send, counted from 0.
+        until: Byte offset in each channel, and number of events, after which the call ends; None to follow until the end of the cell.
     """
 
     __slots__ = ("_next_event", "_run", "_until", "call", "reader")
@@ -369,14 +391,18 @@ class CellFollower:
 
     @property
     def has_enough(self) -> bool:
-        """True if the call does not wait for the end of the cell and has received everything that it asked for."""
+        """True if the call does not wait for the end of the cell, and has received everything up to ``until``."""
         if self._until is None:
             return False
         ends, events = self._until
         return self._next_event >= events and all(self.reader.at[channel] >= end for channel, end in ends.items())
 
     def pump(self, cell: Cell) -> bool:
-        """Send output and events in order, as far as the stream accepts them. Return True if everything so far was sent."""
+        """Send output and events of ``cell`` in their original order, as far as the call's stream accepts them.
+
+        Returns:
+            True if the call has received everything that the cell has written so far.
+        """
         order = cell.outputs.order
         self._run = max(self._run, order.first)
         last = order.first + len(order.runs) - 1
@@ -385,9 +411,9 @@ class CellFollower:
             if not (self._send_events(cell, end) if kind == EVENTS else self.reader.send(cell.outputs.buffers[kind], kind, end)):
                 return False
             if self._run == last:
-                break  # the last run may still grow
+                break  # the cell may still extend the last run
             self._run += 1
-        # The rest belongs to runs that are no longer kept.
+        # Send what is left of runs that ``order`` has forgotten, whose order is therefore unknown.
         return self.reader.pump(cell.outputs.buffers) and self._send_events(cell, len(cell.events))
 
     def _send_events(self, cell: Cell, end: int) -> bool:
@@ -405,13 +431,14 @@ def _display(data: dict[str, Any], update_of: str | None = None) -> dict[str, An
 
 
 def kernel_death_message(status: str, language: str, *, began: bool, late: bool) -> str:
-    """Return the error message of a cell whose kernel has ended.
+    """Return the error message for a cell whose kernel has ended.
 
     Args:
-        status: ``killed``, ``died`` or ``oom``.
+        status: Status of the cell: ``killed``, ``died`` or ``oom``.
         language: Language of the cell.
-        began: True if the cell was sent to the kernel.
-        late: True if the cell had been interrupted, or the kernel did not start in time.
+        began: True if the cell was sent to the kernel; False if the kernel ended during its start.
+        late: With ``began``, True if the cell was interrupted before the kernel ended. Without ``began``, True if the kernel did not start in
+            time.
     """
     if status == "oom":
         return "The kernel was killed because the sandbox ran out of memory. Its variables are lost."

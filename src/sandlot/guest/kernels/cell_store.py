@@ -1,4 +1,4 @@
-"""The cells that are remembered, by the id of the call that submitted each cell."""
+"""Store of the cells that the guest remembers, by the id of the ``kernel.execute`` call that submitted each cell."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 MAX_CELLS = 64
 MAX_BYTES = 16 * 1024 * 1024
-"""Maximum memory of all remembered cells."""
+"""Maximum total memory in bytes of all remembered cells."""
 
 
 class CellStore:
-    """Cells that run, wait, or have ended and are remembered: at most ``MAX_CELLS`` and ``MAX_BYTES``.
+    """Cells that wait or run, and cells that have ended and can still be attached to.
 
-    Beyond these limits, the oldest cells that have ended and have no followers are forgotten. Output that threads and children of a
-    cell write after its end counts as well.
+    If the store has more than ``MAX_CELLS`` cells or ``MAX_BYTES``, it forgets the oldest cells that have ended and have no follower.
+    ``MAX_BYTES`` includes output that threads and child processes of a cell write after the end of the cell.
 
     Args:
         loop: The guest's loop.
-        rpc: Refuses the ids of forgotten cells.
+        rpc: Server that is told to refuse calls with the id of a forgotten cell.
     """
 
     __slots__ = ("_cells", "_is_trim_scheduled", "_loop", "_rpc")
@@ -35,27 +35,27 @@ class CellStore:
         self._is_trim_scheduled = False
 
     def add(self, cell: Cell) -> None:
-        """Remember a new cell."""
+        """Add a new cell, and forget old cells if a limit of the store is exceeded."""
         self._cells[cell.id] = cell
         cell.on_late = self.trim_soon
         self.trim_soon()
 
     def get(self, id_: str, *, of_context: str | None = None) -> Cell | None:
-        """Return a remembered cell, or None.
+        """Return the cell with an id. Return None if the store has no such cell.
 
         Args:
             id_: Id of the cell.
-            of_context: Id of the context that the cell must belong to; None for any context.
+            of_context: Id of the context that the cell must belong to; None accepts a cell of any context.
         """
         cell = self._cells.get(id_)
         return cell if cell is not None and of_context in {None, cell.kernel} else None
 
     def clear(self) -> None:
-        """Forget all cells. Their ids may be reused."""
+        """Remove all cells. Unlike the ids of cells that exceeded a limit, the ids of these cells may be used again."""
         self._cells.clear()
 
     def trim_soon(self) -> None:
-        """Forget cells beyond the limits in the next turn of the loop, after pending responses were sent."""
+        """Schedule the removal of cells beyond ``MAX_CELLS`` and ``MAX_BYTES`` for the next turn of the loop, after pending responses are sent."""
         if not self._is_trim_scheduled:
             self._is_trim_scheduled = True
             self._loop.call_soon(self._trim)

@@ -1,13 +1,14 @@
 """A code context: a language, the kernel that keeps the variables, and the cells that wait for the kernel.
 
 Invariants:
-- One cell runs at a time; the others wait in order. The timeout of a cell starts with the cell, not with its request.
-- An interrupt is SIGINT to the process group of the kernel, sent again after ``SIGNAL_AGAIN_S``. A kernel that does not react within
-  ``KILL_AFTER_S`` is killed, with all processes that it started.
-- After a kernel has died, the next cell starts a new kernel. The cell that was running reports the death.
+- A context runs one cell at a time. Other cells wait in the order of their requests. The timeout of a cell starts when the cell is sent to
+  the kernel, not when the cell is requested.
+- An interrupt sends SIGINT to the process group of the kernel, and again after ``SIGNAL_AGAIN_S``. If the cell has not ended after
+  ``KILL_AFTER_S``, the guest kills the kernel with all processes that it started.
+- If a kernel dies, the cell that was running fails with an error that says why. The next cell starts a new kernel.
 - Queued cells are aborted when a cell with ``stop_on_error`` fails, and when the context is restarted or removed.
 
-``context_state`` defines the states and transitions; this module performs the actions.
+``context_state`` defines the states of a context and the transitions between them. This module performs the actions of the transitions.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from sandlot.guest.loop import Loop, Timer
 
 SIGNAL_AGAIN_S, KILL_AFTER_S = 1.0, 2.0
+"""Seconds from the first SIGINT of an interrupt to the second SIGINT, and to the kill of the kernel."""
 FLUSH_REQUEST_S = 0.02
-"""Seconds after the start of a cell at which its delayed output is requested. Most cells end earlier and are reported at once."""
+"""Seconds from sending a cell until the guest requests the output that the kernel delays. Most cells end earlier and need no request."""
 CELL_START_S = 0.3
-"""Maximum time for which an interrupt waits for the start of its cell. Before the start, the kernel may ignore a signal."""
+"""Maximum time in seconds that an interrupt waits for the kernel to report the start of the cell. Earlier, the kernel may ignore SIGINT."""
 
 
 class CodeContext(KernelEventHandler):
@@ -49,19 +51,19 @@ class CodeContext(KernelEventHandler):
         loop: The guest's loop.
         identity: Environment and entropy of the sandbox.
         starter: Starts kernels.
-        oom: Decides whether a kernel was killed for lack of memory.
-        cells: Cells that are remembered.
+        oom: Decides whether a kernel was killed because the sandbox ran out of memory.
+        cells: Store of the cells of all contexts.
         name: Id of the context.
-        language: Language of the cells.
-        cwd: Working directory of a new kernel.
-        env: Variables in addition to those of the sandbox.
-        on_activity: Called when a cell has started or ended.
+        language: Language of the cells: ``python``, ``bash`` or ``javascript``.
+        cwd: Working directory in which each new kernel of the context starts.
+        env: Environment variables of the context. They override the sandbox's variables of the same name.
+        on_activity: Called when a cell of the context has started or ended.
 
     Attributes:
-        cell: The running cell, or None.
-        queue: Cells that wait.
-        kernel: The kernel, even while it is ending; None without a kernel.
-        state: A state of ``context_state``.
+        cell: Cell that was sent to the kernel and has not ended; None if no cell runs.
+        queue: Cells that wait for the kernel, oldest first.
+        kernel: Kernel of the context, also while the kernel is ending; None if there is no kernel.
+        state: State of the context: a constant of ``context_state``.
     """
 
     __slots__ = (
@@ -114,26 +116,26 @@ class CodeContext(KernelEventHandler):
         self.cell: Cell | None = None
         self.queue: deque[Cell] = deque()
         self._last_cell: Cell | None = None
-        """The last cell that was sent. Output of the pipes belongs to this cell."""
+        """Last cell that was sent to the kernel. Output that the guest reads from the kernel's output pipes belongs to this cell."""
         self._execution_count = 0
         self._attempt = 0
-        """Index in ``START_ORDER`` of the way to start the next kernel."""
+        """Index in the context's row of ``START_ORDER``: the way in which the next kernel is started."""
         self._timer: Timer | None = None
-        """Deadline of the present state: for the start of a kernel, for the end of a cell, or for the effect of an interrupt."""
+        """Timer of the present state: for the start of the kernel, the timeout of the cell, or the next step of an interrupt."""
         self._flush_timer: Timer | None = None
 
     @property
     def reported_state(self) -> str:
-        """The state that clients see: one of ``schema.KERNEL_STATES``."""
+        """State of the context as clients see it: one of ``schema.KERNEL_STATES``."""
         return states.REPORTED[self.state]
 
     @property
     def env(self) -> dict[str, str]:
-        """Variables of the sandbox and the context."""
+        """Environment variables of the sandbox, overridden by the variables of the context."""
         return {**self._identity.env, **self._env}
 
     def describe(self) -> dict[str, Any]:
-        """Return the context's record of ``kernel.list``."""
+        """Return the fields of this context in the responses to ``kernel.list`` and ``kernel.create``."""
         return {
             "kernel": self.name,
             "language": self.language,
@@ -146,12 +148,12 @@ class CodeContext(KernelEventHandler):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def submit(self, cell: Cell) -> None:
-        """Queue a cell, which runs after the cells that were queued earlier."""
+        """Add a cell to the end of the queue. Send the cell to the kernel now if the kernel is idle."""
         self.queue.append(cell)
         self._run_next()
 
     def start(self) -> None:
-        """Start a kernel if there is none.
+        """Start a kernel without waiting for a cell. Does nothing if the context has or has requested a kernel.
 
         Raises:
             RpcError: The image cannot run the language, or the program cannot be started.
@@ -159,57 +161,72 @@ class CodeContext(KernelEventHandler):
         self._apply(states.KERNEL_NEEDED)
 
     def interrupt(self) -> bool:
-        """Interrupt the running cell. Return True if there was a running cell."""
+        """Interrupt the running cell. Return False if no cell runs or the kernel is ending already."""
         if not states.has_interruptible_cell(self.state):
             return False
         self._interrupt("interrupt")
         return True
 
     def abort(self, cell: Cell, why: str) -> None:
-        """End a queued cell without running it."""
+        """End a queued cell without running it. Does nothing if the cell is not in the queue.
+
+        Args:
+            cell: The cell.
+            why: Sentence that the error of the cell ends with.
+        """
         if cell in self.queue:
             self.queue.remove(cell)
             _abort(cell, why)
 
     def restart(self) -> None:
-        """End the kernel and abort queued cells. The next cell starts a new kernel."""
+        """Kill the kernel and abort the queued cells, because a client restarts the context. The next cell starts a new kernel."""
         self._abort_queue("The context was restarted.")
         self._attempt = 0
         self.end_kernel("killed")
 
     def remove(self) -> None:
-        """End the kernel and abort queued cells. The context is not used again."""
+        """Kill the kernel and abort the queued cells, because a client removes the context. The caller must not use the context again."""
         self._abort_queue("The context was removed.")
         self._apply(states.REMOVE, "killed")
 
     def end_kernel(self, reason: str) -> None:
-        """Kill the kernel, if there is one, and all processes that it started.
+        """Kill the kernel and all processes that it started. Does nothing if there is no kernel or the kernel is ending already.
 
         Args:
-            reason: Reason that the running cell reports: ``killed``, ``died``, ``oom`` or ``late``.
+            reason: Reason for the end, which the error of the running cell reports: ``killed``, ``died``, ``oom`` or ``late``. ``late`` means
+                that the kernel did not start in time.
         """
         self._apply(states.KERNEL_ENDING, reason)
 
     def on_wake(self) -> None:
-        """Send the kernel the environment of this wake, and entropy that copies of the kernel in other sandboxes do not get."""
+        """Send the kernel the sandbox's new environment after a wake, and entropy that no copy of this kernel in another sandbox receives."""
         if self.kernel is not None:
-            self.kernel.wake(self.env, self._identity.fresh_entropy(), "")  # the working directory stays as cells have set it
+            self.kernel.wake(self.env, self._identity.fresh_entropy(), "")  # empty: keep the working directory that cells have set
 
     def on_copied(self) -> None:
-        """Abort queued cells, because their clients wait for the sandbox that this one is a copy of."""
+        """Abort the queued cells after this sandbox was created as a copy: their clients follow the cells of the original sandbox."""
         self._abort_queue("This sandbox is a copy, and the cell belongs to the original.")
         self._last_cell = self.cell
 
     # -- events of the kernel ------------------------------------------------------------------------------------------
 
     def cell_of(self, id_: str | None) -> Cell | None:
-        """Return the cell with an id, or the running cell if ``id_`` is None. The result is None if this context has no such cell."""
+        """Return the cell with an id. Return None if this context has no such cell.
+
+        Args:
+            id_: Id of the cell; None for the running cell.
+        """
         if id_ is None or (self.cell is not None and self.cell.id == id_):
             return self.cell
         return self._cells.get(id_, of_context=self.name)
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
-        """Handle a message of the kernel. The first message completes the start of the kernel."""
+        """Handle an event that the kernel has sent: add it to its cell, or end the cell. The kernel's first message completes its start.
+
+        Args:
+            message: Event as :func:`~sandlot.guest.kernels.kernel_events.parse_event` returns it.
+            size: Encoded size of the message in bytes.
+        """
         if self._apply(states.KERNEL_READY):
             self._run_next()
         kind = message["event"]
@@ -228,40 +245,49 @@ class CodeContext(KernelEventHandler):
             self._run_next()
 
     def on_output(self) -> None:
-        """Send new output to the clients of the cell."""
+        """Send output that was read from the kernel's pipes to the followers of the last cell that was sent to the kernel."""
         if self._last_cell is not None:
             self._last_cell.pump()
 
     def on_violation(self) -> None:
-        """End a kernel that violates the protocol."""
+        """Kill the kernel, because it has sent an invalid message, or has closed its socket and still runs."""
         self.end_kernel("died")
 
     def on_exit(self, status: int, peak_bytes: int) -> None:
-        """End the kernel's remaining processes after its main process has ended."""
+        """Kill the processes that the kernel has left behind, because the process of the kernel itself has ended.
+
+        Args:
+            status: Wait status of the kernel's process.
+            peak_bytes: Largest resident memory of the kernel's process in bytes.
+        """
         was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         self.end_kernel("oom" if was_killed and self._oom.explains(peak_bytes) else "died")
 
     def on_killed(self, reason: str) -> None:
-        """End the remaining processes of a kernel that was killed for lack of memory. Other kills are reported by :meth:`on_exit`."""
+        """Kill the processes that the kernel has left behind, if the guest has killed the kernel for lack of memory.
+
+        Args:
+            reason: ``oom`` for lack of memory, ``pids`` for too many processes. ``pids`` is ignored here; :meth:`on_exit` reports that end.
+        """
         if reason == "oom":
             self.end_kernel(reason)
 
     def on_gone(self) -> None:
-        """Handle the end of the kernel, and start a new kernel if cells wait."""
+        """Release the kernel, because it has ended and all its output was read. Start a new kernel if cells are queued."""
         self._apply(states.KERNEL_GONE)
         self._run_next()
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
     def _apply(self, event: str, detail: str = "") -> bool:
-        """Apply an event: change the state and perform the actions of the transition. Return True if the event had an effect.
+        """Change the state of the context and perform the actions of the transition. Return False if the event has no effect in this state.
 
         Args:
             event: An event of ``context_state``.
-            detail: Reason for the end of a kernel, or status of a cell.
+            detail: For the action ``END_KERNEL``, the reason for the end; for ``FINISH_CELL``, the status of the cell.
 
         Raises:
-            RpcError: A kernel had to be started, and cannot be.
+            RpcError: The event requires a new kernel, which cannot be started.
         """
         before = self.state
         self.state, actions = states.step(before, event)
@@ -276,7 +302,7 @@ class CodeContext(KernelEventHandler):
         return has_effect
 
     def _run_next(self) -> None:
-        """Send the next queued cell, or start a kernel for it."""
+        """Send the first queued cell to the kernel, or start a kernel for the cell. Fail each cell for which no kernel can be started."""
         while self.queue:
             try:
                 self._apply(states.CELL_QUEUED)
@@ -356,7 +382,7 @@ class CodeContext(KernelEventHandler):
 
     def _signal_kernel(self) -> None:
         if self.kernel is not None and self.cell is not None:
-            # node handles a signal only when its event loop runs. A thread of the kernel reads messages all the time.
+            # node handles a signal only when its event loop runs, but a thread of the JavaScript kernel reads messages at any time.
             self.kernel.interrupt(self.cell, by_message=self.language == "javascript")
 
     def _end_kernel(self, reason: str) -> None:
@@ -366,7 +392,7 @@ class CodeContext(KernelEventHandler):
             self._ignore_backpressure()
 
     def _ignore_backpressure(self) -> None:
-        """Continue reading the kernel even if clients do not read, so that the end of the cell arrives."""
+        """Read from the kernel even if followers of the cell do not read, so that the message about the end of the cell arrives."""
         if self.cell is not None:
             self.cell.outputs.ignores_backpressure = True
         if self.kernel is not None:
@@ -391,7 +417,11 @@ class CodeContext(KernelEventHandler):
         self._on_activity()
 
     def _retry_start(self) -> None:
-        """Use the next way to start a kernel. After the last way, fail the first queued cell with the reason."""
+        """Handle a kernel that has ended before its first message.
+
+        If the kernel died, select the next way of ``START_ORDER``. Fail the first queued cell if there is no further way, if the kernel did not
+        start in time, or if the sandbox ran out of memory.
+        """
         kernel = self.kernel
         if kernel is None or kernel.end_reason == "killed":
             return
@@ -445,4 +475,4 @@ _ACTIONS: dict[str, Callable[[CodeContext], None]] = {
     states.RETRY_START: CodeContext._retry_start,  # noqa: SLF001
     states.RELEASE_KERNEL: CodeContext._release_kernel,  # noqa: SLF001
 }
-"""Action -> method that performs it. ``FINISH_CELL`` and ``END_KERNEL`` are not listed, because their methods take an argument."""
+"""Action -> method that performs the action. ``FINISH_CELL`` and ``END_KERNEL`` are missing, because their methods need an argument."""

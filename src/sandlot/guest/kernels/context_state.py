@@ -1,12 +1,13 @@
 """The states of a code context, and one table of all transitions between them.
 
-:func:`step` is pure: it returns the next state and the actions that :class:`~sandlot.guest.kernels.context.CodeContext` performs.
-States, events and actions are plain strings, because ``enum`` is too slow to import in the guest.
+:func:`step` is pure: it returns the next state and the actions that :class:`~sandlot.guest.kernels.context.CodeContext` must perform.
+States, events and actions are plain strings, because importing ``enum`` would slow down the start of the guest.
 
 Invariants:
-- A cell that was sent to a kernel ends in exactly one ``FINISH_CELL`` or ``FAIL_CELL``.
-- A context in an ending state sends neither cells nor signals. An ending state lasts until all output of the kernel was read.
-- If the table has no entry for a state and an event, the event has no effect.
+- For each cell that was sent to a kernel, exactly one of the actions ``FINISH_CELL`` and ``FAIL_CELL`` ends the cell.
+- In a state whose name begins with ``ENDING``, a context sends neither cells nor signals. Such a state lasts until the process of the kernel
+  has ended and all its output was read.
+- An event without an entry for the present state is ignored.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from __future__ import annotations
 # -- states ------------------------------------------------------------------------------------------------------------
 
 STOPPED = "stopped"
-"""No kernel. The next cell starts one."""
+"""The context has no kernel. The next cell starts a kernel."""
 REQUESTED = "requested"
-"""A kernel was requested, and its process does not exist yet."""
+"""The context has requested a kernel, and the process of the kernel does not exist yet."""
 STARTING = "starting"
 """The process of the kernel runs, and has not sent its first message."""
 IDLE = "idle"
-"""The kernel waits for a cell."""
+"""The kernel runs and waits for a cell."""
 SENT = "sent"
-"""A cell was sent to the kernel, which has not reported the start of the cell. Until then, the kernel may ignore a signal."""
+"""A cell was sent to the kernel, and the kernel has not reported the start of the cell. In this state the kernel may ignore SIGINT."""
 RUNNING = "running"
-"""The kernel has reported the start of the cell."""
+"""The kernel has reported the start of the cell, and the cell has not ended."""
 INTERRUPTING_SENT = "interrupting a sent cell"
-"""A cell is being interrupted, and the kernel has not reported its start."""
+"""A cell was sent to the kernel and is being interrupted, and the kernel has not reported the start of the cell."""
 INTERRUPTING = "interrupting"
-"""A running cell is being interrupted."""
+"""A cell whose start the kernel has reported is being interrupted."""
 ENDING_START = "ending before its first message"
 """The process of the kernel is ending without having sent a message."""
 ENDING_IDLE = "ending without a cell"
@@ -43,52 +44,54 @@ REMOVED = "removed"
 # -- events ------------------------------------------------------------------------------------------------------------
 
 KERNEL_NEEDED = "kernel needed"
-"""A kernel is to be started, even without a cell."""
+"""The context needs a running kernel, even if no cell is queued."""
 CELL_QUEUED = "cell queued"
-"""A cell is in the queue."""
+"""The queue contains at least one cell."""
 KERNEL_CREATED = "kernel created"
 """The process of the requested kernel exists."""
 START_REFUSED = "start refused"
 """The requested kernel cannot be started."""
 KERNEL_READY = "kernel ready"
-"""The kernel has sent a message, of any kind."""
+"""The kernel has sent a message of any kind, which shows that it has started."""
 CELL_STARTED = "cell started"
 """The kernel has reported the start of the cell."""
 CELL_DONE = "cell done"
 """The kernel has reported the end of the cell."""
 INTERRUPT = "interrupt"
-"""A client interrupts the cell, or its timeout has passed."""
+"""A client interrupts the running cell, or the timeout of the cell has passed."""
 KERNEL_ENDING = "kernel ending"
 """The kernel must be killed, or its process has ended by itself."""
 KERNEL_GONE = "kernel gone"
 """The process of the kernel has ended, and all its output was read."""
 REMOVE = "remove"
-"""The context is removed."""
+"""A client removes the context."""
 
 # -- actions -----------------------------------------------------------------------------------------------------------
 
 START_KERNEL = "start kernel"
+"""Request a kernel from the starter."""
 SERVE_KERNEL = "serve kernel"
-"""Send the environment to the kernel, read its messages, and kill it if the first message does not arrive in time."""
+"""Send the environment to the kernel, read its messages, and kill the kernel if its first message does not arrive in time."""
 DISCARD_KERNEL = "discard kernel"
-"""End a kernel that is not needed any more."""
+"""Kill a kernel that was requested before the context was removed."""
 SETTLE_START = "settle start"
-"""The kernel has started: cancel the deadline of the start, and begin the next start with the first way again."""
+"""Cancel the deadline for the start of the kernel, and choose the first way of ``starter.START_ORDER`` for the next kernel."""
 SEND_CELL = "send cell"
+"""Send the first queued cell to the kernel, and start the timeout of the cell."""
 DEFER_SIGNAL = "defer signal"
-"""Request a flush of the kernel's messages, and send SIGINT if the start of the cell is not reported soon."""
+"""Request a flush of the kernel's messages, and send SIGINT if the kernel does not report the start of the cell soon."""
 SIGNAL = "signal"
-"""Send SIGINT, send it again after a while, and kill a kernel that does not react."""
+"""Send SIGINT to the kernel, and again a second later. Kill the kernel if the cell does not end after the second signal."""
 FINISH_CELL = "finish cell"
-"""End the cell with the kernel's result."""
+"""End the running cell with the status that the kernel has reported."""
 FAIL_CELL = "fail cell"
-"""End the running cell, if there is one, with an error, because its kernel is gone."""
+"""End the running cell, if there is one, with an error that gives the reason for the end of the kernel."""
 END_KERNEL = "end kernel"
-"""Kill the kernel and all processes that it started, and read its remaining output."""
+"""Kill the kernel and all processes that it started, and read the output that they have left in the socket and the pipes."""
 RETRY_START = "retry start"
-"""Use the next way to start a kernel, or fail the first queued cell."""
+"""After a failed start, choose the next way of ``starter.START_ORDER``, or fail the first queued cell if another start would not help."""
 RELEASE_KERNEL = "release kernel"
-"""Forget the kernel and cancel its timers."""
+"""Drop the reference to the ended kernel, and cancel the timers of the context."""
 
 TRANSITIONS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     STOPPED: {
@@ -136,7 +139,7 @@ TRANSITIONS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         REMOVE: (ENDING_REMOVED, (END_KERNEL,)),
     },
     ENDING_START: {
-        # The first message was among the remaining output: the kernel had started.
+        # The kernel's first message arrived after the kill: the kernel had started, so this end is no failed start.
         KERNEL_READY: (ENDING_IDLE, (SETTLE_START,)),
         KERNEL_GONE: (STOPPED, (RETRY_START, RELEASE_KERNEL)),
         REMOVE: (ENDING_REMOVED, ()),
@@ -158,7 +161,7 @@ TRANSITIONS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         KERNEL_CREATED: (REMOVED, (DISCARD_KERNEL,)),
     },
 }
-"""State -> event -> next state and actions, in the order in which they are performed."""
+"""State -> event -> (next state, actions in the order in which they must be performed)."""
 
 REPORTED = {
     STOPPED: "stopped",
@@ -175,14 +178,21 @@ REPORTED = {
     ENDING_REMOVED: "stopped",
     REMOVED: "stopped",
 }
-"""State -> value of ``schema.KERNEL_STATES`` that clients see."""
+"""State -> state that clients see: a value of ``schema.KERNEL_STATES``."""
 
 
 def step(state: str, event: str) -> tuple[str, tuple[str, ...]]:
-    """Return the next state and the actions to perform, in order. Without an entry in the table, the state stays the same."""
+    """Return the state after an event, and the actions that the caller must perform, in order.
+
+    If ``TRANSITIONS`` has no entry for the state and the event, the state stays the same and there are no actions.
+
+    Args:
+        state: Present state of the context.
+        event: Event that has occurred.
+    """
     return TRANSITIONS[state].get(event, (state, ()))
 
 
 def has_interruptible_cell(state: str) -> bool:
-    """Return True if a cell runs and its kernel is not ending."""
+    """Return True if a context in this state has sent a cell that has not ended, and its kernel is not ending."""
     return state in {SENT, RUNNING, INTERRUPTING_SENT, INTERRUPTING}

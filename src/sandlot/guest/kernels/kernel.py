@@ -1,12 +1,14 @@
-"""One kernel process: its descriptors, its messages and output, and its end.
+"""One kernel process, as the guest sees it: its descriptors, its messages and output, and its end.
 
 Invariants:
-- Messages of a kernel are limited in size and validated. A kernel that sends anything else is killed.
-- C code and children of the kernel write to pipes. Before a message is handled, the pipes are read, so that earlier output comes first.
-- If the buffer of a cell is full because its client does not read, its kernel is not read any more; other kernels continue.
-- All output of a kernel is delivered before the end of the kernel is reported.
-- At most ``MESSAGES_PER_TURN`` messages are handled in one turn of the loop, so that a busy kernel does not delay other work.
-- The kernel has no descriptor with which it could make a write of the guest block: the ends of the flush pipe are separate open files.
+- The guest limits the size of a kernel's messages and validates them. A kernel that sends an invalid message is killed.
+- C code and child processes of the kernel write to two pipes. Before the guest handles a message, it reads both pipes, so that output from
+  before the message is delivered first.
+- If the buffer of a cell is full because a client does not read, the guest stops reading from the kernel of this cell only.
+- The guest delivers all output of a kernel before it reports the end of the kernel.
+- The guest handles at most ``MESSAGES_PER_TURN`` messages of a kernel in one turn of the loop, so that a busy kernel does not delay others.
+- A kernel cannot make the guest block in a write: both ends of the flush pipe are separate open files, so the kernel cannot change the flags
+  of the guest's end.
 """
 
 from __future__ import annotations
@@ -35,24 +37,27 @@ if TYPE_CHECKING:
     from sandlot.guest.loop import Loop
 
 MESSAGES_PER_TURN = 64
-"""Maximum number of messages of one kernel that are handled in one turn of the loop."""
+"""Maximum number of messages of one kernel that the guest handles in one turn of the loop."""
 EXIT_S = 0.2
-"""Seconds from the end of a kernel's socket until the kernel is killed, if its process has not ended by then."""
+"""Seconds after which the guest kills a kernel that has closed its socket and whose process has not ended."""
 MAX_STARTUP_TEXT_BYTES = 4096
-"""Maximum length of :attr:`KernelProcess.startup_text`."""
+"""Maximum length of :attr:`KernelProcess.startup_text` in bytes, before decoding."""
 
 
 class KernelPipes:
-    """The descriptors of a kernel: a socket, two output pipes, and for kernels that delay output a pipe that requests a flush.
+    """Both ends of the socket and the pipes between the guest and one kernel.
+
+    There is one socket for messages and one pipe each for standard output and standard error. A kernel that delays output also has a flush
+    pipe: the guest writes to it to request the delayed output.
 
     Args:
-        has_flush_pipe: True if the kernel delays output.
+        has_flush_pipe: True to create a flush pipe.
 
     Attributes:
         socket: The guest's end of the socket.
-        out: The guest's end of standard output.
-        err: The guest's end of standard error.
-        flush: The guest's end of the flush pipe; -1 without one.
+        out: Descriptor of the guest's end of the pipe for standard output.
+        err: Descriptor of the guest's end of the pipe for standard error.
+        flush: Descriptor of the guest's end of the flush pipe; -1 if there is no flush pipe.
     """
 
     __slots__ = ("_kernel_err", "_kernel_flush", "_kernel_out", "_kernel_socket", "err", "flush", "out", "socket")
@@ -65,16 +70,16 @@ class KernelPipes:
 
     @property
     def kernel_output(self) -> tuple[int, int]:
-        """Descriptors of the kernel's standard output and standard error."""
+        """Descriptors that become the kernel's standard output and standard error."""
         return self._kernel_out, self._kernel_err
 
     @property
     def kernel_channel(self) -> list[int]:
-        """The kernel's end of the socket and, if there is one, of the flush pipe."""
+        """Descriptors of the kernel's end of the socket and, if there is a flush pipe, of the kernel's end of the flush pipe."""
         return [self._kernel_socket.fileno(), *([self._kernel_flush] if self._kernel_flush >= 0 else [])]
 
     def close_kernel_ends(self) -> None:
-        """Close the kernel's ends after its process has inherited or received them."""
+        """Close the guest's copies of the kernel's ends. Call this after the kernel's process has inherited or received the descriptors."""
         self._kernel_socket.close()
         os.close(self._kernel_out)
         os.close(self._kernel_err)
@@ -82,7 +87,7 @@ class KernelPipes:
             os.close(self._kernel_flush)
 
     def close(self) -> None:
-        """Close the guest's ends, because there will be no kernel."""
+        """Close the guest's ends of the socket and the pipes, because the kernel could not be started."""
         self.socket.close()
         os.close(self.out)
         os.close(self.err)
@@ -91,11 +96,11 @@ class KernelPipes:
 
 
 class KernelChannel:
-    """The guest's end of a kernel's socket: bounded messages in both directions, without blocking.
+    """The guest's end of a kernel's socket, which sends and receives messages without blocking the guest.
 
     Args:
         loop: The guest's loop.
-        connection: The guest's end of the socket; ownership passes to this object.
+        connection: The guest's end of the socket. Ownership passes to this object.
     """
 
     __slots__ = ("_has_input", "_is_reading", "_is_stopped", "_loop", "_on_readable", "_outgoing", "_reader", "_socket")
@@ -109,26 +114,26 @@ class KernelChannel:
         self._on_readable: Callable[[], object] | None = None
         self._is_reading = True
         self._has_input = True
-        """False if the socket has ended, or is not read any more because the kernel violated the protocol."""
+        """False after :meth:`end_input`: the kernel has closed the socket or sent an invalid message, and nothing more is received."""
         self._is_stopped = False
 
     @property
     def received_bytes(self) -> int:
-        """Number of bytes that were received and not yet taken."""
+        """Number of received bytes whose messages :meth:`take` has not returned yet."""
         return self._reader.buffered_bytes
 
     @property
     def unsent_bytes(self) -> int:
-        """Number of bytes that the kernel has not taken yet."""
+        """Number of bytes of outgoing messages that the socket has not accepted yet."""
         return len(self._outgoing)
 
     def serve(self, on_readable: Callable[[], object]) -> None:
-        """Call ``on_readable`` whenever there is something to receive, from now on."""
+        """Call ``on_readable`` from now on whenever the socket has bytes to receive or was closed by the kernel."""
         self._on_readable = on_readable
         self._watch()
 
     def when_readable(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once when there is something to receive. Used before :meth:`serve`."""
+        """Call ``callback`` once when the socket has bytes to receive or was closed by the kernel. May be called only before :meth:`serve`."""
         fd = self._socket.fileno()
 
         def on_ready(_mask: int) -> None:
@@ -138,17 +143,26 @@ class KernelChannel:
         self._loop.watch(fd, READ, on_ready)
 
     def set_reading(self, reading: bool) -> None:  # noqa: FBT001 - the name says what the value is
-        """Pause or resume the calls of ``on_readable``."""
+        """Set whether ``on_readable`` is called.
+
+        Args:
+            reading: False to pause the calls, True to resume them.
+        """
         self._is_reading = reading
         self._watch()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message as soon as the kernel takes it."""
+        """Queue a message to the kernel, and send as much of the queue as the socket accepts now. The rest follows when the socket is writable."""
         self._outgoing += values.encode_message(message)
         self._write()
 
     def receive(self) -> int | None:
-        """Receive with one read, and return the number of bytes: None if there are none now, 0 at the end of the socket."""
+        """Receive bytes with one read(2).
+
+        Returns:
+            Number of bytes received; 0 if the kernel has closed the socket or :meth:`end_input` was called. None if no bytes are available
+            now.
+        """
         if not self._has_input:
             return 0
         try:
@@ -161,27 +175,29 @@ class KernelChannel:
         return len(data)
 
     def take(self) -> tuple[dict[str, Any], int] | None:
-        """Remove the next complete message and return its event with its size in bytes; None if there is none.
+        """Remove the next received message and return its event with the size of the message in bytes.
+
+        Return None if no complete message was received.
 
         Raises:
             EncodingError: The message is too long, or is not exactly one value.
-            ValueError, TypeError, LookupError, AttributeError: The value is not an event; see :func:`parse_event`.
+            ValueError, TypeError, LookupError, AttributeError: The message is not a valid event; see :func:`parse_event`.
         """
         raw = self._reader.take()
         return None if raw is None else (parse_event(values.decode(raw)), len(raw))
 
     def end_input(self) -> None:
-        """Receive nothing more. Messages that were received can still be taken."""
+        """Receive nothing more from the socket. :meth:`take` still returns the messages that were received earlier."""
         self._has_input = False
         self._watch()
 
     def drop_input(self) -> None:
-        """Receive nothing more, and drop the messages that were received and not taken."""
+        """Receive nothing more from the socket, and drop the received messages that :meth:`take` has not returned yet."""
         self._reader.clear()
         self.end_input()
 
     def stop(self) -> None:
-        """Send nothing more, and make no further callbacks. :meth:`receive` and :meth:`take` still work."""
+        """Send nothing more to the kernel and call ``on_readable`` no more. :meth:`receive` and :meth:`take` still work."""
         self._is_stopped = True
         self._loop.unwatch(self._socket.fileno())
 
@@ -204,7 +220,7 @@ class KernelChannel:
         except BlockingIOError:
             pass
         except OSError:
-            return  # the end of file follows
+            return  # the kernel has closed the socket, which the next read reports
         self._watch()
 
     def _watch(self) -> None:
@@ -218,46 +234,56 @@ class KernelChannel:
 
 
 class KernelEventHandler:
-    """Receives the events of one kernel."""
+    """Interface of the object that receives the events of one kernel: a code context."""
 
     __slots__ = ()
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
-        """Handle a message other than output.
+        """Handle an event that the kernel has sent, unless the event is ``output`` or ``sync``.
 
         Args:
-            message: The validated message.
-            size: Its encoded size in bytes.
+            message: Event as :func:`parse_event` returns it.
+            size: Encoded size of the message in bytes.
         """
         raise NotImplementedError
 
     def cell_of(self, id_: str | None) -> Cell | None:
-        """Return the cell of a message: the running cell for None, otherwise a remembered cell of this kernel, or None."""
+        """Return the cell that a message of the kernel names. Return None if the context has no such cell.
+
+        Args:
+            id_: Id of the cell; None for the running cell.
+        """
         raise NotImplementedError
 
     def on_output(self) -> None:
-        """Handle new output of a pipe."""
+        """Handle output that was read from the kernel's output pipes into the buffers of the cell."""
         raise NotImplementedError
 
     def on_violation(self) -> None:
-        """Handle a kernel that has violated the protocol, or has closed its socket and still runs. The handler must end it."""
+        """Handle a kernel that has sent an invalid message, or has closed its socket and still runs. The handler must end the kernel."""
         raise NotImplementedError
 
     def on_exit(self, status: int, peak_bytes: int) -> None:
-        """Handle the end of the process, unless :meth:`KernelProcess.end` has caused it. The handler must call ``end``.
+        """Handle the end of the kernel's process. The handler must call :meth:`KernelProcess.end`, which ends the processes that it started.
+
+        Not called if :meth:`KernelProcess.end` has killed the process.
 
         Args:
-            status: Wait status.
-            peak_bytes: Largest resident memory of the process.
+            status: Wait status of the process, as waitpid(2) reports it.
+            peak_bytes: Largest resident memory of the process in bytes.
         """
         raise NotImplementedError
 
     def on_killed(self, reason: str) -> None:
-        """Handle a kill by another part of the guest: ``oom`` or ``pids``."""
+        """Handle a kernel that another part of the guest has killed.
+
+        Args:
+            reason: ``oom`` for lack of memory, ``pids`` for too many processes.
+        """
         raise NotImplementedError
 
     def on_gone(self) -> None:
-        """Handle the end of a kernel after :meth:`KernelProcess.end`: all its output was delivered."""
+        """Handle the last event of a kernel: after :meth:`KernelProcess.end`, all output of the kernel was delivered."""
         raise NotImplementedError
 
 
@@ -267,15 +293,15 @@ class KernelProcess:
     Args:
         loop: The guest's loop.
         pid: Pid of the kernel, which leads its session.
-        pipes: The guest's ends of the kernel's descriptors.
-        group: The kernel and all processes that it starts.
-        env: Variables of the kernel that come from the sandbox or the context, not from the account of its user.
+        pipes: Socket and pipes to the kernel. Ownership of the guest's ends passes to this object.
+        group: Process group of the kernel, to interrupt and kill the kernel with all processes that it starts.
+        env: Environment variables that the kernel got from the sandbox and the context, without the variables of its user account.
 
     Attributes:
         pid: Pid of the kernel.
-        end_reason: Reason of the end: ``killed``, ``died``, ``oom`` or ``late``; empty while the kernel runs.
-        handler: Receiver of the events; None if no context uses the kernel.
-        on_unused_exit: Called if the process ends without a handler.
+        end_reason: Reason for the end: ``killed``, ``died``, ``oom`` or ``late``; empty until :meth:`end`.
+        handler: Context that receives the events of the kernel; None while the kernel is a spare.
+        on_unused_exit: Called if the process ends while ``handler`` is None.
     """
 
     __slots__ = (
@@ -311,9 +337,9 @@ class KernelProcess:
             os.set_blocking(self._flush_fd, False)
         self._next_event: tuple[dict[str, Any], int] | None = None
         self._undelivered: tuple[Cell, int, memoryview] | None = None
-        """Output that did not fit into the buffer of its cell."""
+        """Output that waits until the buffer of its cell accepts more: the cell, the channel (1 or 2) and the bytes."""
         self._is_paused = False
-        """True if reading is paused: the buffer of a cell is full, or ``MESSAGES_PER_TURN`` is reached."""
+        """True if delivery is paused, because the buffer of a cell is full or ``MESSAGES_PER_TURN`` messages were handled in this turn."""
         self._is_done = False
         self._startup_output = OutputLog((STDOUT, STDERR))
         self._output_pipes = [
@@ -325,27 +351,27 @@ class KernelProcess:
 
     @property
     def startup_text(self) -> str:
-        """Text that the kernel has written to standard error before its first cell, for the error of a failed start."""
+        """Text that the kernel has written to standard error before its first cell. A failed start shows this text to the client."""
         buffer = self._startup_output.buffers[STDERR]
         return buffer.read(buffer.start, MAX_STARTUP_TEXT_BYTES).decode("utf-8", "replace")
 
     # -- before it is used ---------------------------------------------------------------------------------------------
 
     def serve(self, handler: KernelEventHandler) -> None:
-        """Read the messages of the kernel from now on, and pass its events to ``handler``."""
+        """Start to read the messages of the kernel and to pass its events to ``handler``, including messages that :meth:`read_ahead` received."""
         self.handler = handler
         self._channel.serve(self._read)
         if self._channel.received_bytes:
             self._loop.call_soon(self._deliver)
 
     def read_ahead(self) -> int:
-        """Receive messages before there is a handler, and return the number of bytes that wait for the handler."""
+        """Receive messages of a spare kernel, and return the number of received bytes that are kept for a later handler."""
         if not self.end_reason:
             self._channel.receive()
         return self._channel.received_bytes
 
     def when_heard(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once when the first message or the end of the socket can be read. The message stays for :meth:`serve`."""
+        """Call ``callback`` once when the kernel has sent a message or closed its socket. The message is kept for :meth:`serve`."""
         if self._channel.received_bytes:
             self._loop.call_soon(callback)
         else:
@@ -354,22 +380,25 @@ class KernelProcess:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message."""
+        """Send a message to the kernel without waiting: see :meth:`KernelChannel.send`."""
         self._channel.send(message)
 
     def execute(self, cell: Cell) -> None:
-        """Send a cell. From now on, output of the pipes belongs to this cell."""
+        """Send a cell to the kernel. From now on, output that is read from the kernel's output pipes belongs to this cell."""
         for pipe in self._output_pipes:
             pipe.redirect(cell.outputs)
         self.send({"op": "execute", "cell": cell.id, "code": cell.code, "env": cell.env, "silent": cell.silent, "store_history": cell.store_history})
 
     def wake(self, env: dict[str, str], entropy: bytes, cwd: str) -> None:
-        """Send the changes of a wake, or of the assignment to a context. They take effect before the next cell.
+        """Send the kernel new environment variables, entropy and a working directory, which it applies before its next cell.
+
+        Called after a wake of the sandbox, and when a context gets the kernel.
 
         Args:
-            env: As in the constructor. An unchanged variable keeps the value that cells have set.
-            entropy: 64 bytes that no other kernel receives.
-            cwd: New working directory; empty for no change.
+            env: New variables of the sandbox and the context. A variable that is equal to its previous value in ``env`` is not sent, so that
+                the kernel keeps a value that cells have set.
+            entropy: 64 random bytes that no other kernel receives.
+            cwd: New working directory; empty to keep the present directory.
         """
         changed, removed = difference(self._env, env)
         if removed:
@@ -380,7 +409,7 @@ class KernelProcess:
         self.send({"op": "wake", "entropy": entropy, "env": changed, "gone": removed, "cwd": cwd})
 
     def request_flush(self) -> None:
-        """Request the delayed messages of the kernel."""
+        """Request the messages that the kernel delays. Does nothing if the kernel has no flush pipe."""
         if self._flush_fd >= 0:
             try:
                 os.write(self._flush_fd, b"\0")
@@ -388,18 +417,18 @@ class KernelProcess:
                 return
 
     def interrupt(self, cell: Cell, *, by_message: bool) -> None:
-        """Send SIGINT to the process group of the kernel.
+        """Interrupt the running cell: send SIGINT to the process group of the kernel.
 
         Args:
             cell: The running cell.
-            by_message: True to send a message as well.
+            by_message: True to also send the kernel an ``interrupt`` message with the id of the cell.
         """
         if by_message:
             self.send({"op": "interrupt", "cell": cell.id})
         self._group.interrupt()
 
     def resume_reading(self) -> None:
-        """Continue reading, because there may be room for output again."""
+        """Continue to read from the kernel, because the buffers of its cell may accept more output again."""
         for pipe in self._output_pipes:
             pipe.refresh()
         if self._is_paused:
@@ -407,7 +436,11 @@ class KernelProcess:
             self._loop.call_soon(self._deliver)
 
     def end(self, reason: str) -> None:
-        """Kill the kernel and all processes that it started. ``on_gone`` follows after its output was delivered. Idempotent."""
+        """Kill the kernel and all processes that it started. ``handler.on_gone`` is called after all output was delivered. Idempotent.
+
+        Args:
+            reason: Value for :attr:`end_reason`: ``killed``, ``died``, ``oom`` or ``late``.
+        """
         if self.end_reason:
             return
         self.end_reason = reason
@@ -419,7 +452,7 @@ class KernelProcess:
         self._loop.call_soon(self._deliver)
 
     def discard(self) -> None:
-        """Kill the kernel without any further report."""
+        """Kill the kernel and close its descriptors. The handler gets no further event."""
         self.handler = None
         self.end("killed")
         self._close()
@@ -427,7 +460,12 @@ class KernelProcess:
     # -- as a child of the guest ---------------------------------------------------------------------------------------
 
     def on_exit(self, status: int, usage: struct_rusage) -> None:
-        """Handle the end of the process."""
+        """Tell the handler that the process has ended. Called by the guest's table of child processes.
+
+        Args:
+            status: Wait status of the process.
+            usage: Resources that the process has used.
+        """
         if self.end_reason:
             return
         if self.handler is not None:
@@ -436,7 +474,11 @@ class KernelProcess:
             self.on_unused_exit()
 
     def on_killed(self, reason: str) -> None:
-        """Handle a kill of the process by another part of the guest."""
+        """Tell the handler that another part of the guest has killed the process. Called by the guest's table of child processes.
+
+        Args:
+            reason: ``oom`` for lack of memory, ``pids`` for too many processes.
+        """
         if self.handler is not None and not self.end_reason:
             self.handler.on_killed(reason)
 
@@ -451,7 +493,7 @@ class KernelProcess:
         if received:
             self._deliver()
         elif received == 0:
-            # Normally the process has ended and is about to be reaped. If it has only closed its socket, it is killed after EXIT_S.
+            # Usually the kernel's process has ended and is about to be reaped. A kernel that has only closed its socket is killed after EXIT_S.
             self._channel.end_input()
             self._loop.call_later(EXIT_S, self._report_violation)
 
@@ -460,7 +502,7 @@ class KernelProcess:
             self.handler.on_violation()
 
     def _deliver(self) -> None:
-        """Deliver received messages and output, as far as buffers have room."""
+        """Pass received messages to the handler and output to the cells, until nothing is left or the buffer of a cell is full."""
         if self._is_done or self._is_paused or self.handler is None:
             return
         try:
@@ -481,7 +523,7 @@ class KernelProcess:
             self._channel.set_reading(is_complete)
 
     def _deliver_buffered(self) -> bool:
-        """Deliver received messages and output. Return True if nothing is left."""
+        """Pass received messages to the handler and output to the cells. Return True if all received messages and output were delivered."""
         drained = False
         for number in range(MESSAGES_PER_TURN + 1):
             if self.handler is None:
@@ -495,7 +537,7 @@ class KernelProcess:
             if self._next_event is None:
                 return not self.end_reason or self._drain_pipes()
             message, size = self._next_event
-            # Output of a cell comes after its start. Draining the pipes once is enough for all messages that have arrived by now.
+            # Before "started", the pipes may hold output of the new cell. For other messages, one read of the pipes serves all received so far.
             if message["event"] != "started" and not (drained := drained or self._drain_pipes()):
                 return False
             self._next_event = None
@@ -510,7 +552,11 @@ class KernelProcess:
         return True
 
     def _confirm(self, number: int) -> None:
-        """Confirm that all output before a ``sync`` was read, unless the kernel has not read the last confirmation."""
+        """Tell the kernel that all output before its message ``sync`` was read. Skipped while the kernel has not read earlier messages.
+
+        Args:
+            number: Number in the message ``sync``.
+        """
         if not self._channel.unsent_bytes:
             self.send({"op": "synced", "number": number})
 
@@ -520,11 +566,11 @@ class KernelProcess:
             self._deliver()
 
     def _drain_pipes(self) -> bool:
-        """Read the content of the pipes. Return True if they are empty now. One poll(2) is enough if they are empty already, which is usual."""
+        """Read both output pipes. Return True if both are empty now. Usually both are empty already, which one poll(2) tells."""
         return not self._output_poll.poll(0) or all([pipe.drain() for pipe in self._output_pipes if pipe.is_open])  # noqa: C419 - each, also after a full one
 
     def _deliver_output(self) -> bool:
-        """Append output to the buffer of its cell, as far as it has room. Return True if nothing is left."""
+        """Append the undelivered output to the buffer of its cell until the buffer is full. Return True if all of the output was appended."""
         while self._undelivered is not None:
             cell, channel, data = self._undelivered
             if not cell.outputs.may_read(channel):
@@ -544,5 +590,5 @@ class KernelProcess:
 
 
 def difference(before: dict[str, str], after: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the new and changed variables of an environment, and the names of the removed variables."""
+    """Return the variables that ``after`` adds or changes compared with ``before``, and the names of the variables that it removes."""
     return {name: text for name, text in after.items() if before.get(name) != text}, [name for name in before if name not in after]

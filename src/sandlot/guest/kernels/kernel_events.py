@@ -1,4 +1,4 @@
-"""Validation of a kernel's messages, because code in a cell can write any bytes to the kernel's socket."""
+"""Validation of the messages that a kernel sends. Code in a cell can write any bytes to the kernel's socket, so no message is trusted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 MIME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.+_-")
+"""Characters that the type and the subtype of a MIME type may contain."""
 MAX_MIME_PART_CHARS = 100
 MAX_LINE_CHARS = 8000
-"""Maximum length of an error's text and of a traceback line. ``schema.LIMITS`` allows 64 KiB, and a character has up to 4 bytes."""
+"""Maximum length of an error's text and of a traceback line: at most 32,000 bytes in UTF-8, below the 64 KiB of ``schema.LIMITS``."""
 MAX_KEY_CHARS = 255
 MAX_METADATA_ENTRIES = 64
 """Maximum number of entries of the metadata of a display."""
@@ -20,25 +21,25 @@ MAX_COUNT = 0x7FFFFFFFFFFFFFFF
 
 
 def is_mime_type(text: str) -> bool:
-    """Return True if a text has the form type/subtype (RFC 2045, section 5.1)."""
+    """Return True if ``text`` has the form ``type/subtype`` of a MIME type (RFC 2045, section 5.1)."""
     kind, _, subtype = text.partition("/")
     return all(0 < len(part) <= MAX_MIME_PART_CHARS and MIME_CHARS.issuperset(part) for part in (kind, subtype))
 
 
 def parse_event(message: Any) -> dict[str, Any]:
-    """Validate a message of a kernel, and return it with exactly the fields of its event.
+    """Validate a message of a kernel, and return the event that it contains. Texts and lists above their limits are shortened.
 
     Args:
-        message: The decoded value.
+        message: Decoded message; may be a value of any type.
 
     Returns:
-        ``event``, ``cell`` (None for the running cell), and the fields of the event.
+        Map with ``event`` (the kind), ``cell`` (id of the cell; None for the running cell), and exactly the fields of this kind of event.
 
     Raises:
-        ValueError: The event is unknown, or a field has an invalid value.
-        TypeError: A field has a wrong type.
-        LookupError: A field is missing.
-        AttributeError: A field is not a map.
+        ValueError: The kind of event is unknown, or a field has an invalid value.
+        TypeError: The message or a field has a wrong type.
+        LookupError: The message lacks a field of its kind of event.
+        AttributeError: ``data`` of a ``display`` event is not a map.
     """
     kind = message["event"]
     event: dict[str, Any] = {"event": kind, "cell": _maybe_text(message.get("cell"))}
@@ -83,7 +84,12 @@ def _display(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Return True if a value can be sent to the host and written as JSON."""
+    """Return True if a value of metadata can be sent to the host and written as JSON.
+
+    Args:
+        value: The value.
+        depth: Maximum number of nested maps and lists, the value itself included.
+    """
     if type(value) is dict:
         return depth > 0 and all(type(key) is str and len(key) <= MAX_KEY_CHARS and _is_plain(item, depth - 1) for key, item in value.items())
     if type(value) is list:

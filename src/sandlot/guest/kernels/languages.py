@@ -1,6 +1,6 @@
-"""Languages: the program that runs the cells of each language, and the interpreter that it needs in the image.
+"""Languages of code contexts: the command that starts the kernel of each language, and the interpreter that the image must have.
 
-A language that the image cannot run is refused before a process is started.
+If the image lacks the interpreter of a language, the request is refused before a process is started.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 DEFAULTS = {"default": "python", "bash": "bash", "javascript": "javascript"}
-"""Default context -> language. These contexts need not be created."""
+"""Id of a default context -> language of the context. Clients need not create these contexts before they run cells in them."""
 
 PROGRAMS = "/.sandlot/kernel_programs"
+"""Folder of the kernels' programs inside the sandbox."""
 OWN_PYTHON = ("/.sandlot/lib/ld.so", "--library-path", "/.sandlot/lib", "/.sandlot/bin/python3", "-SI", "-X", "utf8")
 STARTUP_VARIABLES = (
     *("PYTHON", "IPYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "XDG_", "MPL"),
     *("OMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NPY_", "NUMEXPR_"),
 )
-"""Prefixes of variables that programs and libraries read only when they start."""
+"""Prefixes of environment variables that programs and libraries read only when they start. A running kernel ignores changes of them."""
 
 
 def find(names: tuple[str, ...], env: dict[str, str]) -> str | None:
-    """Return the path of the first program of ``names`` that is found in ``PATH``, or None."""
+    """Return the path of the first of several programs that exists in ``PATH``. Return None if none of them exists.
+
+    Args:
+        names: Names of the programs, the preferred one first.
+        env: Environment whose ``PATH`` is searched.
+    """
     for name in names:
         for path in search_path(name, env):
             if os.access(path, os.X_OK) and os.path.isfile(path):
@@ -37,20 +43,20 @@ def find(names: tuple[str, ...], env: dict[str, str]) -> str | None:
 
 
 def find_python(env: dict[str, str]) -> str | None:
-    """Return the path of the Python interpreter of the image, or None."""
+    """Return the path of the image's Python interpreter, or None if the ``PATH`` of ``env`` contains no ``python3`` and no ``python``."""
     return find(("python3", "python"), env)
 
 
 def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str]:
-    """Return the command that starts the kernel of a language. The caller appends the descriptors of the socket and the flush pipe.
+    """Return the command that starts the kernel of a language. The caller must append the kernel's descriptors (``KernelPipes.kernel_channel``).
 
     Args:
         language: ``python``, ``bash`` or ``javascript``.
-        env: Complete environment of the kernel.
-        plain: True to start without the parts that may prevent the start: IPython, or node's use of the random numbers of the processor.
+        env: Complete environment of the kernel; its ``PATH`` is searched for the interpreter.
+        plain: True to omit what may prevent a start: IPython for Python, the processor's random numbers for JavaScript.
 
     Raises:
-        RpcError: The image cannot run the language.
+        RpcError: The image has no interpreter for the language, or the language is unknown.
     """
     if language == "python":
         python = find_python(env)
@@ -66,9 +72,9 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
         if node is None:
             hint = "Use a template with Node.js, or install Node.js."
             raise RpcError("unsupported", "The image has no Node.js, so it cannot run JavaScript code.", hint)
-        # Only if it has an effect, because a node that was built without this option does not start with it.
+        # The option is passed only if it has an effect: a node that was built without OpenSSL options does not start with it.
         random = [] if plain or "OPENSSL_CONF" in env or not _has_randomness() else [f"--openssl-config={PROGRAMS}/javascript/openssl.cnf"]
-        # A cell that is terminated leaves node's stack of asynchronous calls unbalanced; without the option, node would abort.
+        # Terminating a cell leaves node's stack of asynchronous calls unbalanced. Without --no-force-async-hooks-checks, node would then abort.
         return [node, "--no-force-async-hooks-checks", *random, f"{PROGRAMS}/javascript/kernel.mjs"]
     raise RpcError("invalid_request", f"The language {language[:50]!r} is unknown.", f"Use one of: {', '.join(sorted(DEFAULTS.values()))}.")
 
@@ -88,21 +94,21 @@ def _has_randomness() -> bool:
 
 
 def startup_variables(env: dict[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that take effect only when a program starts."""
+    """Return the variables of ``env`` whose names begin with a prefix of ``STARTUP_VARIABLES``."""
     return {name: value for name, value in env.items() if name.startswith(STARTUP_VARIABLES)}
 
 
 def package_folders(python: str, home: str) -> dict[str, int]:
-    """Return the folders of installed Python packages and their parent folders, with the times of their last changes.
+    """Return the modification times of the folders into which Python packages are installed, and of the ``lib`` folders above them.
 
     The folders are found without starting Python.
 
     Args:
         python: Path of the Python interpreter.
-        home: Home directory of the user that runs it.
+        home: Home directory of the user whose own packages are included.
 
     Returns:
-        Folder -> modification time in nanoseconds; 0 if the folder does not exist.
+        Path of a folder -> modification time in nanoseconds; 0 if the folder does not exist.
     """
     prefix = os.path.dirname(os.path.dirname(os.path.realpath(python)))
     folders = []
@@ -117,7 +123,7 @@ def package_folders(python: str, home: str) -> dict[str, int]:
 
 
 def modified_times(folders: Iterable[str]) -> dict[str, int]:
-    """Return the modification time of each folder in nanoseconds; 0 if the folder does not exist."""
+    """Return path -> modification time in nanoseconds for each of ``folders``; 0 for a folder that does not exist."""
     times = {}
     for folder in folders:
         try:

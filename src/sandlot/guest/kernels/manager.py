@@ -1,10 +1,12 @@
-"""The code contexts of the sandbox: ``kernel.*`` calls and ``guest.warm``.
+"""The code contexts of the sandbox, and the handlers of the ``kernel.*`` calls and of ``guest.warm``.
 
 Invariants:
-- A context has one language and at most one kernel process, which runs as ``user`` on an interpreter of the image.
-- The default contexts need not be created, and are created again after their removal. At most ``MAX_CONTEXTS`` others exist.
-- The number and the size of waiting cells are limited.
-- The id of a cell is the id of its call. A repeated call follows the existing cell.
+- A context has one language and at most one kernel process, which runs as ``user`` on an interpreter of the image. The exception is the bash
+  kernel: its program runs on the guest's interpreter and controls the bash of the image.
+- A default context (``languages.DEFAULTS``) is created when a call first uses it, and again after its removal. At most ``MAX_CONTEXTS``
+  contexts exist in addition to the default contexts.
+- Waiting cells are limited in number for each context, and in total size for all contexts.
+- The id of a cell is the id of the ``kernel.execute`` call that submitted it. A repeated call with this id follows the existing cell.
 """
 
 from __future__ import annotations
@@ -29,25 +31,27 @@ if TYPE_CHECKING:
     from sandlot.guest.rpc import Call, RpcServer
 
 MAX_CONTEXTS = 32
+"""Maximum number of contexts in addition to the default contexts."""
 MAX_QUEUED_CELLS = 64
 """Maximum number of waiting cells of one context."""
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
-"""Maximum size of code and environments of all waiting cells."""
+"""Maximum total size in bytes of code and environments of the waiting cells of all contexts."""
 MAX_NAME_CHARS = 64
-"""Maximum length of the id of a context."""
+"""Maximum number of characters in the id of a context."""
 START_POLL_S = 0.05
+"""Seconds between two checks whether a kernel that ``guest.warm`` has started is idle."""
 
 
 class KernelManager:
-    """All contexts of the sandbox.
+    """All contexts of the sandbox, by id.
 
     Args:
         loop: The guest's loop.
         identity: Environment and workspace of the sandbox.
-        starter: Starts kernels.
-        prefork: Spare kernels.
-        oom: Watches memory while cells run.
-        rpc: Refuses the ids of forgotten cells.
+        starter: Starts the kernels of contexts.
+        prefork: Keeps a spare Python kernel.
+        oom: Watches free memory while cells run.
+        rpc: Server that is told to refuse calls with the id of a forgotten cell.
     """
 
     __slots__ = ("_cells", "_contexts", "_identity", "_loop", "_oom", "_prefork", "_starter")
@@ -64,7 +68,7 @@ class KernelManager:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> None:
-        """Handle ``kernel.create``."""
+        """Handle ``kernel.create``: create a context and start its kernel, or return the context that has this id already."""
         args = call.args
         context = self._contexts.get(args["kernel"])
         if context is None:
@@ -76,11 +80,11 @@ class KernelManager:
         call.result(**context.describe())
 
     def list_all(self, call: Call) -> None:
-        """Handle ``kernel.list``."""
+        """Handle ``kernel.list``: return all contexts."""
         call.result(kernels=[context.describe() for context in self._contexts.values()])
 
     def remove(self, call: Call) -> None:
-        """Handle ``kernel.remove``."""
+        """Handle ``kernel.remove``: remove a context and kill its kernel."""
         name = call.args["kernel"]
         context = self._contexts.pop(name, None)
         if context is not None:
@@ -90,7 +94,7 @@ class KernelManager:
         call.result()
 
     def execute(self, call: Call) -> None:
-        """Handle ``kernel.execute``: queue a cell, or follow the cell that was queued with this id."""
+        """Handle ``kernel.execute``: queue a cell and follow it. If the call's id is the id of a known cell, only follow this cell."""
         cell = self._cells.get(call.id)
         if cell is not None:
             cell.follow(call, 0, 0, 0)
@@ -105,13 +109,16 @@ class KernelManager:
         context.submit(cell)
 
     def attach(self, call: Call) -> None:
-        """Handle ``kernel.attach``."""
+        """Handle ``kernel.attach``: send the output, events and result of an existing cell."""
         args = call.args
         cell = self._find_cell(args["execution"])
         cell.follow(call, args["events_from"], args["stdout_from"], args["stderr_from"], wait=args["wait"] is not False)
 
     def interrupt(self, call: Call) -> None:
-        """Handle ``kernel.interrupt``: interrupt the running cell of a context, or one cell."""
+        """Handle ``kernel.interrupt``: interrupt the cell ``execution``, or the running cell of the context ``kernel`` if ``execution`` is None.
+
+        A cell that still waits is aborted.
+        """
         execution = call.args["execution"]
         if execution is None:
             name = call.args["kernel"]
@@ -131,7 +138,7 @@ class KernelManager:
         call.result(running=running)
 
     def restart(self, call: Call) -> None:
-        """Handle ``kernel.restart``."""
+        """Handle ``kernel.restart``: kill the kernel of a context and abort its waiting cells."""
         name = call.args["kernel"]
         context = self._contexts.get(name)
         if context is not None:
@@ -141,7 +148,10 @@ class KernelManager:
         call.result()
 
     def warm(self, call: Call) -> None:
-        """Handle ``guest.warm``: prepare a spare kernel, or the default kernel if there can be no spare, and respond when it is idle."""
+        """Handle ``guest.warm``: prepare a spare kernel and respond when it is idle.
+
+        If there can be no spare and ``lean`` is not set, start the kernel of the default context instead.
+        """
         lean = call.args["lean"] is True
 
         def on_warm(has_spare: bool) -> None:  # noqa: FBT001 - a callback of Prefork.warm
@@ -153,7 +163,7 @@ class KernelManager:
         self._prefork.warm(on_warm, lean=lean)
 
     def _warm_default(self, call: Call) -> None:
-        """Start the kernel of the default context, which most cells use, if the image can run its language."""
+        """Start the kernel of the default context and respond to ``guest.warm`` when it is idle. Respond at once if the kernel cannot start."""
         try:
             context = self._find_context("default", None)
             context.start()
@@ -171,12 +181,12 @@ class KernelManager:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def on_wake(self, memory_bytes: int | None, env: dict[str, str], python: str | None) -> None:
-        """Pass a wake on to all kernels, and prepare a spare kernel if starting one takes long.
+        """Tell all kernels that the sandbox was woken, and prepare a spare kernel if the image has IPython, whose import takes long.
 
         Args:
-            memory_bytes: Memory limit of the sandbox; None if unknown.
-            env: Complete environment of ``user``.
-            python: Path of the Python interpreter of the image; None if there is none.
+            memory_bytes: Memory limit of the sandbox in bytes; None if unknown.
+            env: Complete environment of ``user`` after the wake.
+            python: Path of the image's Python interpreter; None if the image has no Python.
         """
         self._oom.set_limit(memory_bytes)
         for context in self._contexts.values():
@@ -184,13 +194,13 @@ class KernelManager:
         self._prefork.on_wake(env, python)
 
     def on_copied(self) -> None:
-        """Forget all cells, because they belong to the sandbox that this one is a copy of."""
+        """Forget all cells after this sandbox was created as a copy: the cells belong to the original sandbox."""
         for context in self._contexts.values():
             context.on_copied()
         self._cells.clear()
 
     def _on_activity(self) -> None:
-        """Handle that a cell has started or ended."""
+        """Tell the prefork, the memory watcher and the store of cells that a cell of a context has started or ended."""
         busy = self._busy_pids()
         self._prefork.on_cells(running=bool(busy))
         if busy:
@@ -198,7 +208,7 @@ class KernelManager:
         self._cells.trim_soon()
 
     def _busy_pids(self) -> list[int]:
-        """Return the processes of kernels that run a cell."""
+        """Return the pids of the kernels that run a cell."""
         return [context.kernel.pid for context in self._contexts.values() if context.cell is not None and context.kernel is not None]
 
     # -- look-ups and checks -------------------------------------------------------------------------------------------
@@ -206,11 +216,19 @@ class KernelManager:
     def _find_cell(self, id_: str) -> Cell:
         cell = self._cells.get(id_)
         if cell is None:
-            raise RpcError("process_not_found", "The execution does not exist or is no longer kept.", "Check the id of the execution.")
+            raise RpcError("process_not_found", f"Execution {id_[:64]!r} does not exist or is no longer kept.", "Check the id of the execution.")
         return cell
 
     def _find_context(self, name: str, language: str | None) -> CodeContext:
-        """Return a context. A default context is created if it does not exist."""
+        """Return the context with an id. Create the context if it is a default context that does not exist yet.
+
+        Args:
+            name: Id of the context.
+            language: Language that the context must have; None accepts any language.
+
+        Raises:
+            RpcError: There is no context with this id, or the context has another language.
+        """
         context = self._contexts.get(name)
         if context is None:
             if name not in languages.DEFAULTS:
@@ -222,11 +240,14 @@ class KernelManager:
 
     def _new_context(self, name: str, language: str, cwd: str | None, env: dict[str, str]) -> CodeContext:
         if not 0 < len(name) <= MAX_NAME_CHARS:
-            raise RpcError("invalid_request", f"The id of a context has 1 to {MAX_NAME_CHARS} characters; this one has {len(name)}.")
+            hint = f"Use an id of 1 to {MAX_NAME_CHARS} characters."
+            raise RpcError("invalid_request", f"The id {name[:64]!r} of the context has {len(name)} characters.", hint)
         if name in languages.DEFAULTS and language != languages.DEFAULTS[name]:
-            raise RpcError("conflict", f"The language of context {name!r} is {languages.DEFAULTS[name]}.", "Use another id.")
+            message = f"The language of the default context {name!r} is {languages.DEFAULTS[name]}, not {language[:50]}."
+            raise RpcError("conflict", message, "Use another id for the context.")
         if sum(known not in languages.DEFAULTS for known in self._contexts) >= MAX_CONTEXTS and name not in languages.DEFAULTS:
-            raise RpcError("limit_exceeded", f"The sandbox has {MAX_CONTEXTS} contexts, the maximum.", "Delete a context that is not needed.")
+            message = f"The sandbox has {MAX_CONTEXTS} contexts besides the default contexts, the maximum."
+            raise RpcError("limit_exceeded", message, "Delete a context that is no longer needed.")
         self._check_language(language, {**self._identity.env, **env})
         if cwd is not None and not (cwd.startswith("/") and os.path.isdir(cwd)):
             raise RpcError("path_not_found", f"The folder {cwd[:200]!r} does not exist.", "Pass the absolute path of an existing folder.")
@@ -246,23 +267,33 @@ class KernelManager:
     def _check_language(self, language: str, env: dict[str, str]) -> None:
         """Refuse a language that the image cannot run.
 
-        The search of many directories takes time. It is skipped for Python if there is a spare kernel or a fork server.
+        Searching ``PATH`` for the interpreter takes time. For Python the search is skipped if a spare kernel or a fork server runs.
+
+        Raises:
+            RpcError: The image has no interpreter for the language, or the language is unknown.
         """
         if language != "python" or not self._prefork.is_up:
             languages.argv(language, self._identity.environment(lookup_account("user"), env))
 
     def _check_queue(self, context: CodeContext, cell: Cell) -> None:
-        """Refuse a cell if it would exceed a limit of waiting cells."""
+        """Refuse a cell if ``context`` has ``MAX_QUEUED_CELLS`` waiting cells, or if all waiting cells would exceed ``MAX_QUEUED_BYTES``.
+
+        Raises:
+            RpcError: ``busy``: one of the limits would be exceeded.
+        """
         queued = [queued for each in self._contexts.values() for queued in each.queue]
         size = sum(each.request_bytes for each in [*queued, cell])
         if len(context.queue) >= MAX_QUEUED_CELLS or (queued and size > MAX_QUEUED_BYTES):
             raise RpcError(
-                "busy", f"Too many cells are waiting: {len(context.queue)} in context {context.name!r}.", "Retry when some cells have ended."
+                "busy",
+                f"Too many cells are waiting: {len(context.queue)} of {MAX_QUEUED_CELLS} cells in context {context.name!r}, "
+                f"and with this cell {size} of {MAX_QUEUED_BYTES} bytes in all contexts.",
+                "Retry when some cells have ended.",
             )
 
 
 def _unknown_context(name: str) -> RpcError:
-    return RpcError("not_found", f"The context {name[:64]!r} does not exist.", "List the contexts, or create it.")
+    return RpcError("not_found", f"The context {name[:64]!r} does not exist.", "List the contexts, or create this context.")
 
 
 def _wrong_language(context: CodeContext) -> RpcError:

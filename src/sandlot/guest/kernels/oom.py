@@ -1,14 +1,15 @@
-"""The memory limit: a cell that uses too much memory loses its kernel, and the sandbox survives.
+"""The memory limit of the sandbox: if a cell uses too much memory, the largest process is killed and the sandbox survives.
 
-In a container, the kernel's OOM killer kills the largest process at the limit. There, this module only recognizes such kills.
-gVisor has no OOM killer inside, and the host's kernel would kill the whole sandbox. So while a cell runs in gVisor, free memory is
-measured, and the largest process is killed before the limit is reached. The less memory is free and the faster it shrinks, the more often
-it is measured.
+In a container, the OOM killer of the host's Linux kernel kills the largest process when the limit is reached. This module then only recognizes
+such kills. gVisor has no OOM killer inside, and at the limit the host's kernel would kill the whole sandbox. While a cell runs in gVisor, this
+module therefore measures free memory, and kills the largest process before the limit is reached. It measures more often if less memory is
+free or if free memory shrinks faster.
 
 Invariants:
-- Memory is measured while a cell runs and once after it, and only if ``/proc/meminfo`` describes this sandbox.
-- If enough memory was free before, the first measurement follows ``MIN_PAUSE_S`` after the start of a cell: most cells have ended by then.
-- One process is killed at a time, and only if it uses at least an eighth of the limit.
+- Memory is measured while a cell runs and once after it, and only if ``/proc/meminfo`` describes this sandbox and not the host.
+- If the last measurement found enough free memory, the first measurement for a cell is ``MIN_PAUSE_S`` after its start, when most cells have
+  ended.
+- One process is killed at a time. A process is killed only if it uses at least an eighth of the limit.
 """
 
 from __future__ import annotations
@@ -28,30 +29,38 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 RESERVE_BYTES = 24 * MIB
+"""Fixed part of the memory that must stay free; see :func:`reserve_bytes`."""
 RESERVE_SHARE = 12
-"""The reserve is ``RESERVE_BYTES`` plus the limit divided by this number."""
+"""The variable part of the memory that must stay free is the memory limit divided by this number."""
 MAX_RESERVE_SHARE_BYTES = 192 * MIB
-"""Maximum of that quotient. gVisor's own memory counts as well and is not visible inside (26 MiB more after 32 processes, measured)."""
+"""Maximum of the variable part of the memory that must stay free.
+
+The free memory is for gVisor's own memory, which is limited together with the sandbox's and is not visible inside (measured: 26 MiB more after
+32 processes were started).
+"""
 HORIZON_S = 0.06
-"""Seconds to look ahead, for a measurement, a kill and delays of the scheduler."""
+"""A process is killed if all memory above the reserve would be used up within this number of seconds.
+
+A measurement, a kill and delays of the scheduler take less time than that.
+"""
 FILL_RATE_BYTES = 1024 * MIB
-"""Highest rate at which one core fills memory in gVisor, in bytes per second (measured: 1.0 to 1.1 GiB/s)."""
+"""Highest rate in bytes per second at which one core can fill memory in gVisor (measured: 1.0 to 1.1 GiB/s)."""
 NEAR_BYTES = 64 * MIB
-"""Free memory up to which the limit counts as near."""
+"""Memory is measured immediately at the start of a cell, and most often, if at most this many bytes are free above the reserve."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.005, 0.1
-"""Shortest and longest time between two measurements."""
+"""Shortest and longest time in seconds between two measurements."""
 SLACK_BYTES = 8 * MIB
-"""Maximum difference between MemTotal and the limit of the sandbox. Beyond it, /proc/meminfo describes the host."""
+"""Maximum difference in bytes between MemTotal and the sandbox's memory limit. If they differ by more, /proc/meminfo describes the host."""
 MIN_VICTIM_SHARE = 8
-"""A process is killed only if it uses at least the limit divided by this number."""
+"""A process is killed only if it uses at least the memory limit divided by this number."""
 LARGE_SHARE = 2
-"""A process that was killed and had used at least the limit divided by this number was killed for lack of memory."""
+"""If a killed process used at least the memory limit divided by this number, lack of memory is taken as the reason for the kill."""
 FULL_SHARE = 4
-"""Memory was full if all processes together used all of the limit except the limit divided by this number."""
+"""Memory is taken as full if no more than the memory limit divided by this number was unused when a process was killed."""
 DYING_S = 2.0
-"""Seconds to wait for a killed process to free its memory before another process is killed."""
+"""Maximum time in seconds to wait until a killed process has freed its memory, before another process is killed."""
 MIN_SPARE_LIMIT_BYTES = 256 << 20
-"""Memory limit below which no spare kernel is kept."""
+"""Smallest memory limit in bytes of a sandbox that keeps a spare kernel."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 KIB = 1024
 
@@ -61,7 +70,7 @@ class OomWatcher:
 
     Args:
         loop: The guest's loop.
-        children: Owners of processes, which get a report of a kill.
+        children: Table of child processes, which tells the owner of a process that the process was killed.
     """
 
     __slots__ = (
@@ -81,11 +90,11 @@ class OomWatcher:
         self._loop = loop
         self._children = children
         self._meminfo_fd = -1
-        """Descriptor of /proc/meminfo; -1 if that does not describe this sandbox."""
+        """Descriptor of /proc/meminfo; -1 if the file does not describe this sandbox or cannot be read."""
         self._is_watching = False
         self._has_room = False
         self._last_reading = (0.0, 0)
-        """Time and used bytes of the last measurement."""
+        """Monotonic time in seconds and used memory in bytes of the last measurement; (0.0, 0) before the first measurement for a cell."""
         self._victim = 0
         self._victim_since_s = 0.0
         self._limit_bytes = 0
@@ -93,11 +102,15 @@ class OomWatcher:
 
     @property
     def allows_spare(self) -> bool:
-        """True if there is enough memory for a kernel that may never be used."""
+        """True if the sandbox's memory limit is unknown or large enough to keep a spare kernel (``MIN_SPARE_LIMIT_BYTES``)."""
         return not self._limit_bytes or self._limit_bytes >= MIN_SPARE_LIMIT_BYTES
 
     def set_limit(self, limit_bytes: int | None) -> None:
-        """Set the memory limit at a wake; None if the limit is unknown."""
+        """Set the memory limit of the sandbox after a wake, and find out whether /proc/meminfo describes the sandbox.
+
+        Args:
+            limit_bytes: Memory limit in bytes; None if unknown.
+        """
         self._limit_bytes = limit_bytes or 0
         if self._meminfo_fd < 0:
             try:
@@ -110,14 +123,18 @@ class OomWatcher:
             self._meminfo_fd = -1
 
     def change_limit(self, limit_bytes: int) -> None:
-        """Change the limit while the sandbox runs. In gVisor, MemTotal does not change."""
+        """Set a new memory limit while the sandbox runs. MemTotal is not compared with the limit, because MemTotal does not change in gVisor.
+
+        Args:
+            limit_bytes: New memory limit in bytes.
+        """
         self._limit_bytes = limit_bytes
 
     def watch(self, busy_pids: Callable[[], list[int]]) -> None:
-        """Measure from now on, as long as a cell runs.
+        """Start to measure free memory. Measuring stops when no cell runs. Does nothing in a container, where /proc/meminfo describes the host.
 
         Args:
-            busy_pids: Returns the processes of kernels that run a cell.
+            busy_pids: Returns the pids of the kernels that run a cell.
         """
         self._busy_pids = busy_pids
         if not self._is_watching and self._meminfo_fd >= 0:
@@ -129,14 +146,15 @@ class OomWatcher:
                 self._measure()
 
     def explains(self, peak_bytes: int) -> bool:
-        """Return True if a process was probably killed for lack of memory, but not by this object.
+        """Return True if lack of memory is the probable reason why a process was ended by SIGKILL. Kills by this object are reported elsewhere.
 
-        Inside a container, kills by the OOM killer cannot be read: neither the control group nor the host's counters are visible.
+        Inside a container, neither the control group nor the host's counters are visible. The reason for the kill must therefore be guessed from
+        the memory that processes use.
 
         Args:
-            peak_bytes: Largest resident memory of the process.
+            peak_bytes: Largest resident memory of the killed process in bytes.
         """
-        if self._meminfo_fd >= 0:  # gVisor: the only OOM killer is this object, and it did not kill the process
+        if self._meminfo_fd >= 0:  # gVisor has no OOM killer besides this object, which did not kill the process: ignore other processes
             return explained(self._limit_bytes, peak_bytes, 0)
         return explained(self._limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in all_pids() if pid != 1))
 
@@ -177,7 +195,10 @@ class OomWatcher:
             self._children.report_kill(pid, "oom")
 
     def _find_largest(self) -> int:
-        """Return the process with the most memory; 0 if none has enough. Busy kernels are examined first, because examining all takes longer."""
+        """Return the pid of the process with the most resident memory; 0 if no process uses the limit divided by ``MIN_VICTIM_SHARE``.
+
+        Kernels that run a cell are examined first, because examining all processes takes longer.
+        """
         largest = max(self._busy_pids(), key=resident_bytes, default=0)
         if largest and resident_bytes(largest) * LARGE_SHARE > self._limit_bytes:
             return largest
@@ -186,7 +207,11 @@ class OomWatcher:
 
 
 def read_meminfo(text: bytes) -> tuple[int, int] | None:
-    """Return MemTotal and MemFree in bytes; None if the text does not begin with them (proc(5), meminfo)."""
+    """Return MemTotal and MemFree in bytes; None if ``text`` does not begin with these two fields.
+
+    Args:
+        text: Content of /proc/meminfo (proc(5)).
+    """
     fields = text.split(None, 5)
     try:
         if fields[0] != b"MemTotal:" or fields[3] != b"MemFree:":
@@ -197,30 +222,30 @@ def read_meminfo(text: bytes) -> tuple[int, int] | None:
 
 
 def reserve_bytes(limit_bytes: int) -> int:
-    """Return the number of bytes of a limit that must stay free."""
+    """Return the number of bytes that must stay free in a sandbox with the memory limit ``limit_bytes``."""
     return RESERVE_BYTES + min(MAX_RESERVE_SHARE_BYTES, limit_bytes // RESERVE_SHARE)
 
 
 def pause_s(room: int, rate: float) -> float:
-    """Return the time in seconds until the next measurement.
+    """Return the time in seconds until the next measurement of free memory.
 
     Args:
-        room: Bytes that can still be used until a process must be killed.
-        rate: Bytes per second by which the room shrinks.
+        room: Bytes that processes may still use before a process must be killed.
+        rate: Bytes per second by which ``room`` shrinks, as measured last.
     """
-    # Assume the highest possible rate, so that at least four measurements are taken before the free memory is used up. Near the limit, assume
-    # the measured rate instead, but at least half of the highest rate.
+    # With the highest possible rate, four measurements are taken before the memory is used up. If less than NEAR_BYTES are left, the measured
+    # rate is used instead, but at least half of the highest rate.
     fastest = FILL_RATE_BYTES if room > NEAR_BYTES else max(FILL_RATE_BYTES // 2, rate)
     return min(MAX_PAUSE_S, max(MIN_PAUSE_S, room / (4 * fastest)))
 
 
 def explained(limit_bytes: int, peak_bytes: int, others_bytes: int) -> bool:
-    """Return True if lack of memory explains that a process was killed.
+    """Return True if lack of memory is the probable reason for the kill of a process. Always False if the memory limit is unknown.
 
     Args:
-        limit_bytes: Memory limit of the sandbox; 0 if it is unknown.
-        peak_bytes: Largest resident memory of the process.
-        others_bytes: Memory of the other processes.
+        limit_bytes: Memory limit of the sandbox in bytes; 0 if unknown.
+        peak_bytes: Largest resident memory of the killed process in bytes.
+        others_bytes: Memory in bytes that all other processes of the sandbox use now.
     """
     if LARGE_SHARE * peak_bytes >= limit_bytes or not limit_bytes:
         return limit_bytes > 0
@@ -228,18 +253,21 @@ def explained(limit_bytes: int, peak_bytes: int, others_bytes: int) -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process, shared memory included; 0 if it has ended."""
+    """Return the resident memory of a process in bytes, including shared memory; 0 if the process has ended."""
     return _pages(pid)[0] * PAGE
 
 
 def own_bytes(pid: int) -> int:
-    """Return the resident memory of a process without files and shared memory; 0 if it has ended."""
+    """Return the resident memory of a process in bytes, without files and shared memory; 0 if the process has ended."""
     resident, shared = _pages(pid)
     return (resident - shared) * PAGE
 
 
 def _pages(pid: int) -> tuple[int, int]:
-    """Return the number of resident pages, and the number of those that belong to files or are shared (proc(5), statm)."""
+    """Return how many pages of a process are resident, and how many of these belong to files or are shared (proc(5), statm).
+
+    Both numbers are 0 if the process has ended.
+    """
     try:
         fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,22 +1,26 @@
-"""Spare Python kernels: a fork server that has imported the packages of kernels, and one kernel forked from it that waits for a context.
+"""Forked Python kernels, which start faster than a new program.
 
-A fork server is started in two cases:
+The fork server is a process that has imported the packages that kernels use (IPython, numpy, pandas, Matplotlib). Each kernel is forked from it.
+A spare is one such kernel that waits, ready and idle, until a context needs a kernel.
+
+A fork server is started in three cases:
 
 - One second after a wake, if no command runs and the image has IPython.
-- When a context needs a kernel, or when ``guest.warm`` is called. A spare in the snapshot of a template is restored with each sandbox.
+- When a context needs a kernel and the image has IPython.
+- When ``guest.warm`` is called. A template's snapshot then contains a spare, which is restored with each sandbox.
 
 Invariants:
-- Unless a context needs a kernel, no fork server is started while a command runs, and a fork server that is still importing is stopped
-  meanwhile.
-- A spare is used only if the imported packages have not changed on the disk, and only for a context with the same start-up variables
-  (``languages.STARTUP_VARIABLES``). Otherwise the kernel is started directly.
-- The fork server runs as ``user`` and may send any message. A reported pid is accepted as a kernel only if the process is a child of PID 1,
-  belongs to ``user``, is alive, and is not known yet. An invalid message ends the fork server.
-- Every request for a kernel gets a kernel, or None after ``START_TIMEOUT_S``; after ``FORK_TIMEOUT_S`` if all packages are imported. A fork
-  server that has not responded by then is ended.
-- In lean mode (``guest.warm``), where memory matters more than the time of the next kernel, the fork server ends once the spare is ready.
-  The next one is started when a context needs a kernel and there is no spare.
-- A spare is kept over a wake if the interpreter and the start-up variables are the same as before. It gets the entropy of the wake.
+- While a command runs and no context needs a kernel, no fork server is started, and a fork server that is still importing is stopped
+  (SIGSTOP).
+- A context gets a forked kernel only if the imported packages have not changed on the disk and the start-up variables of the context
+  (``languages.STARTUP_VARIABLES``) are the same as those of the fork server. Any other context gets a kernel that is started directly.
+- The fork server runs as ``user`` and is not trusted. A pid that it reports is accepted as a kernel only if the process is a child of PID 1,
+  belongs to ``user``, is alive, and is not known yet. A fork server that sends an invalid message is ended.
+- A request for a kernel gets its response within ``START_TIMEOUT_S``, or within ``FORK_TIMEOUT_S`` if all packages are imported: a kernel, or
+  None if there is none by then. In the latter case the fork server is ended.
+- In lean mode (argument ``lean`` of ``guest.warm``), the fork server is ended as soon as the spare is ready, to save memory. A new fork server
+  is started when a context needs a kernel and there is no spare.
+- A wake of the sandbox does not end the spare if interpreter and start-up variables stay the same. The spare gets the entropy of the wake.
 """
 
 from __future__ import annotations
@@ -48,38 +52,46 @@ if TYPE_CHECKING:
     OnKernel = Callable[[KernelProcess | None], object]
 
 AHEAD_S = 1.0
-"""Seconds from a wake or the end of the last command to the start of a fork server. In gVisor, imports take 0.3 to 1.5 s of CPU time."""
+"""Seconds from a wake, or from the end of the last command, to the start of a fork server.
+
+The imports of a fork server take 0.3 to 1.5 s of CPU time in gVisor, which the first commands after a wake should not have to share.
+"""
 MAX_POSTPONEMENTS = 25
-"""Number of times that the next spare is postponed because a command or a cell runs."""
+"""Number of times, ``AHEAD_S`` apart, that the fork of the next spare is postponed because a command or a cell runs."""
 REFILL_S = 0.25
-"""Seconds from the use of a spare to the next fork, so that the fork does not slow down the first cell."""
+"""Seconds from the handover of a spare to a context until the next spare is forked, so that the fork does not slow down the context's first cell."""
 START_TIMEOUT_S, FORK_TIMEOUT_S = 15.0, 5.0
+"""Maximum time in seconds until a request for a kernel gets its response: while the fork server imports packages, and after its imports."""
 MAX_FAILURES = 3
-"""Number of fork servers that may fail before the first kernel. After that, none is started until the next wake."""
+"""Number of fork servers in a row that may fail without forking a kernel. After that, no fork server is started until the next wake."""
 REHEARSAL_POLL_S, MAX_REHEARSAL_POLLS = 0.005, 1000
+"""Seconds between two checks whether a spare has completed its rehearsal, and maximum number of checks."""
 WARM_MODULES = "numpy,pandas,matplotlib"
+"""Modules that the fork server imports after it has become ready, if the image has them."""
 MAX_MESSAGE_BYTES = 4096
+"""Maximum size in bytes of a message of the fork server."""
 _FD = struct.Struct("i")
 
 
 class KernelForkServer:
-    """The process that has imported the packages of kernels, and is forked for each kernel.
+    """The fork server: a process that has imported the packages of kernels. Kernels are forked from it.
 
     Args:
         loop: The guest's loop.
-        spawner: Starts the program.
+        spawner: Starts the program of the fork server.
         identity: Environment of the sandbox.
-        package_times: Folder of installed packages -> time of its last change.
+        package_times: Folder of installed packages -> modification time in nanoseconds, read before the fork server is started.
         on_message: Called with each message of the fork server.
-        on_end: Called when the fork server has ended, or has sent an invalid message.
+        on_end: Called when the fork server has ended or has sent an invalid message.
 
     Attributes:
-        startup_variables: Start-up variables of its environment (``languages.STARTUP_VARIABLES``).
-        python: Path of its interpreter.
-        env: Variables of the sandbox at the start of the fork server.
-        package_times: As the argument. The imported packages are not older than these times.
-        is_ready: True if it can fork kernels.
-        is_warm: True if it has imported all packages.
+        startup_variables: Variables in the fork server's environment that match ``languages.STARTUP_VARIABLES``.
+        python: Path of the interpreter that runs the fork server.
+        env: Environment variables of the sandbox when the fork server was started.
+        package_times: Folder of installed packages -> modification time in nanoseconds. The fork server has imported the packages in the state
+            of these times, or a newer state.
+        is_ready: True if the fork server can fork kernels.
+        is_warm: True if the fork server has imported all packages.
         pid: Pid of the fork server.
     """
 
@@ -136,7 +148,12 @@ class KernelForkServer:
         loop.watch(self._socket.fileno(), READ, lambda _mask: self._read())
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> bool:
-        """Send a short message with descriptors. Return True if the socket accepted all of it."""
+        """Send a message to the fork server in one system call, without waiting. Return True if the socket accepted the whole message.
+
+        Args:
+            message: The message.
+            fds: Descriptors that are sent with the message.
+        """
         data = values.encode_message(message)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(_FD.pack(fd) for fd in fds))] if fds else []
         try:
@@ -145,31 +162,31 @@ class KernelForkServer:
             return False
 
     def stop(self) -> None:
-        """Stop the process (SIGSTOP) until :meth:`resume`. Idempotent."""
+        """Stop the fork server's process (SIGSTOP) until :meth:`resume` is called. Idempotent."""
         if not self._is_stopped:
             self._is_stopped = True
             send_signal(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue a stopped process. Idempotent."""
+        """Continue the fork server's process (SIGCONT). Does nothing if the process is not stopped."""
         if self._is_stopped:
             self._is_stopped = False
             send_signal(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """End the process. The kernels that it has forked keep running. Idempotent."""
+        """Kill the fork server. The kernels that were forked from it keep running. Idempotent."""
         if self._socket.fileno() >= 0:
             self._loop.unwatch(self._socket.fileno())
             self._socket.close()
             kill_tree(self.pid, signal.SIGKILL)
 
     def on_exit(self, _status: int, _usage: struct_rusage) -> None:
-        """Handle the end of the process, unless :meth:`close` has caused it."""
+        """Call ``on_end``, because the fork server's process has ended. Does nothing if :meth:`close` has killed the process."""
         if self._socket.fileno() >= 0:
             self._on_end()
 
     def on_killed(self, _reason: str) -> None:
-        """Ignore a kill by another part of the guest, because ``on_exit`` follows."""
+        """Do nothing when another part of the guest has killed the fork server: ``on_exit`` is called when the process has ended."""
 
     def _read(self) -> None:
         try:
@@ -191,15 +208,15 @@ class KernelForkServer:
 
 
 class Prefork:
-    """The fork server, the spare kernel, and the requests that wait for a kernel.
+    """The source of forked Python kernels: the fork server, the spare, and the requests that wait for a kernel.
 
     Args:
         loop: The guest's loop.
         spawner: Starts the fork server.
-        children: Owners of processes, to which the kernels are added.
+        children: Table of child processes, to which each forked kernel is added.
         identity: Environment and entropy of the sandbox.
-        oom: Decides whether there is enough memory for a spare.
-        groups: Process groups of kernels.
+        oom: Decides whether the memory limit is large enough for a spare.
+        groups: Creates the process group of each forked kernel.
     """
 
     __slots__ = (
@@ -236,11 +253,11 @@ class Prefork:
         self._server: KernelForkServer | None = None
         self._spare: KernelProcess | None = None
         self._spare_origin: KernelForkServer | None = None
-        """In lean mode, the ended fork server that the spare was forked from."""
+        """In lean mode, the fork server from which the spare was forked. Its process has ended, but its attributes describe the spare."""
         self._forking: KernelPipes | None = None
-        """Pipes of the kernel that is being forked; None if none is."""
+        """Pipes of the kernel that is being forked; None if no kernel is being forked."""
         self._check: dict[str, int] | None = None
-        """New package times while the fork server checks whether its imports are still up to date; None otherwise."""
+        """Package times read when the fork server was asked to check its imports; None if no check is in progress."""
         self._waiting: deque[OnKernel] = deque()
         self._warming: list[Callable[[bool], object]] = []
         self._timer: Timer | None = None
@@ -248,29 +265,29 @@ class Prefork:
         self._postponements = 0
         self._failures = 0
         self._is_postponed = False
-        """True if the start of a fork server waits for the end of the commands."""
+        """True if a fork server will be started when the last running command has ended."""
         self._is_lean = False
         self._commands_run = False
         self._cells_run = False
 
     @property
     def is_up(self) -> bool:
-        """True if there is a fork server or a spare. The image can run Python then."""
+        """True if there is a spare, or a fork server that can fork kernels. Both prove that the image can run Python."""
         return self._spare is not None or (self._server is not None and self._server.is_ready)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def acquire(self, env: dict[str, str], on_kernel: OnKernel) -> bool:
-        """Request a kernel.
+        """Request a forked kernel for a context.
 
         Args:
-            env: Variables of the sandbox and the context.
-            on_kernel: Called now or later with the kernel, or with None if there will be no kernel.
+            env: Environment variables of the sandbox and the context.
+            on_kernel: Called before or after this method returns, with the kernel, or with None if no kernel could be forked.
 
         Returns:
-            False if ``on_kernel`` is not called, because the kernel must be started directly.
+            True if ``on_kernel`` is or will be called. False if ``on_kernel`` is not called, and the caller must start a kernel directly.
         """
-        if languages.startup_variables(env) != languages.startup_variables(self._identity.env):  # the account has none of these
+        if languages.startup_variables(env) != languages.startup_variables(self._identity.env):  # both without the account's variables
             return False
         if self._server is None and self._spare is not None and self._spare_origin is not None and self._is_affordable:
             if languages.modified_times(self._spare_origin.package_times) == self._spare_origin.package_times:
@@ -291,11 +308,11 @@ class Prefork:
         return True
 
     def warm(self, done: Callable[[bool], object], *, lean: bool) -> None:
-        """Start the fork server and fork the spare now, even if a command runs.
+        """Prepare a spare now, even if a command runs: start the fork server if necessary, and fork the spare.
 
         Args:
-            done: Called once, with True if the spare is ready and idle.
-            lean: True to end the fork server afterwards.
+            done: Called once: with True when the spare is ready and idle, or with False if there will be no spare.
+            lean: True to end the fork server when the spare is ready, to save memory.
         """
         self._is_lean = lean
         if self._server is None and self._spare is not None and lean:
@@ -315,13 +332,13 @@ class Prefork:
             self._spare.when_heard(lambda: self._report_warm(has_spare=True))
 
     def yield_cpu(self) -> None:
-        """Stop a fork server that is still importing, because a command runs, unless a context waits for a kernel."""
+        """Leave the CPU to a command that has started: stop a fork server that is still importing, unless a context waits for a kernel."""
         self._commands_run = True
         if self._server is not None and not self._server.is_warm and not self._waiting:
             self._server.stop()
 
     def resume(self) -> None:
-        """Continue postponed work, because the last command has ended."""
+        """Continue the work on fork server and spare that was postponed because of commands. Called when the last command has ended."""
         self._commands_run = False
         if self._server is not None:
             self._server.resume()
@@ -330,32 +347,32 @@ class Prefork:
         elif self._spare is not None and self._spare_origin is not None:
             origin = self._spare_origin
             if languages.modified_times(origin.package_times) != origin.package_times:
-                self.drop()  # a command has installed packages: the next spare must have them
+                self.drop()  # a command has installed packages, which the spare does not have
                 self._schedule(AHEAD_S)
 
     def on_cells(self, *, running: bool) -> None:
-        """Schedule the next spare when no cell runs any more.
+        """Note whether a cell runs, and schedule the fork of the next spare if no cell runs any more and there is no spare.
 
         Args:
-            running: True if a cell runs.
+            running: True if a cell of any context runs.
         """
         self._cells_run = running
         if not running and self._server is not None and self._spare is None and self._timer is None:
             self._schedule(REFILL_S)
 
     def on_wake(self, env: dict[str, str], python: str | None) -> None:
-        """Keep, replace or create a spare after a wake.
+        """Keep the spare after a wake of the sandbox if it still fits the environment, or schedule a new spare.
 
         Args:
-            env: Complete environment of ``user``.
-            python: Path of the Python interpreter of the image; None if there is none.
+            env: Complete environment of ``user`` after the wake.
+            python: Path of the image's Python interpreter; None if the image has no Python.
         """
         self._failures = self._postponements = 0
         origin = self._server or self._spare_origin
         if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
             self.drop()
         if self._spare is not None:
-            # Wake the spare early, because a process needs some time to run again after a restore. The context that takes it wakes it again.
+            # A process needs some time to run again after a restore. The context that gets the spare sends it another "wake".
             self._spare.wake(dict(self._identity.env), self._identity.fresh_entropy(), "")
         if self._is_lean:
             return
@@ -363,7 +380,7 @@ class Prefork:
             self._schedule(AHEAD_S)
 
     def drop(self) -> None:
-        """End the fork server and the spare. Requests keep waiting."""
+        """End the fork server, the spare, and a fork in progress. Requests for a kernel keep waiting for the next fork server."""
         server, self._server = self._server, None
         spare, self._spare = self._spare, None
         forking, self._forking = self._forking, None
@@ -386,7 +403,11 @@ class Prefork:
         return languages.find_python(env) if self._is_affordable else None
 
     def _is_worthwhile(self, env: dict[str, str]) -> bool:
-        """Return True if the image has IPython, whose import takes long."""
+        """Return True if a fork server saves time, because the image has IPython, whose import takes long.
+
+        Args:
+            env: Complete environment of ``user``.
+        """
         python = self._find_python(env)
         return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.package_folders(python, env["HOME"]))
 
@@ -394,7 +415,7 @@ class Prefork:
         return self._identity.environment(lookup_account("user"))
 
     def _look_at_packages(self) -> dict[str, int]:
-        """Return the folders of installed packages with the times of their last changes."""
+        """Return folder -> modification time in nanoseconds, for the folders of installed Python packages."""
         env = self._environment()
         return languages.package_folders(languages.find_python(env) or "/usr/bin/python3", env["HOME"])
 
@@ -403,7 +424,7 @@ class Prefork:
             self._timer = self._loop.call_later(delay_s, self._make_ahead)
 
     def _make_ahead(self) -> None:
-        """Create a spare if no command or cell runs. Otherwise, retry later."""
+        """Start the next step towards a spare if neither a command nor a cell runs. Postpone the step if one of them runs."""
         self._timer = None
         self._is_postponed = self._server is None and self._commands_run
         if self._is_postponed:
@@ -424,14 +445,14 @@ class Prefork:
             self._server = KernelForkServer(
                 self._loop, self._spawner, self._identity, self._look_at_packages(), self._on_message, self._on_server_end
             )
-        except Exception as error:  # noqa: BLE001 - kernels are started directly then
-            log(f"cannot start the fork server: {error}")
+        except Exception as error:  # noqa: BLE001 - Python kernels are then started directly
+            log(f"cannot start the fork server, so Python kernels are started without it: {error}")
             self._failures = MAX_FAILURES
             return None
         return self._server
 
     def _advance(self) -> None:
-        """Do the next step towards a kernel for a waiting request, or towards a spare."""
+        """Do the next step towards a kernel for a waiting request or towards a spare: check the imports, hand over the spare, or fork a kernel."""
         server = self._server
         if server is None or not server.is_ready or self._forking is not None or self._check is not None:
             return
@@ -482,10 +503,15 @@ class Prefork:
             self._on_forked(message["pid"], pipes, server)
 
     def _on_forked(self, pid: Any, pipes: KernelPipes, server: KernelForkServer) -> None:
-        """Accept a process that the fork server reports as a kernel.
+        """Give a kernel that the fork server has forked to a waiting request, or keep it as the spare.
+
+        Args:
+            pid: Pid that the fork server has reported; may be any value.
+            pipes: Pipes that were sent to the fork server for this kernel.
+            server: The fork server.
 
         Raises:
-            ValueError: The process cannot be a kernel.
+            ValueError: ``pid`` is not the pid of a new kernel; see :func:`may_be_forked`.
         """
         if not may_be_forked(pid) or pid in self._children:
             pipes.close()
@@ -502,7 +528,7 @@ class Prefork:
             kernel.when_heard(lambda: self._report_warm(has_spare=True))
 
     def _give(self, kernel: KernelProcess) -> None:
-        """Pass a kernel to the request that has waited longest."""
+        """Hand a kernel over to the request that has waited longest."""
         self._report_warm(has_spare=True)
         on_kernel = self._waiting.popleft()
         if not self._waiting:
@@ -514,7 +540,12 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def _rehearse(self, spare: KernelProcess, done: Callable[[bool], object]) -> None:
-        """Let a spare run a cell without output. After a restore, the first access to each memory page takes long."""
+        """Let a spare run a cell without output, so that its first real cell is fast: the first access to a memory page after a restore is slow.
+
+        Args:
+            spare: The spare.
+            done: Called with True when the spare has run the cell or ``MAX_REHEARSAL_POLLS`` is reached, and with False if the spare is gone.
+        """
         before = spare.read_ahead()
         spare.send({"op": "rehearse"})
 
@@ -527,7 +558,11 @@ class Prefork:
         look(MAX_REHEARSAL_POLLS)
 
     def _report_warm(self, *, has_spare: bool) -> None:
-        """Call the callbacks of :meth:`warm`; in lean mode, end the fork server."""
+        """Call the callbacks that were passed to :meth:`warm`. In lean mode, end the fork server if the spare is ready.
+
+        Args:
+            has_spare: Value for the callbacks: True if the spare is ready.
+        """
         warming, self._warming = self._warming, []
         if warming and has_spare and self._is_lean and self._server is not None and self._spare is not None and not self._waiting:
             self._spare_origin, self._server = self._server, None
@@ -542,7 +577,7 @@ class Prefork:
         self._report_warm(has_spare=False)
 
     def _on_server_end(self) -> None:
-        """Drop the fork server, because it has ended, has not responded in time, or has sent an invalid message."""
+        """Handle a fork server that has ended, has not responded in time, or has sent an invalid message: waiting requests get no kernel."""
         self._failures += 1
         self.drop()
         self._refuse_waiting()
@@ -561,7 +596,11 @@ class Prefork:
 
 
 def may_be_forked(pid: Any) -> bool:
-    """Return True if a process that a fork server reports may be a kernel: a living child of PID 1 that belongs to ``user``."""
+    """Return True if a process can be a kernel that the fork server has forked: a living child of PID 1 that belongs to ``user``.
+
+    Args:
+        pid: Pid that the fork server has reported; may be any value.
+    """
     if type(pid) is not int or pid <= 1:
         return False
     try:

@@ -1,11 +1,12 @@
-"""The processes of a kernel: itself and all processes that it started, even if they are no longer its descendants.
+"""The process group of a kernel: the kernel's process and all processes that it started, even if they are no longer its descendants.
 
-A child loses its parent as an orphan, its group and session by setsid(2), and its environment by exec. It keeps its resource limits in
-all these cases. So each kernel is marked with resource limits that no other process has, so high that no program reaches them. Programs
-that the guest itself starts (commands, ``sudo``) do not have these limits.
+The guest has to find these processes to kill them. A process can get another parent (as an orphan), another process group and session
+(setsid(2)) and another environment (exec). But it inherits resource limits and keeps them in all these cases. Each kernel is therefore marked
+with resource limits that no other kernel has, so high that no program reaches them. Programs that the guest itself starts (commands,
+``sudo``) do not have these limits.
 
-A process may lower its own limits, as ``ulimit -f`` does. So two limits are set, and one of them is enough to recognize a process. A
-process that lowers both and is not a descendant any more is not killed with its kernel; it ends with the sandbox.
+A process may lower its own limits, as ``ulimit -f`` does. Each kernel therefore has two marked limits, and a process is recognized by either
+of them. A process that lowers both limits and is no longer a descendant of the kernel is not killed with the kernel; it ends with the sandbox.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sandlot.guest.process.procfs import PASSES, live_processes, send_signal, tr
 from sandlot.protocol.fast_imports import signal
 
 FIRST_MARK = 1 << 61
-"""Lower bound of the marks: 2 EiB, as the limit of file sizes (RLIMIT_FSIZE) and of data (RLIMIT_DATA, getrlimit(2))."""
+"""Bytes; all marks are greater. At 2 EiB, a limit of file sizes (RLIMIT_FSIZE) and of data (RLIMIT_DATA, getrlimit(2)) has no effect."""
 _RESOURCES = (resource.RLIMIT_FSIZE, resource.RLIMIT_DATA)
 
 
@@ -27,7 +28,7 @@ class ProcessGroup:
 
     Args:
         pid: Pid of the kernel, which leads its session and its process group.
-        mark: Resource limit that marks the kernel and, by inheritance, all processes that it starts.
+        mark: Value in bytes that is set as RLIMIT_FSIZE and RLIMIT_DATA of the kernel. All processes that the kernel starts inherit the limits.
     """
 
     __slots__ = ("_mark", "_pid")
@@ -35,7 +36,7 @@ class ProcessGroup:
     def __init__(self, pid: int, mark: int) -> None:
         self._pid = pid
         self._mark = mark
-        with as_process_user(lookup_account("user")):  # without CAP_SYS_RESOURCE, only processes of the same user can be limited
+        with as_process_user(lookup_account("user")):  # without CAP_SYS_RESOURCE, a process can only limit processes of its own ids
             for kind in _RESOURCES:
                 try:
                     resource.prlimit(pid, kind, (mark, mark))
@@ -43,10 +44,10 @@ class ProcessGroup:
                     return
 
     def kill(self) -> None:
-        """Kill all processes of the group, in several passes, because they may fork meanwhile."""
+        """Kill the kernel and all processes that it started, in several passes, because the processes may fork meanwhile."""
         send_signal(self._pid, signal.SIGKILL)
         try:
-            os.killpg(self._pid, signal.SIGKILL)  # the only way if root inside has mounted something over /proc
+            os.killpg(self._pid, signal.SIGKILL)  # finds children even if root inside has mounted something over /proc
         except OSError:
             pass
         members = {self._pid}
@@ -60,7 +61,7 @@ class ProcessGroup:
                 send_signal(pid, signal.SIGKILL)
 
     def interrupt(self) -> None:
-        """Send SIGINT to the process group, as Ctrl-C does."""
+        """Send SIGINT to the kernel's process group (setpgid(2)), as Ctrl-C in a terminal does."""
         try:
             os.killpg(self._pid, signal.SIGINT)
         except OSError:
@@ -79,7 +80,10 @@ class ProcessGroup:
 
 
 class ProcessGroups:
-    """Creates process groups with unique marks. The counter is part of a snapshot, so marks stay unique after a restore."""
+    """Creates the process groups of kernels, each with a unique mark.
+
+    The counter is part of the guest's memory and is restored with a snapshot. Marks are therefore unique after a restore, too.
+    """
 
     __slots__ = ("_created",)
 
@@ -87,6 +91,10 @@ class ProcessGroups:
         self._created = 0
 
     def create(self, pid: int) -> ProcessGroup:
-        """Return the group of a kernel that has just been started."""
+        """Mark a kernel that has just been started, and return its process group.
+
+        Args:
+            pid: Pid of the kernel.
+        """
         self._created += 1
         return ProcessGroup(pid, FIRST_MARK + self._created)

@@ -1,7 +1,7 @@
-"""The ways to start a kernel, in the order in which they are tried.
+"""Starting a kernel: the ways to do so, in the order in which a context tries them.
 
-If a kernel ends before its first message, the next way is tried. The last way leaves out parts that are not essential and may have
-prevented the start: IPython and other packages of the image, or options of node.
+If a kernel ends before its first message, the context tries the next way. For Python and JavaScript, the last way omits what is not essential
+and may have prevented the start: IPython and other packages of the image, or options of node.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ if TYPE_CHECKING:
 
 SPARE, FULL, PLAIN = "spare", "full", "plain"
 START_ORDER = {"python": (SPARE, FULL, PLAIN), "javascript": (FULL, PLAIN), "bash": (FULL,)}
-"""Language -> ways to start its kernel."""
+"""Language -> ways to start its kernel, in the order in which a context tries them.
+
+``spare`` takes a forked kernel that waits for a context, ``full`` starts the program, and ``plain`` starts the program without its optional parts.
+"""
 MAX_START_S, MIN_START_S = 30.0, 10.0
-"""Bounds of the time in seconds until the first message of a kernel, which otherwise is the timeout of the waiting cell."""
+"""Longest and shortest time in seconds that a kernel may take until its first message. See :func:`start_timeout_s`."""
 
 
 def start_timeout_s(cell_timeout_s: float | None) -> float:
-    """Return the maximum time in seconds until the first message of a kernel.
+    """Return the time in seconds after which a kernel that has sent no message is killed.
+
+    The time is the timeout of the waiting cell, but at least ``MIN_START_S`` and at most ``MAX_START_S``.
 
     Args:
-        cell_timeout_s: Timeout of the cell that waits for the kernel; None without a timeout or without a cell.
+        cell_timeout_s: Timeout in seconds of the cell that waits for the kernel. None, for a cell without a timeout or if no cell waits, gives
+            ``MAX_START_S``.
     """
     return max(MIN_START_S, min(MAX_START_S, cell_timeout_s or MAX_START_S))
 
@@ -43,11 +49,11 @@ class KernelStarter:
 
     Args:
         loop: The guest's loop.
-        spawner: Starts the programs.
-        children: Owners of processes, to which the kernels are added.
+        spawner: Starts the programs of kernels.
+        children: Table of child processes, to which each new kernel is added.
         identity: Environment of the sandbox.
-        prefork: Spare kernels.
-        groups: Process groups of kernels.
+        prefork: Source of forked Python kernels.
+        groups: Creates the process group of each new kernel.
     """
 
     __slots__ = ("_children", "_groups", "_identity", "_loop", "_prefork", "_spawner")
@@ -71,15 +77,15 @@ class KernelStarter:
         on_created: Callable[[KernelProcess, int], object],
         on_refused: Callable[[RpcError], object],
     ) -> None:
-        """Start a kernel in the first way that is available, beginning with index ``attempt`` of ``START_ORDER``.
+        """Start a kernel in the first available way of ``START_ORDER[language]``, from index ``attempt`` on.
 
         Args:
             language: Language of the context.
-            env: Variables of the sandbox and the context.
-            cwd: Working directory.
-            attempt: Index of the first way to try.
-            on_created: Called now or later with the kernel's process and the index of the way.
-            on_refused: Called with the error if the kernel cannot be started, unless this method raises it.
+            env: Environment variables of the sandbox and the context.
+            cwd: Absolute path of the working directory in which the program is started.
+            attempt: Index in ``START_ORDER[language]`` of the first way to try.
+            on_created: Called before or after this method returns, with the process of the kernel and the index of the way that was used.
+            on_refused: Called with the error if the kernel cannot be started and this method does not raise the error.
 
         Raises:
             RpcError: The image cannot run the language, or the program cannot be started.

@@ -127,7 +127,8 @@ class Cell:
         """Send output, events and the result to a call."""
         follower = self.output.follow(call, stdout_from, stderr_from, events_from=events_from, wait=wait)
         if follower is None:
-            raise RpcError("invalid_request", "The offset is beyond the end of the output.", "Use an offset up to the end of the output.")
+            message = f"`stdout_from` is {stdout_from} and `stderr_from` is {stderr_from}; one of them is beyond the end of the output."
+            raise RpcError("invalid_request", message, "Pass offsets up to the end of the output.")
         entry = (call, follower)
         self._followers.append(entry)
         call.on_writable = self.pump
@@ -449,7 +450,10 @@ class Kernels:
         size = sum(len(each.code) for each in waiting) + len(call.args["code"])
         if len(context.queue) >= WAITING or (waiting and size > WAITING_BYTES):
             raise RpcError(
-                "busy", f"Too many cells are waiting: {len(context.queue)} in context {context.name!r}.", "Retry when some cells have ended."
+                "busy",
+                f"Too many cells are waiting: {len(context.queue)} of {WAITING} cells in context {context.name!r}, "
+                f"and with this cell {size} of {WAITING_BYTES} bytes in all contexts.",
+                "Retry when some cells have ended.",
             )
         cell = self.cells[call.id] = Cell(call.id, call.args, self.timers)
         cell.follow(call, 0, 0)
@@ -481,7 +485,7 @@ class Kernels:
 
     def _cell(self, id_: str) -> Cell:
         if id_ not in self.cells:
-            raise RpcError("process_not_found", "The execution does not exist or is no longer kept.", "Check the id of the execution.")
+            raise RpcError("process_not_found", f"Execution {id_[:64]!r} does not exist or is no longer kept.", "Check the id of the execution.")
         return self.cells[id_]
 
     def _context(self, name: str, language: str | None) -> Context:
@@ -496,11 +500,14 @@ class Kernels:
 
     def _make(self, name: str, language: str, cwd: str | None, env: Mapping[str, str]) -> Context:
         if not 0 < len(name) <= NAME_CHARS:
-            raise RpcError("invalid_request", f"The id of a context has 1 to 64 characters; this one has {len(name)}.")
+            hint = f"Use an id of 1 to {NAME_CHARS} characters."
+            raise RpcError("invalid_request", f"The id {name[:64]!r} of the context has {len(name)} characters.", hint)
         if name in DEFAULT_CONTEXTS and language != DEFAULT_CONTEXTS[name]:
-            raise RpcError("conflict", f"The language of context {name!r} is {DEFAULT_CONTEXTS[name]}.", "Use another id.")
+            message = f"The language of the default context {name!r} is {DEFAULT_CONTEXTS[name]}, not {language[:50]}."
+            raise RpcError("conflict", message, "Use another id for the context.")
         if sum(known not in DEFAULT_CONTEXTS for known in self.contexts) >= CONTEXTS and name not in DEFAULT_CONTEXTS:
-            raise RpcError("limit_exceeded", f"The sandbox has {CONTEXTS} contexts, the maximum.", "Delete a context that is not needed.")
+            message = f"The sandbox has {CONTEXTS} contexts besides the default contexts, the maximum."
+            raise RpcError("limit_exceeded", message, "Delete a context that is no longer needed.")
         if language not in DEFAULT_CONTEXTS.values():
             raise RpcError("invalid_request", f"The language {language[:50]!r} is unknown.", "Use one of: bash, javascript, python.")
         if language not in self.languages:
@@ -638,7 +645,7 @@ def _copied_namespace(namespace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(name: str) -> RpcError:
-    return RpcError("not_found", f"The context {name[:64]!r} does not exist.", "List the contexts, or create it.")
+    return RpcError("not_found", f"The context {name[:64]!r} does not exist.", "List the contexts, or create this context.")
 
 
 def _other_language(context: Context) -> RpcError:

@@ -1,1 +1,1 @@
-"""The bash kernel: ``kernel.py`` controls a bash process that executes ``init.bash``."""
+"""The bash kernel: ``kernel.py`` is the program that the guest starts. It controls a bash process, which executes ``init.bash``."""

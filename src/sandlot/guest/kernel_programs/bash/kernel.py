@@ -1,16 +1,16 @@
 """The bash kernel: runs cells in one bash process, which keeps variables, functions, directory, options and jobs from cell to cell.
 
-It is started as ``kernel.py FD`` on the guest's own interpreter, so that an image needs only bash. FD is a socket to the guest. ``init.bash`` is
-the part that bash itself executes. Commands of cells write to standard output and standard error of this program, which are pipes of the
-guest.
+The guest starts this program as ``kernel.py FD``, where FD is the socket to the guest. It runs on the guest's own Python interpreter, so that an
+image needs only bash. The bash process executes ``init.bash``. Commands of cells inherit standard output and standard error of this program,
+which are pipes that the guest reads.
 
 Invariants:
-- The result of a cell is the exit status of its last command. 0 is success; any other status is the error ``ExitStatus`` with the number as
-  its value.
-- SIGINT ends the foreground command and the rest of the cell; the shell and its background jobs continue. The signal is repeated until the
-  cell ends, because bash continues with the next command if a command survives the signal.
-- With ``set -e``, a failed command ends the cell, not the shell. ``exit`` ends the shell: the cell reports it, and the next cell gets a new
-  shell.
+- The result of a cell is the exit status of its last command. Status 0 is success. Any other status is reported as the error ``ExitStatus``,
+  with the status as its value.
+- SIGINT ends the foreground command and the rest of the cell. The shell and its background jobs continue. The signal is repeated until the
+  cell ends, because bash runs the next command of the cell if a command survives the signal.
+- After ``set -e``, a failed command ends the cell, not the shell.
+- ``exit`` ends the shell. The cell reports the end of the shell, and the next cell gets a new shell.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ if TYPE_CHECKING:
 BASH = "/bin/bash"
 RCFILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "init.bash")
 COMMANDS_FD, EVENTS_FD, STDERR_FD, CELL_FD = 60, 61, 62, 63
-"""Descriptors of bash in addition to the standard descriptors. ``init.bash`` uses the same numbers."""
+"""Descriptor numbers inside bash, in addition to 0, 1 and 2. ``init.bash`` uses the same numbers and explains them."""
 STDERR = 2
 INTERRUPT_AGAIN_MS = 400
-"""Milliseconds between two interrupts of the same cell."""
+"""Milliseconds after which SIGINT is sent again if the cell has not ended."""
 LEADS_GROUP = os.getpgrp() == os.getpid()
-"""True if this process leads its process group, as when the guest has started it."""
+"""True if this process leads its process group. It does if the guest has started it, so that the whole group may be signalled."""
 SIGNAL_STATUS = 128
-"""Exit status of a command that was ended by a signal, minus the number of the signal."""
+"""A command that signal N has ended has the exit status ``SIGNAL_STATUS`` + N in bash."""
 
 
 class Shell:
-    """One bash process.
+    """One bash process, which runs cells as ``init.bash`` describes.
+
+    Attributes:
+        pid: Pid of the bash process.
+        cell_fd: Descriptor of a memory file with the text of the cell (memfd_create(2)).
+        commands_fd: Descriptor of the write end of the pipe on which bash gets the number of the next cell.
+        events_fd: Descriptor of the read end of the pipe on which bash reports that it is ready and that a cell has ended.
+        is_mute: True if no process has the write end of ``events_fd`` open any more, so that bash can report nothing.
 
     Raises:
         OSError: bash cannot be started.
-
-    Attributes:
-        cell_fd: Memory file with the cell (memfd_create(2)).
-        commands_fd: Pipe that carries the number of the next cell to bash.
-        events_fd: Pipe on which bash reports that it is ready and that a cell has ended.
-        is_mute: True if bash has closed ``events_fd``.
     """
 
     def __init__(self) -> None:
@@ -78,11 +79,11 @@ class Shell:
         self.is_mute = False
 
     def run(self, before: str, code: str) -> None:
-        """Run a cell.
+        """Start a cell in bash, without waiting for its end.
 
         Args:
-            before: Commands of the kernel to run before the cell.
-            code: Code of the cell, without NUL characters.
+            before: Commands of the kernel that bash runs before the cell, such as exports of variables.
+            code: Code of the cell; must not contain NUL characters.
         """
         self._number += 1
         self._is_busy = True
@@ -102,10 +103,14 @@ class Shell:
             return  # bash has ended and is about to be reaped
 
     def read_end(self) -> tuple[str, int] | None:
-        """Return ``done`` or ``abandoned`` with the exit status if the cell has ended; None if it still runs."""
+        """Read what bash has reported on ``events_fd``. Return None if the cell still runs, or if bash can report nothing any more.
+
+        Returns:
+            ``done`` if the cell has ended by itself or ``abandoned`` if an interrupt has ended it, and the exit status of the cell.
+        """
         data = os.read(self.events_fd, 4096)
         if not data:
-            # bash has ended, or can no longer report the end of cells.
+            # Bash has ended, or a cell has closed descriptor 61: bash cannot report the end of a cell any more, so it is killed.
             self.is_mute = True
             os.kill(self.pid, signal.SIGKILL)
             return None
@@ -116,7 +121,7 @@ class Shell:
             status, _, number = rest.partition(" ")
             if word == "ready":
                 if self._is_ready and self._is_busy:
-                    self._start_cell()  # bash was interrupted before it had started the cell
+                    self._start_cell()  # an interrupt came before bash had started the cell, so bash waits for the number again
                 self._is_ready = True
             elif self._is_busy and number == str(self._number):
                 self._is_busy = self._is_ready = False
@@ -124,7 +129,11 @@ class Shell:
         return ended
 
     def reap(self) -> int | None:
-        """Return the exit status of bash, in the form of ``$?``, if bash has ended; otherwise None."""
+        """Reap the bash process (waitpid(2)) and close its descriptors, if it has ended.
+
+        Returns:
+            Exit status of bash as ``$?`` shows it: 128 + N after signal N. None if bash still runs.
+        """
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if not pid:
             return None
@@ -134,7 +143,7 @@ class Shell:
 
 
 class BashKernel:
-    """The kernel: handles messages of the guest.
+    """The kernel of this process: handles messages of the guest, and runs cells one after another in a :class:`Shell`.
 
     Args:
         channel: Socket to the guest.
@@ -174,7 +183,7 @@ class BashKernel:
         numbers = os.read(self._signals_fd, 4096) if self._signals_fd in ready else b""
         if signal.SIGINT in numbers and self._cell is not None:
             self._is_interrupted = True
-        # Handle the end of a cell before the end of the shell: bash has reported it earlier.
+        # The end of a cell is handled before the end of the shell, because bash reports the end of its last cell before it ends.
         if self._shell is not None and self._shell.events_fd in ready:
             end = self._shell.read_end()
             if end is not None:
@@ -197,7 +206,10 @@ class BashKernel:
         return True
 
     def _wake(self, message: dict[str, Any]) -> None:
-        """Apply environment and entropy of a wake: to this process now, and to the shell before its next cell."""
+        """Apply a ``wake`` message: set variables in this process now, and set variables and ``RANDOM`` in the shell before its next cell.
+
+        If there is no shell, the message also sets the working directory, and a shell is started.
+        """
         os.environ.update(message["env"])
         removed = [name for name in message.get("gone", ()) if is_name(name)]
         for name in removed:
@@ -211,9 +223,9 @@ class BashKernel:
         self._before += f"{exports}RANDOM={seed}\n"
         if self._shell is None:
             try:
-                self._shell = Shell()  # so that it is ready before the first cell
+                self._shell = Shell()  # started now, so that the first cell does not wait for bash
             except OSError:
-                return  # the first cell tries again and reports the error
+                return  # the first cell tries to start bash again and reports the error
 
     def _next(self) -> None:
         if self._cell is not None or not self._waiting:
@@ -232,7 +244,7 @@ class BashKernel:
             if self._shell is None:
                 self._shell = Shell()
         except OSError as error:
-            self._fail("KernelError", f"bash cannot be started: {error.strerror}.")
+            self._fail("KernelError", f"{BASH} cannot be started: {error.strerror}.")
             return
         set_variables = "".join(f"__sandlot_set {name} {quote(value)}\n" for name, value in message["env"].items() if is_name(name))
         self._shell.run(self._before + set_variables, code)
@@ -241,7 +253,7 @@ class BashKernel:
     def _on_cell_end(self, how: str, status: int) -> None:
         if self._cell is None:
             return
-        # Bash may have reported the end before this program has received its own SIGINT.
+        # After an interrupt, bash may report the end of the cell before this program has received its own SIGINT.
         if (how == "abandoned" or self._is_interrupted) and status in (0, SIGNAL_STATUS + signal.SIGINT):
             self._fail("KeyboardInterrupt", "")
         elif status:
@@ -284,23 +296,23 @@ class BashKernel:
 
 
 def is_name(text: str) -> bool:
-    """Return True if a text is a valid name of a bash variable."""
+    """Return True if ``text`` is a valid name of a bash variable."""
     return text.isascii() and text.isidentifier()
 
 
 def quote(text: str) -> str:
-    """Quote a text as one word of bash."""
+    """Return ``text`` in single quotes, so that bash reads it as one word."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 
 def main() -> None:
-    """Serve the socket named on the command line."""
+    """Run the kernel on the socket whose descriptor is the first argument, until the guest closes the socket. Then end all its processes."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     try:
         BashKernel(channel).serve()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the guest is gone
+        pass  # the guest has closed the socket
     if LEADS_GROUP:
         os.killpg(0, signal.SIGKILL)
 

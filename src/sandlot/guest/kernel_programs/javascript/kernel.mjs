@@ -1,16 +1,17 @@
 // The JavaScript kernel: runs cells in one global scope, on the node of the image, without further packages.
 //
-// It is started as `node kernel.mjs FD`. FD is a socket to the guest with messages as in protocol/values.py: a 4-byte length, then a value.
+// The guest starts it as `node kernel.mjs FD`, where FD is the socket to the guest. A message on the socket is a length of 4 bytes and a value in
+// the encoding of protocol/values.py.
 //
 // Invariants:
 // - A cell behaves like a line in node's REPL or in a browser's console (replMode of V8, through node:inspector): const, let and class persist
 //   and may be declared again, await works at the top level, and the value of the last expression is the result.
-// - An error, even an uncaught one, ends at most the cell. process.exit() ends the cell, not the kernel.
-// - Timers, servers and pending promises continue between cells. Their output belongs to the cell that started them.
-// - An interrupt ends a cell, even in an endless loop. It arrives as a message and as SIGINT. The signal is for children of the cell, because
-//   node handles signals only between turns of its event loop. So a separate thread reads the messages of the guest.
-//   A loop in a later turn, for example after a timer, cannot be ended, because terminating node there would leave its timers inconsistent.
-//   The guest then kills the kernel.
+// - An error, even an uncaught one, ends at most the cell, not the kernel. process.exit() ends the cell, not the kernel.
+// - Timers, servers and pending promises continue between cells. Their output belongs to the cell that has started them.
+// - An interrupt ends a cell, even in an endless loop. The guest sends each interrupt as SIGINT and as a message. SIGINT ends child processes of
+//   the cell. The message ends the cell itself: node handles signals only between turns of its event loop, but a separate thread reads messages.
+// - An endless loop that begins in a later turn of the event loop, for example in a timer, cannot be ended, because terminating code there would
+//   leave node's timers inconsistent. The guest then kills the kernel.
 
 import { AsyncLocalStorage } from 'node:async_hooks';
 import { Buffer } from 'node:buffer';
@@ -26,25 +27,25 @@ import vm from 'node:vm';
 import { Worker, isMainThread, parentPort, workerData } from 'node:worker_threads';
 
 const FD = isMainThread ? Number(process.argv[2]) : workerData.fd;
-const RESEND_MS = 250; // milliseconds after which an interrupt that was not handled terminates the code of the cell
+const RESEND_MS = 250; // milliseconds after which a message that the main thread has not handled is sent to it again
 const TEXT_LIMIT = 1024 * 1024; // maximum number of characters of a textual representation
 const { stringify } = JSON;
 const { entries } = Object;
-const JSON_LIMIT = 64 * 1024;
+const JSON_LIMIT = 64 * 1024; // maximum number of characters of the JSON representation that is added to plain objects and arrays
 const PIECE = 256 * 1024; // maximum number of bytes of one output message
 const DISPLAY = Symbol.for('sandlot.display'); // name of the method that returns the representations of an object: MIME type -> text or bytes
 const LINES = 500; // maximum number of lines of a traceback; the last ones are kept
-const LINE_CHARS = 2000;
+const LINE_CHARS = 2000; // maximum number of characters of a traceback line
 const MESSAGE_LIMIT = 8 * 1024 * 1024; // maximum number of bytes of a message (protocol/connection.py)
 const ITEMS_LIMIT = 100000; // maximum number of values in a message, nested values included (protocol/values.py)
 const ITEM_LIMIT = 6 * 1024 * 1024; // maximum number of bytes of one representation
 const BUNDLE_LIMIT = 7 * 1024 * 1024; // maximum number of bytes of all representations of one display
 const MIME_TYPES = 64; // maximum number of representations of one display (protocol/schema.py)
-const MIME_CHARS = 201;
+const MIME_CHARS = 201; // maximum number of characters of a MIME type
 const TOO_LARGE = '[left out, because it is too large]';
-const UUIDS_AHEAD = 128; // number of UUIDs that node generates in advance (lib/internal/crypto/random.js)
-const INTEGERS_AHEAD = 1024; // number of integers that node generates in advance
-const slice = Function.prototype.call.bind(String.prototype.slice); // a copy that cells cannot change
+const UUIDS_AHEAD = 128; // maximum number of UUIDs that node has generated in advance (lib/internal/crypto/random.js)
+const INTEGERS_AHEAD = 1024; // maximum number of random integers that node has generated in advance (the same file)
+const slice = Function.prototype.call.bind(String.prototype.slice); // String.prototype.slice as it was before cells could replace it
 
 // -- values: the encoding of protocol/values.py -------------------------------------------------------------------------------------------
 
@@ -82,7 +83,7 @@ function head(size, code) {
   return raw;
 }
 
-// Decodes a message of the guest.
+// Returns the value that the bytes of a message of the guest encode.
 function decode(raw) {
   let at = 0;
   const take = (size) => raw.subarray(at, (at += size));
@@ -126,13 +127,14 @@ function decode(raw) {
 const pause = new Int32Array(new SharedArrayBuffer(4));
 const { writeSync } = fs;
 
-// The message that is being sent. If a cell is terminated meanwhile, the rest is sent before the next message.
+// Bytes of the message that is being sent, and number of bytes that were sent. If a cell is terminated during send(), the rest of the message is
+// sent before the next message.
 let raw = null;
 let at = 0;
 
 function send(message) {
   let made = framed(message);
-  // A value takes at least one byte, so a short message has few values.
+  // Each item takes at least one byte, so only a message of more than ITEMS_LIMIT bytes can have too many items.
   if (made.length - 4 > MESSAGE_LIMIT || (made.length > ITEMS_LIMIT && items(message) > ITEMS_LIMIT)) made = framed(shortened(message));
   flush();
   at = 0;
@@ -146,7 +148,7 @@ function framed(message) {
   return made;
 }
 
-// Returns the number of items in a value, as the guest counts them.
+// Returns the number of keys and values in a value, nested ones included, as the guest counts them for its limit.
 function items(value) {
   if (value === null || typeof value !== 'object' || value instanceof Uint8Array) return 0;
   const pairs = entries(value);
@@ -155,7 +157,8 @@ function items(value) {
   return number;
 }
 
-// Shortens a message that is too large, for which the guest would kill the kernel. Keeps the required fields.
+// Returns a short message with the same required fields in place of a message above the guest's limits. The guest would kill a kernel that sends
+// a message above its limits.
 function shortened(message) {
   const short = {};
   for (const [name, item] of entries(message)) {
@@ -174,7 +177,7 @@ function flush() {
       at += writeSync(FD, raw, at);
     } catch (error) {
       if (error.code !== 'EAGAIN') process.kill(process.pid, 'SIGKILL'); // the guest has closed the socket
-      Atomics.wait(pause, 0, 0, 2); // the socket is non-blocking, because an event loop reads it
+      Atomics.wait(pause, 0, 0, 2); // wait 2 ms: the socket is full, and it is non-blocking because an event loop reads from it
     }
   }
   raw = null;
@@ -182,7 +185,7 @@ function flush() {
 
 // -- cells ------------------------------------------------------------------------------------------------------------------------------
 
-const owner = new AsyncLocalStorage(); // the cell to which output and errors belong, even after its end
+const owner = new AsyncLocalStorage(); // cell to which output and errors of the present code belong, even after the end of the cell
 const session = new inspector.Session();
 const waiting = [];
 let running = null;
@@ -191,7 +194,8 @@ let count = 0;
 
 class Exit extends Error {}
 
-// Starts a cell. A late termination of the last cell may end this code too. The cell is sent again until it is acknowledged.
+// Starts the cell of an `execute` message. If a previous cell is terminated late, this function may be terminated instead. The reading thread
+// therefore passes the message again until acknowledge() was called.
 function startCell({ number, cell, code, env, silent, store_history: keeps }) {
   if (cell !== last && keeps !== false && !silent) count += 1;
   const current = { id: cell, silent, before: [] };
@@ -204,16 +208,17 @@ function startCell({ number, cell, code, env, silent, store_history: keeps }) {
     acknowledge(number);
     progress[1] = 1;
     owner.run(current, () => evaluate(current, expression));
-    process._tickCallback?.(); // runs the promises that are settled already: `for (;;) await null` never ends its turn
+    process._tickCallback?.(); // continue promises that are settled already, within this turn: an endless `for (;;) await null` can be ended here
     progress[1] = 0;
   } catch (error) {
     acknowledge(number);
-    fail(current, error); // cells have broken parts of this program
+    fail(current, error); // an earlier cell has broken a part of node that this program needs
   }
 }
 
-// If the promise of a cell were collected before it is settled, the inspector would report this during the garbage collection, which ends the
-// process. So the promise is kept, forever if it is never settled. It is the first promise that the cell creates.
+// Promises of cells that have not been settled. The promise of a cell is the first promise that its evaluation creates. If the garbage collector
+// freed this promise before it is settled, the inspector would report that during the collection, and the process would end. The promise is
+// therefore kept here until it is settled.
 const pendingPromises = new Set();
 
 function evaluate(current, expression) {
@@ -233,7 +238,7 @@ function evaluate(current, expression) {
   }
 }
 
-// Returns the object that the inspector refers to.
+// Returns the JavaScript value that a RemoteObject of the inspector stands for.
 function resolveRemote(remote) {
   if (remote.objectId === undefined) {
     if (remote.subtype === 'null') return null;
@@ -252,7 +257,7 @@ function resolveRemote(remote) {
 }
 
 function onEvaluated(current, { result, exceptionDetails }) {
-  if (running !== current) return; // the cell was interrupted, and has continued
+  if (running !== current) return; // the cell was reported as interrupted before, although its code has continued
   if (exceptionDetails !== undefined) {
     fail(current, resolveRemote(exceptionDetails.exception ?? { type: 'undefined' }), exceptionDetails);
     return;
@@ -269,7 +274,7 @@ function done(current, ok) {
   if (waiting.length > 0) setImmediate(() => startCell(waiting.shift()));
 }
 
-// Sends an error, shortened: its text may be very long, and the guest kills a kernel that sends a message that is too long.
+// Sends the error of a cell to the guest. Texts are shortened, because the guest kills a kernel that sends a message above its limits.
 function sendError(cell, name, value, traceback) {
   const lines = [];
   for (let at = Math.max(0, traceback.length - LINES); at < traceback.length; at += 1) lines[lines.length] = traceback[at].slice(0, LINE_CHARS);
@@ -278,7 +283,7 @@ function sendError(cell, name, value, traceback) {
 
 function interrupted(current) {
   progress[1] = 0;
-  owner.enterWith(undefined); // the terminated code has not restored it
+  owner.enterWith(undefined); // the code of the cell was terminated before it could reset `owner`
   sendError(current.id, 'KeyboardInterrupt', '', ['KeyboardInterrupt']);
   done(current, false);
 }
@@ -291,7 +296,7 @@ function fail(current, thrown, details) {
   done(current, false);
 }
 
-// Returns name, value and traceback of a thrown value. Its properties may throw too.
+// Returns name, text and traceback lines of a thrown value, which may be of any type. Reading its properties may throw another error.
 function described(thrown) {
   try {
     if (util.types.isNativeError(thrown) || thrown instanceof Error) {
@@ -327,13 +332,14 @@ function show(cell, value, main) {
       if (text !== undefined && text.length <= JSON_LIMIT) data['application/json'] = text;
     }
   } catch {
-    // text/plain remains
+    // the object's own representations failed: only text/plain is shown
   }
   const { kept, metadata } = bundle(data);
   send({ event: 'display', cell, data: kept, main, ...(entries(metadata).length > 0 ? { metadata } : {}) });
 }
 
-// Returns the representations that fit into one message. Text is cut; other representations are kept or left out completely.
+// Returns the representations that fit into one message, and metadata about those that do not fit. text/plain is cut; any other representation is
+// kept or left out as a whole.
 function bundle(data) {
   const kept = {};
   const metadata = {};
@@ -358,14 +364,14 @@ function bundle(data) {
   return { kept, metadata };
 }
 
-// Returns a representation as text or bytes; null if it is invalid.
+// Returns a representation as the text or bytes to send; null if the value cannot be converted to JSON.
 function representation(mime, item) {
   try {
     const made = typeof item === 'string' || item instanceof Uint8Array ? item : (stringify(item) ?? 'null');
     if (mime !== 'text/plain' || typeof made !== 'string' || made.length <= TEXT_LIMIT) return made;
     return `${slice(made, 0, TEXT_LIMIT)}\n[... cut after ${TEXT_LIMIT} of ${made.length} characters]`;
   } catch {
-    return null; // for example, an object that contains itself
+    return null; // JSON.stringify has failed, for example for an object that contains itself
   }
 }
 
@@ -373,7 +379,7 @@ function isPlain(value) {
   return Array.isArray(value) || (value !== null && typeof value === 'object' && [Object.prototype, null].includes(Object.getPrototypeOf(value)));
 }
 
-// Sets the environment of a cell, and adds the earlier values to `before`.
+// Sets the environment variables of a cell, and appends the name and the previous value of each variable to `before`.
 function setVariables(env, before) {
   for (const name in env) {
     before[before.length] = [name, process.env[name]];
@@ -390,12 +396,12 @@ function restoreVariables(before) {
 
 // -- imports ------------------------------------------------------------------------------------------------------------------------------
 
-// Returns the code of a cell for V8. Imports become calls, because a cell is not a module and has no loader.
+// Returns the code of a cell in the form that V8 evaluates. Import statements become calls of __sandlot_import, because a cell is not a module.
 function prepare(code, name) {
   const bare = masked(code);
   let expression = code;
   if (/\bimport\b/.test(bare)) expression = replaced(code, bare);
-  // As in a console, code that can be an object literal is an object, not a block.
+  // Code such as `{ a: 1 }` could be a block or an object. As in a browser's console, it is an object if it can be one.
   if (/^\s*\{/.test(bare) && !/;\s*$/.test(bare) && compiles(`(async () => (${expression}\n))`)) expression = `(${expression}\n)`;
   return `${expression}\n//# sourceURL=${name}`;
 }
@@ -426,7 +432,9 @@ function replaced(code, bare) {
   return text;
 }
 
-// Returns the declarations for the clause of an import statement.
+// Returns the declarations that replace an import statement.
+// clause: text between `import` and the name of the module, such as `{ a as b } from`; undefined for an import without names.
+// call: code that imports the module.
 function bound(clause, call) {
   if (clause === undefined) return call;
   const [, standard, star, names] = /^\s*([\w$]+)?\s*,?\s*(?:\*\s*as\s+([\w$]+))?\s*(?:\{([^}]*)\})?\s*from$/.exec(clause) ?? [];
@@ -436,7 +444,7 @@ function bound(clause, call) {
   return `const { ${bindings.join(', ')} } = ${call}`;
 }
 
-// Returns the code with the contents of strings, comments and regular expressions replaced by blanks of the same length.
+// Returns a copy of the code in which the contents of strings, comments and regular expressions are blanks, so that searches ignore them.
 function masked(code) {
   const token = /\/\/[^\n]*|\/\*[\s\S]*?(?:\*\/|$)|"(?:\\[\s\S]|[^"\\\n])*"?|'(?:\\[\s\S]|[^'\\\n])*'?|`(?:\\[\s\S]|[^`\\])*`?|(?<=(?:^|[(,=:[!&|?{};+\-*%<>~^]|\breturn|\btypeof)\s*)\/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n[])+\//g;
   return code.replace(token, (text) => (text.length < 2 ? text : text[0] + text.slice(1, -1).replace(/[^\n]/g, ' ') + text.at(-1)));
@@ -445,7 +453,7 @@ function masked(code) {
 const here = () => path.join(process.cwd(), 'cell.js');
 const globalPackages = path.join(path.dirname(path.dirname(process.execPath)), 'lib', 'cell.js'); // beside npm's global node_modules
 
-// Searches modules from the working directory on, then among globally installed packages.
+// Makes imports of cells search the working directory and its parents first, and then the globally installed packages.
 if (isMainThread && typeof module.registerHooks === 'function') {
   module.registerHooks({
     resolve(specifier, context, nextResolve) {
@@ -511,7 +519,7 @@ function installGlobals() {
   process.argv.length = 1;
   if (!process.env.NODE_PATH) {
     process.env.NODE_PATH = path.join(path.dirname(globalPackages), 'node_modules');
-    module._initPaths?.(); // undocumented: node reads NODE_PATH only when it starts
+    module._initPaths?.(); // undocumented: makes node read NODE_PATH again, which it otherwise does only when it starts
     delete process.env.NODE_PATH;
   }
   hidden('require', requireHere);
@@ -524,9 +532,10 @@ function installGlobals() {
 
 // -- wakes: new random numbers after a restore --------------------------------------------------------------------------------------------
 
-// V8's generator cannot be reseeded. It is replaced by a generator of this file, unless a cell has replaced it before. Numbers that node has
-// generated in advance are discarded. OpenSSL's generator in node cannot be reseeded either; if the processor has a generator, the guest makes
-// node use it (guest/kernels/languages.py).
+// Makes random numbers differ from those of other sandboxes with the same memory.
+// - Math.random: V8's generator cannot be reseeded. It is replaced by xoshiro(), unless a cell has replaced it.
+// - crypto: UUIDs and integers that node has generated in advance are drawn and discarded.
+// - OpenSSL's generator in node cannot be reseeded. If the processor has a generator, the guest makes OpenSSL use it (guest/kernels/languages.py).
 function reseed(entropy) {
   if (Math.random === random) {
     random = xoshiro(entropy);
@@ -543,7 +552,8 @@ function reseed(entropy) {
 
 let { random } = Math;
 
-// xoshiro128** by David Blackman and Sebastiano Vigna; two words make one number.
+// Returns a replacement for Math.random, seeded with 16 bytes of `entropy`: the generator xoshiro128** by David Blackman and Sebastiano Vigna. Two of
+// its words of 32 bits make one number.
 function xoshiro(entropy) {
   const words = new DataView(entropy.buffer, entropy.byteOffset, entropy.byteLength);
   const state = Uint32Array.from({ length: 4 }, (_, number) => words.getUint32(4 * number));
@@ -564,7 +574,8 @@ function xoshiro(entropy) {
 
 // -- receiving -----------------------------------------------------------------------------------------------------------------------------------
 
-// Shared by both threads: [0] number of the last handled message, [1] 1 while a cell is in its first turn.
+// Memory that both threads share. progress[0] is the number of the last message that the main thread has handled. progress[1] is 1 while a cell is
+// in its first turn of the event loop, in which its code may be terminated.
 const progress = isMainThread ? new Int32Array(new SharedArrayBuffer(8)) : workerData.progress;
 
 let began = false;
@@ -574,7 +585,7 @@ function acknowledge(number) {
 }
 
 function take(message) {
-  if (message.number <= progress[0]) return; // the message was sent again
+  if (message.number <= progress[0]) return; // the reading thread has passed this message twice
   if (message.op === 'execute' && (running === null || running.id === message.cell)) {
     startCell(message);
     return;
@@ -591,12 +602,12 @@ function take(message) {
   acknowledge(message.number);
 }
 
-// The thread that reads messages of the guest and passes them to the main thread.
+// Main function of the reading thread, which reads messages of the guest and passes them to the main thread.
 function listen() {
   let number = 0;
   let inspected = null;
   let unhandled = [];
-  let newest = null; // id of the last cell
+  let newest = null; // id of the last cell that the guest has sent
   const pass = (message) => {
     message.number = number += 1;
     if (message.op === 'execute') newest = message.cell;
@@ -605,7 +616,8 @@ function listen() {
     parentPort.postMessage(message);
     if (message.op === 'interrupt') setTimeout(resend, RESEND_MS);
   };
-  // A main thread that is idle when it is terminated loses the next message. So messages are sent again until they are handled.
+  // Passes messages to the main thread again until it has handled them: if it is idle when its code is terminated, it loses the next message. If an
+  // interrupt is among them, the code of the cell is terminated first.
   const resend = () => {
     unhandled = unhandled.filter((message) => message.number > progress[0]);
     if (unhandled.length === 0) return;

@@ -1,1 +1,1 @@
-"""The Python kernel: ``kernel.py`` is the program that starts it, ``sandlot_kernel`` its implementation."""
+"""The Python kernel: the guest starts ``kernel.py``, and the package ``sandlot_kernel`` contains the implementation."""

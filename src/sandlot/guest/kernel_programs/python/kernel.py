@@ -1,13 +1,15 @@
-"""The program of the Python kernel, which runs on the Python of the image (3.8 or newer). It starts a kernel or a fork server.
+"""Program that runs a Python kernel or a fork server. It runs on the Python of the image, 3.8 or newer.
 
-``kernel.py [--plain | --instead] FD [FLUSH_FD]`` runs a kernel on the socket FD. Through the pipe FLUSH_FD, the guest requests a flush of
-delayed output. Both options select the plain shell; with ``--instead``, the first cell also prints that the usual kernel did not start.
+``kernel.py [--plain | --instead] FD [FLUSH_FD]`` runs a kernel. FD is the socket to the guest. FLUSH_FD is the pipe on which the guest requests
+delayed output. ``--plain`` and ``--instead`` select the shell without IPython. With ``--instead``, the first cell also prints that the IPython
+kernel did not start.
+
 ``kernel.py --fork-server FD [--warm a,b]`` runs a fork server (``sandlot_kernel/fork_server.py``), which imports the modules a and b.
 
 Invariants:
 - Files in the working directory are imported by cells only, never by the kernel itself.
-- The modules of the kernel have a copy of the builtins, so cells that change Python's builtins do not affect the kernel.
-- If IPython is missing or broken, the plain shell is used instead. If it is broken, the first cell prints a warning.
+- The modules of the kernel use a copy of Python's builtins, so that a cell that changes a builtin does not affect the kernel.
+- If IPython is missing or broken, cells run in the plain shell. If IPython is broken, the first cell prints a warning.
 """
 
 from __future__ import annotations
@@ -30,31 +32,31 @@ INSTEAD = "The IPython kernel did not start. Cells run in a plain kernel, withou
 
 
 class Loader(SourceFileLoader):
-    """Loads modules of the kernel with a copy of the builtins. Byte code is neither read nor written."""
+    """Loads modules of the kernel and gives them a copy of Python's builtins. Byte code files are neither read nor written."""
 
     def exec_module(self, module: Any) -> None:
-        """Run the code of a module."""
+        """Run the code of a module with the copy of the builtins."""
         module.__dict__["__builtins__"] = BUILTINS
         super().exec_module(module)
 
     def get_code(self, fullname: str) -> Any:
-        """Compile the source."""
+        """Return the compiled source of a module, without reading or writing a byte code file."""
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)
 
 
 class Finder:
-    """Finds modules of the kernel beside this file, independent of ``sys.path``."""
+    """Finder for ``sys.meta_path`` that finds the kernel's own modules in the folder of this file, whatever ``sys.path`` contains."""
 
     def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
-        """Find a module of the kernel."""
+        """Return the spec of ``sandlot_kernel`` or one of its modules; None for any other module."""
         if name != NAME and not name.startswith(NAME + "."):
             return None
         return FileFinder(HERE if path is None else path[0], (Loader, [".py"])).find_spec(name)
 
 
 def create_engine(*, plain: bool) -> Any:
-    """Return a kernel that is not connected to a guest yet.
+    """Return an ``Engine`` that is not connected to the guest yet.
 
     Args:
         plain: True to use the plain shell even if IPython works.
@@ -64,7 +66,7 @@ def create_engine(*, plain: bool) -> Any:
     shell, warning = (None, "") if plain else create_ipython_shell()
     has_ipython = shell is not None
     if shell is None:
-        from sandlot_kernel.plain_shell import PlainShell  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+        from sandlot_kernel.plain_shell import PlainShell  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
 
         shell = PlainShell()
     engine = Engine(shell)
@@ -75,9 +77,12 @@ def create_engine(*, plain: bool) -> Any:
 
 
 def create_ipython_shell() -> tuple[Any, str]:
-    """Return the IPython shell, or None and a warning for the first cell."""
+    """Return an ``IPythonShell`` and an empty text. If IPython cannot be used, return None and a warning for the first cell.
+
+    The warning is empty if the image has no IPython.
+    """
     try:
-        from sandlot_kernel.ipython_shell import IPythonShell  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+        from sandlot_kernel.ipython_shell import IPythonShell  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
 
         return IPythonShell(), ""
     except ModuleNotFoundError as error:
@@ -90,8 +95,14 @@ def create_ipython_shell() -> tuple[Any, str]:
 
 
 def serve(engine: Any, fd: int, flush_fd: int = -1) -> None:
-    """Serve the guest until it closes the socket, then end this process."""
-    from sandlot_kernel.channel import Channel, duplicate_high  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+    """Run a kernel until the guest closes the socket, and then end this process.
+
+    Args:
+        engine: The kernel, from :func:`create_engine`.
+        fd: Descriptor of the socket to the guest.
+        flush_fd: Descriptor of the pipe on which the guest requests delayed output; -1 for none.
+    """
+    from sandlot_kernel.channel import Channel, duplicate_high  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
 
     channel = Channel(fd)
     if flush_fd >= 0:
@@ -101,11 +112,11 @@ def serve(engine: Any, fd: int, flush_fd: int = -1) -> None:
     try:
         engine.serve(channel, flush_fd)
     finally:
-        os._exit(0)  # threads that cells started may never end
+        os._exit(0)  # not sys.exit(), which waits for threads that cells have started
 
 
 def main() -> None:
-    """Run a kernel or a fork server."""
+    """Run the kernel or the fork server that the command line selects."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     argv = sys.argv[1:]
     sys.argv = [""]
@@ -117,7 +128,7 @@ def main() -> None:
         engine.warning = engine.warning or (INSTEAD if argv[0] == "--instead" else "")
         serve(engine, *fds)
         return
-    from sandlot_kernel.fork_server import ForkServer  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+    from sandlot_kernel.fork_server import ForkServer  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
 
     modules = argv[argv.index("--warm") + 1] if "--warm" in argv else MODULES
     server = ForkServer(int(argv[1]), [name for name in modules.split(",") if name], lambda: create_engine(plain=False))

@@ -4,11 +4,12 @@
 
 Invariants:
 - Only the standard library is required. IPython, numpy, pandas and Matplotlib are used if the image has them.
-- Cells may change anything in their process. So modules of the kernel have a copy of the builtins (``kernel.py``), keep references to what
-  they need, and restore streams, descriptors, signal handlers and modules before the next cell.
-- Nothing is written to the disk.
+- Cells run in the process of the kernel and may change anything in it. The modules of the kernel therefore use a copy of the builtins
+  (``kernel.py``), keep references to the functions that they need, and restore streams, descriptors, signal handlers and modules before each
+  cell.
+- The kernel itself writes nothing to the disk.
 
-The public name for cells is :func:`on_wake`.
+Cells may import :func:`on_wake` from this package. All other names are internal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Attribution of output to cells: output belongs to the cell that started the thread or the task that wrote it.
+"""Attribution of output to cells: output belongs to the cell that has started the writing thread or asyncio task.
 
-- Tasks inherit the cell through their context (``contextvars``). Threads inherit the cell of the thread that starts them, at any depth.
-- Work in a ``ThreadPoolExecutor`` belongs to the cell that submitted it, even if another cell created the pool.
-- A thread that was started by C code belongs to the running cell, or to the last cell between cells.
+- An asyncio task belongs to the cell that has created the task (``contextvars``). A thread belongs to the cell of the thread that has started it.
+- Work in a ``ThreadPoolExecutor`` belongs to the cell that has submitted the work, even if another cell has created the pool.
+- A thread that C code has started belongs to the running cell. If no cell runs, the thread belongs to the last cell.
 """
 
 from __future__ import annotations
@@ -17,19 +17,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 CELL: contextvars.ContextVar[str | None] = contextvars.ContextVar("cell", default=None)
+"""Id of the cell that the current task belongs to; None in threads."""
 _last_cell = [""]
 _CELL_ATTRIBUTE = "_sandlot_cell"
 _threads: dict[int, Any] = threading._active  # type: ignore[attr-defined]  # noqa: SLF001 - current_thread() would add an entry for an unknown thread
 
 
 def begin_cell(cell: str) -> None:
-    """Attribute output to a cell from now on, in the current context."""
+    """Attribute output of the current context (``contextvars``) to a cell from now on.
+
+    Args:
+        cell: Id of the cell.
+    """
     CELL.set(cell)
     _last_cell[0] = cell
 
 
 def current_cell() -> str:
-    """Return the cell that the calling code belongs to."""
+    """Return the id of the cell that the calling thread or task belongs to."""
     cell = CELL.get()
     if cell is None:
         cell = getattr(_threads.get(get_ident()), _CELL_ATTRIBUTE, None)
@@ -37,7 +42,7 @@ def current_cell() -> str:
 
 
 def install() -> None:
-    """Patch threads and thread pools, so that they remember the cell."""
+    """Patch ``threading.Thread`` and ``ThreadPoolExecutor``, so that each thread and each piece of work knows the id of its cell."""
     start = threading.Thread.start
     submit = ThreadPoolExecutor.submit
 

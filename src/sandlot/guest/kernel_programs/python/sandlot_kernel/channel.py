@@ -1,12 +1,12 @@
-"""The kernel's end of the socket to the guest, which carries messages of ``values``.
+"""The kernel's end of the socket to the guest, on which both sides send messages in the encoding of ``values``.
 
 Invariants:
-- A message is always sent completely. If a cell is interrupted while the guest does not read, the rest of the message is sent before the next
-  message.
-- A message that the guest would refuse is shortened and contains a note, because the guest would kill the kernel.
-- A message normally takes one system call, because each takes tens of microseconds in gVisor.
-- Waiting until the guest reads can be interrupted; all other changes of the channel's state cannot (``interrupts``).
-- The socket has a high descriptor, because programs that close "all" descriptors rarely get that far.
+- A message is always sent completely. If an interrupt ends the sending of a message because the guest does not read, the rest of the message
+  is sent before the next message.
+- The guest kills a kernel that sends a message above its limits. Such a message is shortened before it is sent, and contains a note.
+- Sending a message usually takes one system call, because a system call takes tens of microseconds in gVisor.
+- An interrupt can end the wait for the guest to read. It cannot end any other step that changes the state of the channel (``interrupts``).
+- The socket has a high descriptor number, because cells that close a range of descriptors rarely go so high.
 """
 
 from __future__ import annotations
@@ -26,29 +26,32 @@ if TYPE_CHECKING:
     from typing import Any
 
 MESSAGE_MAX_BYTES = 8 * 1024 * 1024
-"""Longest message that the guest accepts (``protocol.connection.MESSAGE_MAX_BYTES``)."""
+"""Maximum size in bytes of a message that the guest accepts (``protocol.connection.MESSAGE_MAX_BYTES``)."""
 MAX_SHORT_CHARS = 2000
-"""Maximum length of a text in a shortened message."""
+"""Maximum number of characters of a text in a shortened message."""
 MAX_SHORT_LINES = 100
 """Maximum number of traceback lines in a shortened message."""
 TOO_LARGE = "[left out, because it is too large]"
 CHUNK_BYTES = 65536
 SYNC_TIMEOUT_S = 1.0
-"""Maximum time to wait for a confirmation of the guest."""
+"""Maximum time in seconds to wait until the guest confirms that it has read all output."""
 MIN_DESCRIPTOR = 700
-"""Lowest descriptor of the kernel's own files; RLIMIT_NOFILE is usually 1,024."""
+"""Lowest descriptor number of the kernel's own files, below the usual limit of 1,024 (RLIMIT_NOFILE)."""
 
 
 def duplicate_high(fd: int) -> int:
-    """Return a high duplicate of a descriptor that is closed by exec(2)."""
+    """Return a duplicate of a descriptor, with a number from ``MIN_DESCRIPTOR`` on. The duplicate is closed by exec(2).
+
+    If RLIMIT_NOFILE does not allow such a number, the duplicate has a number from 3 on.
+    """
     try:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, MIN_DESCRIPTOR)
-    except OSError:  # a lower RLIMIT_NOFILE
+    except OSError:  # RLIMIT_NOFILE is lower than MIN_DESCRIPTOR
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Return an encoded message, shortened if the guest would refuse it."""
+    """Return the encoded form of a message. The message is shortened if it is larger than the guest accepts or cannot be encoded."""
     try:
         raw: bytes = values.encode_message(message)
     except (values.EncodingError, RecursionError):
@@ -63,7 +66,7 @@ def shortened(message: dict[str, Any]) -> dict[str, Any]:
     """Return a shortened message of the same kind, with all required fields and a note.
 
     Args:
-        message: A message of the kernel. Its values are texts, numbers, representations of a result, and lines of a traceback.
+        message: Message of the kernel. Its values may be texts, bytes, numbers, dicts (``data`` of a display, ``metadata``) and lists of lines.
     """
     short: dict[str, Any] = {}
     for name, item in message.items():
@@ -76,7 +79,7 @@ def shortened(message: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(item, (bytes, bytearray)):
             short[name] = bytes(item[:CHUNK_BYTES])
         elif not isinstance(item, dict):
-            short[name] = item  # metadata is left out
+            short[name] = item  # dicts other than the data of a display are left out: only metadata
     return short
 
 
@@ -92,7 +95,12 @@ def _items(value: Any) -> int:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all bytes to a descriptor, in a forked child. Errors are ignored."""
+    """Write all bytes to a descriptor. Used in forked children only. After an error, the rest is dropped.
+
+    Args:
+        fd: The descriptor.
+        data: Bytes to write.
+    """
     view = memoryview(data)
     while view:
         try:
@@ -102,10 +110,10 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 class Channel:
-    """Messages to and from the guest.
+    """The kernel's connection to the guest, which sends and receives messages.
 
     Args:
-        fd: Descriptor of the socket, which is moved to a high number.
+        fd: Descriptor of the socket. It is closed and replaced by a duplicate with a high number.
     """
 
     def __init__(self, fd: int) -> None:
@@ -116,41 +124,41 @@ class Channel:
         self._in = values.MessageReader()
         self._out = bytearray()
         self._received: deque[Any] = deque()
-        """Messages that arrived during the wait for a confirmation."""
+        """Messages of the guest that arrived during :meth:`wait_synced` and that :meth:`receive` has not returned yet."""
         self._sync_number = 0
         self.is_synced = True
-        """True if the guest has confirmed all messages, or has been requested to."""
+        """True if no output was queued since the last ``sync`` message, and the guest has not failed to confirm that message in time."""
 
     def fileno(self) -> int:
-        """Return the socket's descriptor."""
+        """Return the descriptor of the socket to the guest."""
         return self._socket.fileno()
 
     @property
     def queued_bytes(self) -> int:
-        """Number of queued bytes that were not sent."""
+        """Number of bytes that were queued with :meth:`queue` and not sent yet."""
         return len(self._out)
 
     @property
     def has_message(self) -> bool:
-        """True if a message was received and not yet taken."""
+        """True if a message of the guest was received that :meth:`receive` has not returned yet."""
         return bool(self._received) or bool(self._in.has_message)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket to the guest."""
         self._socket.close()
 
     def queue(self, message: dict[str, Any]) -> None:
-        """Queue a message. The caller must hold the lock of ``Output``."""
+        """Queue a message for :meth:`send_queued`. The caller must hold the lock of ``Output``."""
         raw = encode(message)
-        if message["event"] != "started":  # the guest does not read the pipes before it handles this one
+        if message["event"] != "started":  # the guest handles "started" without reading the pipes first, so it needs no confirmation
             self.is_synced = message["event"] == "sync"
         self._out += raw
 
     def send_queued(self, give_up: Callable[[], bool]) -> bool:
-        """Send the queued messages.
+        """Send all queued messages, and wait while the guest does not read.
 
         Args:
-            give_up: Returns True to stop waiting for the guest to read.
+            give_up: Function that returns True to stop waiting. Called repeatedly during the wait.
 
         Returns:
             True if all messages were sent.
@@ -171,15 +179,17 @@ class Channel:
         return True
 
     def next_sync(self) -> int:
-        """Return the number for a new ``sync`` message. The guest confirms it after it has handled all earlier messages."""
+        """Return the number for a new ``sync`` message. The guest confirms the number after it has handled all earlier messages."""
         self._sync_number += 1
         return self._sync_number
 
     def wait_synced(self, give_up: Callable[[], bool]) -> None:
-        """Wait for the confirmation of the last ``sync``, at most ``SYNC_TIMEOUT_S``: with a slow client, the guest confirms late.
+        """Wait until the guest has confirmed the last ``sync`` message, at most ``SYNC_TIMEOUT_S``.
+
+        The time is limited because the guest confirms late if a client reads slowly.
 
         Args:
-            give_up: Returns True to stop waiting.
+            give_up: Function that returns True to stop waiting. Called repeatedly during the wait.
 
         Raises:
             OSError: The guest or a cell has closed the socket.
@@ -199,7 +209,7 @@ class Channel:
         self.is_synced = False
 
     def receive(self) -> Any:
-        """Return the next message.
+        """Return the next message of the guest. Wait until there is one.
 
         Raises:
             EOFError: The guest has closed the socket.
@@ -215,7 +225,14 @@ class Channel:
         return values.decode(raw)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for a message. Return True if there is one before the timeout."""
+        """Wait until :meth:`receive` can read from the guest.
+
+        Args:
+            timeout_s: Maximum time to wait in seconds; None for no limit.
+
+        Returns:
+            True if there is something to read: a message, the beginning of a message, or the end of the socket. False after the timeout.
+        """
         return self.has_message or self._wait(select.POLLIN, timeout_s)
 
     def _wait(self, events: int, timeout_s: float | None) -> bool:

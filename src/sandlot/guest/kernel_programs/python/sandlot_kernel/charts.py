@@ -1,13 +1,14 @@
-"""Data of Matplotlib figures in a form that programs can read.
+"""Chart data: the content of a Matplotlib figure as JSON, so that programs can read the values that the figure shows.
 
-The format is that of the package e2b-charts: ``type`` (line, scatter, bar, pie, box_and_whisker, superchart, unknown), ``title``,
-``elements``, and for charts with axes ``x_label``, ``x_unit``, ``x_ticks``, ``x_tick_labels``, ``x_scale`` and the same for y. In addition,
-there are ``orientation`` for bar charts and box-and-whisker plots, ``fraction`` for wedges of a pie, and ``series`` for axes with several
-types of charts.
+The format is the format of the package e2b-charts. A chart has ``type`` (line, scatter, bar, pie, box_and_whisker, superchart, unknown),
+``title`` and ``elements``. A chart with axes also has ``x_label``, ``x_unit``, ``x_ticks``, ``x_tick_labels``, ``x_scale``, and the same fields
+for y. Fields in addition to e2b-charts are ``orientation`` of bar charts and box-and-whisker plots, ``fraction`` of a pie's wedges, and ``series``
+of axes that contain several types of charts.
 
 Invariants:
-- The figure is never changed. For a figure that cannot be read, there is no data, and the cell does not fail.
-- A series has at most ``POINTS_MAX`` points, and a chart at most ``ELEMENTS_MAX`` elements. ``omitted`` is the number of those left out.
+- The figure is never changed. If a figure cannot be read, there is no chart data for it, and the cell does not fail.
+- A line or scatter series has at most ``POINTS_MAX`` points, and a chart has at most ``ELEMENTS_MAX`` elements. If there are more, ``omitted`` is
+  the number of points or elements that are missing.
 - Numbers are finite or None. Dates have the format of ISO 8601.
 """
 
@@ -27,11 +28,15 @@ POINTS_MAX = 5000
 ELEMENTS_MAX = 1000
 CHARTS_MAX = 64
 UNIT = re.compile(r"\s\((.*?)\)|\[(.*?)\]")
-"""Matches the unit in a label as e2b-charts does: "Speed (m/s)" or "Speed [m/s]"."""
+"""Matches the unit in the label of an axis, such as "Speed (m/s)" or "Speed [m/s]", as e2b-charts does."""
 
 
 def describe(figure: Any) -> str | None:
-    """Return the data of a figure as JSON; None if the figure has no data."""
+    """Return the chart data of a figure as JSON; None if the figure has no data or cannot be read.
+
+    Args:
+        figure: A ``matplotlib.figure.Figure``.
+    """
     try:
         chart = of_figure(figure)
         return None if chart is None else json.dumps(chart, allow_nan=False)
@@ -40,7 +45,7 @@ def describe(figure: Any) -> str | None:
 
 
 def of_figure(figure: Any) -> dict[str, Any] | None:
-    """Return the data of a figure. A figure with several axes becomes a superchart.
+    """Return the chart data of a figure; None if the figure has no data. A figure with several ``Axes`` becomes a superchart.
 
     Args:
         figure: A ``matplotlib.figure.Figure``.
@@ -57,14 +62,18 @@ def of_figure(figure: Any) -> dict[str, Any] | None:
 
 
 def of_axes(ax: Any) -> dict[str, Any]:
-    """Return the data of one ``Axes`` object."""
+    """Return the chart data of one part of a figure.
+
+    Args:
+        ax: A ``matplotlib.axes.Axes``.
+    """
     series = []
     for kind, read in (("pie", _pie), ("box_and_whisker", _whisker_plots), ("bar", _bars), ("scatter", _scatter), ("line", _lines)):
         elements, extra = read(ax)
         if elements:
             series.append({"type": kind, "elements": elements[:ELEMENTS_MAX], **extra, **_omitted(elements, ELEMENTS_MAX)})
             if kind == "box_and_whisker":
-                break  # the lines are whiskers
+                break  # the lines of these axes are whiskers and medians, so they are not read as a line chart
     chart: dict[str, Any] = {"type": "unknown", "title": ax.get_title() or None, "elements": []}
     if len(series) == 1:
         chart.update(series[0])
@@ -153,19 +162,22 @@ def _pie(ax: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _whisker_plots(ax: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the box-and-whisker plots of the axes. Each has a closed outline, whiskers, caps, a median line and outliers."""
+    """Return the values of all box-and-whisker plots in ``ax``, and their orientation; an empty list if ``ax`` contains other shapes.
+
+    Matplotlib draws each plot as a closed outline, whiskers, caps, a median line and outliers, which are found by their positions.
+    """
     patches = _module("patches")
     outlines = [patch.get_path().vertices for patch in ax.patches if isinstance(patch, patches.PathPatch)]
     lines = []
     for line in ax.get_lines():
         xy = line.get_xydata()
-        if not outlines and len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]):  # noqa: PLR2004 - the four corners and the first again
+        if not outlines and len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]):  # noqa: PLR2004 - four corners and the first again
             outlines.append(xy)
         else:
             lines.append((xy, line))
     outlines = [*outlines, *(xy for xy, _line in lines if len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]))]  # noqa: PLR2004
     plots = [_WhiskerPlot(xy) for xy in _unique(outlines)]
-    if not plots or len(ax.get_lines()) < 3 * len(plots):  # each plot has two whiskers and a median; otherwise it is another shape
+    if not plots or len(ax.get_lines()) < 3 * len(plots):  # a plot has two whiskers and a median: with fewer lines, this is no plot
         return [], {}
     flat = all(any(len(xy) == 2 and plot.is_median(xy, flat=True) for xy, _line in lines) for plot in plots)  # noqa: PLR2004
     axis = ax.yaxis if flat else ax.xaxis
@@ -178,19 +190,32 @@ def _whisker_plots(ax: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 class _WhiskerPlot:
-    """One box-and-whisker plot, given by the outline of its central rectangle."""
+    """One box-and-whisker plot, given by the outline of its rectangle between the first and the third quartile.
+
+    Args:
+        outline: Array of the x and y coordinates of the rectangle's corners.
+    """
 
     def __init__(self, outline: Any) -> None:
         self.low = [float(min(outline[:, at])) for at in (0, 1)]
         self.high = [float(max(outline[:, at])) for at in (0, 1)]
 
     def middle(self, *, flat: bool) -> float:
-        """Return the position of the label on the axis of categories."""
+        """Return the middle of the plot on the axis that shows the categories.
+
+        Args:
+            flat: True if the plot is horizontal, so that the y axis shows the categories.
+        """
         at = 1 if flat else 0
         return (self.low[at] + self.high[at]) / 2
 
     def is_median(self, xy: Any, *, flat: bool) -> bool:
-        """Return True if a line of two points crosses the rectangle from side to side."""
+        """Return True if a line is the median line: it crosses the rectangle from one side to the other.
+
+        Args:
+            xy: Array of the coordinates of the line's two points.
+            flat: True if the plot is horizontal.
+        """
         across, along = (1, 0) if flat else (0, 1)
         ends = sorted(float(value) for value in xy[:, across])
         level = float(xy[0, along])
@@ -202,7 +227,12 @@ class _WhiskerPlot:
         )
 
     def read(self, lines: list[Any], *, flat: bool) -> dict[str, Any] | None:
-        """Return the values of the plot, read from the lines around it; None if there is no median."""
+        """Return the values of the plot: quartiles, median, ends of the whiskers and outliers. Return None if no line is the median line.
+
+        Args:
+            lines: Array of the coordinates of each line in the same ``Axes``.
+            flat: True if the plot is horizontal.
+        """
         across, along = (1, 0) if flat else (0, 1)
         middle = self.middle(flat=flat)
         median = None
@@ -252,17 +282,23 @@ def _omitted(whole: Any, kept: int) -> dict[str, int]:
 
 
 def _is_rule(line: Any) -> bool:
-    """Return True if a line was drawn by axhline() or axvline(). Such a line is not data."""
+    """Return True if a line was drawn by axhline() or axvline(), so that it is a guide for the eye and not data."""
     return bool(line.get_transform() != line.axes.transData)
 
 
 def _names(axis: Any) -> dict[float, str]:
-    """Return the labels of ticks by position."""
+    """Return position of a tick -> label of the tick, for the ticks of an axis that have a label."""
     return {round(float(at), 6): text.get_text() for at, text in zip(axis.get_ticklocs(), axis.get_ticklabels()) if text.get_text()}
 
 
 def _name_at(names: dict[float, str], place: Any, axis: Any) -> str:
-    """Return the name of the nearest category, or the value at the position if there is none."""
+    """Return the name of the category at a position of an axis. If no category is near, return the value at the position as text.
+
+    Args:
+        names: Position of a tick -> label of the tick.
+        place: The position.
+        axis: The axis, which may convert its values to dates or categories.
+    """
     if names and any(_number(name) is None for name in names.values()):
         at = min(names, key=lambda tick: abs(tick - float(place)))
         if abs(at - float(place)) <= 0.5:  # noqa: PLR2004 - half of the way to the next category
@@ -278,7 +314,7 @@ def _is_dates(axis: Any) -> bool:
 
 
 def _value(value: Any, axis: Any) -> Any:
-    """Convert a number of an axis into a date, a category or a finite number."""
+    """Return what a number on an axis stands for: a date as text, the name of a category, or the number itself. None if it is not finite."""
     if _is_dates(axis):
         date = _module("dates").num2date(value)
         return date.date().isoformat() if date.time() == type(date.time())() else date.replace(tzinfo=None).isoformat()
@@ -308,7 +344,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _rounded(value: float) -> float:
-    """Return a number rounded to nine significant digits, which removes rounding errors."""
+    """Return a number rounded to nine significant digits, so that 0.1 + 0.2 is shown as 0.3."""
     return float(f"{value:.9g}")
 
 

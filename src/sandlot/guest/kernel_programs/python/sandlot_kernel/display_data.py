@@ -1,10 +1,11 @@
-"""Representations of objects, limited in size so that they fit into messages.
+"""Representations of displayed objects, limited in size so that they fit into a message to the guest.
 
 Invariants:
-- text/plain is cut at ``MAX_TEXT_CHARS`` and ends with a note. Any other representation that is longer than ``MAX_REPRESENTATION_BYTES``, or
-  that would make the message too long, is left out with a note in the metadata or in text/plain, because a part of an image is useless.
-- Metadata and representations share ``MAX_BUNDLE_BYTES``. Metadata comes first, because it is small. An entry of metadata that is too
-  large is replaced as a whole, even if its parts refer to each other.
+- text/plain above ``MAX_TEXT_CHARS`` is cut and ends with a note. Any other representation is sent whole or not at all, because a part of an
+  image is useless. If it is larger than ``MAX_REPRESENTATION_BYTES``, or would make the message too large, it is left out, and a note is added
+  to the metadata or to text/plain.
+- Metadata and representations together take at most ``MAX_BUNDLE_BYTES``. Metadata is added first, because it is small.
+- An entry of metadata that is too large is replaced by a note as a whole. Metadata may contain reference cycles: nesting is limited.
 - Binary MIME types are sent as bytes, even if an object returns base64. JSON is sent as text.
 """
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT_CHARS = 1024 * 1024
 MAX_PART_CHARS = MAX_TEXT_CHARS - 1024
-"""Number of characters of a longer text that are kept, so that the note still fits."""
+"""Number of characters that are kept of a str or bytes object above ``MAX_TEXT_CHARS``. The rest of ``MAX_TEXT_CHARS`` is for the note."""
 MAX_REPRESENTATION_BYTES = 6 * 1024 * 1024
 MAX_BUNDLE_BYTES = 7 * 1024 * 1024
 MAX_MIME_TYPES = 64
@@ -29,7 +30,7 @@ MAX_MIME_TYPES = 64
 MAX_MIME_CHARS = 201
 MAX_METADATA_BYTES = 512 * 1024
 MAX_METADATA_VALUES = 10000
-"""Maximum number of values in metadata, nested values included. A message may have 100,000."""
+"""Maximum number of values in the metadata of one object, including nested values. A message may have 100,000 values."""
 MAX_METADATA_DEPTH = 8
 MAX_METADATA_ITEMS = 64
 MAX_METADATA_KEY_CHARS = 255
@@ -39,23 +40,23 @@ BINARY = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp", "appli
 
 
 def is_json(mime: str) -> bool:
-    """Return True if a MIME type is JSON (RFC 6839, section 3.1)."""
+    """Return True if ``mime`` is a MIME type of JSON data, such as ``application/geo+json`` (RFC 6839, section 3.1)."""
     return mime == "application/json" or mime.endswith("+json")
 
 
 def cut_text(text: str) -> str:
-    """Return a text, cut at the limit of text/plain."""
+    """Return a text unchanged if it has at most ``MAX_TEXT_CHARS`` characters, or else its beginning and a note."""
     if len(text) <= MAX_TEXT_CHARS:
         return text
     return f"{text[:MAX_TEXT_CHARS]}\n[... cut after {MAX_TEXT_CHARS:,} of {len(text):,} characters]"
 
 
 def display_bundle(data: Any, metadata: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the representations and the metadata of an object that fit into a message.
+    """Return the representations and the metadata of an object, limited so that they fit into one message.
 
     Args:
-        data: MIME type -> text or bytes; for JSON types, any JSON value.
-        metadata: MIME type or any other name -> any JSON value.
+        data: Representations of the object: MIME type -> text or bytes; for JSON types, any JSON value.
+        metadata: Metadata of the object: MIME type or any other name -> any JSON value. None for no metadata.
     """
     kept: dict[str, Any] = {}
     left_out: dict[str, int] = {}
@@ -82,7 +83,12 @@ def display_bundle(data: Any, metadata: Any = None) -> tuple[dict[str, Any], dic
 
 
 def _encode_representation(mime: str, item: Any) -> str | bytes | None:
-    """Return a representation in the form of messages; None if it is invalid."""
+    """Return a representation as the text or bytes to send; None if the representation is invalid, such as base64 with wrong characters.
+
+    Args:
+        mime: MIME type of the representation.
+        item: Representation as an object has returned it.
+    """
     if mime == "text/plain":
         return cut_text(str(item))
     if isinstance(item, (bytes, bytearray, memoryview)):
@@ -100,7 +106,7 @@ def _encode_representation(mime: str, item: Any) -> str | bytes | None:
 def _json(item: Any) -> str:
     try:
         return json.dumps(item, default=str, allow_nan=False)
-    except ValueError:  # infinite numbers or NaN, which JSON does not allow
+    except ValueError:  # the value contains infinity or NaN, which JSON does not allow: replace them by null
         return json.dumps(_finite(item), default=str)
 
 
@@ -113,7 +119,11 @@ def _finite(item: Any) -> Any:
 
 
 def _bounded_metadata(metadata: Any) -> tuple[dict[str, Any], int]:
-    """Return metadata in the form of messages, and its size in bytes."""
+    """Return the metadata to send, and its approximate size in bytes.
+
+    Args:
+        metadata: Metadata as an object has returned it; None for none.
+    """
     about: dict[str, Any] = {}
     room = _Room()
     for name, item in list(dict(metadata or {}).items())[:MAX_METADATA_ITEMS]:
@@ -128,21 +138,24 @@ def _bounded_metadata(metadata: Any) -> tuple[dict[str, Any], int]:
 
 
 class _NoRoomError(Exception):
-    """An entry of metadata is too large."""
+    """The metadata of an object exceeds ``MAX_METADATA_BYTES`` or ``MAX_METADATA_VALUES``."""
 
 
 class _Room:
-    """Remaining bytes and values of metadata."""
+    """Number of bytes and values that may still be added to the metadata of one object."""
 
     def __init__(self) -> None:
         self.bytes = MAX_METADATA_BYTES
         self.values = MAX_METADATA_VALUES
 
     def take(self, size: int) -> None:
-        """Subtract a value of ``size`` bytes and its header.
+        """Subtract a value from the remaining bytes and values.
+
+        Args:
+            size: Size of the value in bytes, without its header of up to 9 bytes.
 
         Raises:
-            _NoRoomError: The limit is exceeded.
+            _NoRoomError: No bytes or no values remain for this value.
         """
         self.bytes -= size + 9
         self.values -= 1
@@ -150,16 +163,25 @@ class _Room:
             raise _NoRoomError
 
     def text(self, text: str) -> str:
-        """Subtract a text, and return it."""
+        """Subtract a text from the remaining bytes and values, and return the text.
+
+        Raises:
+            _NoRoomError: No bytes or no values remain for the text.
+        """
         self.take(len(text.encode("utf-8", "replace")))
         return text
 
 
 def _plain(item: Any, depth: int, room: _Room) -> Any:
-    """Return a value of metadata in the form of messages.
+    """Return a value of metadata as plain dicts, lists, texts and numbers, and subtract it from the remaining room.
+
+    Args:
+        item: The value; may be of any type.
+        depth: Number of nested dicts and lists that are kept. A deeper value is converted to text.
+        room: Remaining bytes and values.
 
     Raises:
-        _NoRoomError: The value is too large.
+        _NoRoomError: The value is too large for the remaining room.
     """
     if depth and isinstance(item, dict):
         room.take(0)

@@ -1,13 +1,13 @@
-"""The kernel: handles messages of the guest, runs cells one after another, and reports their results.
+"""The engine of the Python kernel: handles messages of the guest, runs cells one after another, and reports their results.
 
 Invariants:
-- An exception, even SystemExit and KeyboardInterrupt, ends the cell, but not the kernel, which keeps its variables.
-- Every message about a cell contains its id, even after the end of the cell.
-- A cell that fails reports exactly one error, even if it is interrupted. Its further errors, and errors after its end, are written to its
-  stderr.
-- The environment of a cell is set only while the cell runs.
-- The guest sets the working directory before the first cell. After that, only cells change it.
-- Standard input has no data: ``input``, ``getpass`` and debuggers fail at once with a hint.
+- An exception in a cell, even SystemExit or KeyboardInterrupt, ends the cell, but not the kernel, which keeps its variables.
+- Every message about a cell contains the id of the cell, even after the end of the cell.
+- A cell that fails reports exactly one ``error`` message, even if the cell is interrupted. Further errors of the cell, and errors of its threads
+  and tasks after its end, are written as text to the standard error of the cell.
+- Environment variables of a cell's request are set only while the cell runs.
+- The guest sets the working directory before the first cell. After that, only cells change the working directory.
+- Cells have no standard input: ``input``, ``getpass`` and debuggers fail at once with an error that says so.
 """
 
 from __future__ import annotations
@@ -40,22 +40,25 @@ NO_DEBUGGER = "A debugger cannot be used, because standard input is not availabl
 
 
 class StdinNotImplementedError(EOFError):
-    """The error for missing input, with the name that notebooks use. An EOFError, which programs expect at the end of input."""
+    """Error of ``input()``, ``getpass()`` and debuggers in a cell.
+
+    The name is the one that Jupyter kernels use. The class is an EOFError, because that is what programs expect if there is no input.
+    """
 
     __module__ = "builtins"  # tracebacks show the name without a module
 
 
 class KernelFacade:
-    """The part of the kernel that a shell uses.
+    """The part of the kernel that a shell uses: to report results and errors, and to mark where code of a cell begins and ends.
 
     Args:
-        output: Output of the kernel.
-        interrupts: The handler of SIGINT.
-        guard: Restores the state of the process.
-        forks: Detects forked children.
+        output: Queue of the kernel's output.
+        interrupts: Handler of SIGINT.
+        guard: Repairs what cells have broken; its builtins are switched when code of a cell begins or ends.
+        forks: Knows whether this process is a child that a cell has forked.
 
     Attributes:
-        failed: True if the running cell has reported its error.
+        failed: True if the running cell has reported an error.
     """
 
     def __init__(self, output: Output, interrupts: Interrupts, guard: KernelGuard, forks: ForkHooks) -> None:
@@ -68,7 +71,11 @@ class KernelFacade:
         self._levels = 0
 
     def reset(self, cell: str | None = None) -> None:
-        """Prepare for a cell, or for the time between cells if ``cell`` is None."""
+        """Reset the state of the last cell.
+
+        Args:
+            cell: Id of the cell that begins; None if a cell has ended.
+        """
         self.failed = False
         self._cell = cell
         self._levels = 0
@@ -76,34 +83,50 @@ class KernelFacade:
         self._interrupts.depth = 0
 
     def enter(self) -> None:
-        """Begin code of a cell. ``leave`` must follow, even if this method raises KeyboardInterrupt."""
+        """Mark that code of a cell begins. The caller must call :meth:`leave` afterwards, even if this method raises KeyboardInterrupt.
+
+        Raises:
+            KeyboardInterrupt: An interrupt was pending.
+        """
         self._levels += 1
         if self._levels == 1:
             self.guard.builtins.enter()
             self._interrupts.enter()
 
     def leave(self) -> None:
-        """End code of a cell."""
+        """Mark that code of a cell has ended. Calls may be nested; the outermost call switches back to the state of the kernel."""
         if self._levels == 1:
-            self._interrupts.in_user_code = False  # first and without a call, because an interrupt could be raised in a call
+            self._interrupts.in_user_code = False  # the first step, and no call: KeyboardInterrupt could still be raised inside a call
             self.guard.builtins.leave()
         self._levels -= 1
 
     def leave_all(self) -> None:
-        """End code of a cell on all levels, even if an interrupt has prevented a ``leave``."""
+        """Mark that all code of a cell has ended, even if an interrupt has prevented a call of :meth:`leave`."""
         if self._levels > 0:
             self._levels = 1
             self.leave()
 
     def report_end(self, error: BaseException | None) -> None:
-        """Report the exception that has ended a cell, if there is one. In a forked child, end the process."""
+        """Report the exception that has ended the code of a cell. Does nothing for None. In a forked child, end the process in both cases.
+
+        Args:
+            error: The exception; None if the code has ended normally.
+        """
         if self._forks.is_child():
             self._forks.end_child(error)
         if error is not None:
             self.error(type(error), error, error.__traceback__)
 
     def display(self, data: Any, metadata: Any, *, main: bool, display_id: str | None = None, update: bool = False) -> None:
-        """Report a result."""
+        """Send a result of a cell to the guest. Does nothing if none of the representations is valid.
+
+        Args:
+            data: Representations of the result: MIME type -> data.
+            metadata: Metadata of the representations; None for none.
+            main: True for the value of the last expression of the cell; False for a call of ``display()``.
+            display_id: Id under which the result can be updated; None for no id.
+            update: True to replace the results that have this ``display_id``.
+        """
         bundle, about = display_bundle(data, metadata)
         if not bundle:
             return
@@ -115,11 +138,25 @@ class KernelFacade:
         self._output.send(message)
 
     def clear(self, *, wait: bool) -> None:
-        """Report that the cell removes its results."""
+        """Tell the guest to remove the results of the current cell.
+
+        Args:
+            wait: True to remove the results only when the cell displays the next result.
+        """
         self._output.send({"event": "clear", "cell": attribution.current_cell(), "wait": wait})
 
     def error(self, kind: Any, raised: Any, trace: Any, lines: list[str] | None = None, cell: str | None = None) -> None:
-        """Report an error of a cell. In a forked child, end the process."""
+        """Report an exception of a cell: as the cell's error, or on its standard error if the cell has reported an error or has ended.
+
+        In a forked child, end the process instead.
+
+        Args:
+            kind: Class of the exception.
+            raised: The exception.
+            trace: Traceback of the exception; None for none.
+            lines: Text of the traceback, if it is not the default text; None for the default text.
+            cell: Id of the cell; None for the cell to which the calling thread or task belongs.
+        """
         if self._forks.is_child():
             self._forks.end_child(raised)
         kind, raised = _translate_error(kind, raised, interrupted=self._interrupts)
@@ -128,7 +165,7 @@ class KernelFacade:
             message["traceback"] = lines
         message["cell"] = attribution.current_cell() if cell is None else cell
         self._interrupts.depth += 1
-        try:  # no interrupt may be raised between the flag and the message
+        try:  # KeyboardInterrupt must not be raised after self.failed is set and before the message is queued
             if self.failed or message["cell"] != self._cell:
                 text = "".join(f"{line}\n" for line in message["traceback"])
                 self._output.parts.append((message["cell"], STDERR, text))
@@ -141,14 +178,14 @@ class KernelFacade:
 
 
 class Engine:
-    """The kernel of this process.
+    """The kernel of this process. A fork server also has an engine, which the kernels that are forked from it inherit.
 
     Args:
-        shell: Runs the cells: ``ipython_shell.IPythonShell`` or ``plain_shell.PlainShell``.
+        shell: Shell that runs the cells: ``ipython_shell.IPythonShell`` or ``plain_shell.PlainShell``.
 
     Attributes:
-        warning: Text for the stderr of the next cell.
-        has_ipython: True if the shell is IPython.
+        warning: Text that the next cell writes to standard error first; empty for none.
+        has_ipython: True if ``shell`` is an ``IPythonShell``.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -162,12 +199,12 @@ class Engine:
         self._cell_count = 0
         self._was_flush_requested = False
         self._is_forked = False
-        """True if a fork server has forked this process, so that no context waits for it yet."""
+        """True if this process was forked from a fork server, so that there is time for a rehearsal before the first cell."""
         self.warning = ""
         self.has_ipython = True
 
     def prepare(self) -> None:
-        """Do the set-up that kernels inherit when they are forked from this process."""
+        """Patch ``input``, ``getpass``, the debugger hook and threads, and connect the shell. Kernels that are forked later inherit the result."""
         builtins.input = _raise_no_input
         getpass.getpass = _raise_no_input  # type: ignore[assignment]
         sys.breakpointhook = _raise_no_debugger
@@ -175,7 +212,7 @@ class Engine:
         self._shell.connect(self._facade)
 
     def rehearse_shell(self) -> None:
-        """Let the shell run code without output, so that forked kernels inherit the loaded code and data."""
+        """Run two short pieces of code in the shell and drop their output, so that the code and data that cells need are in memory."""
         self._output.is_muted = True
         for code in ("6 * 7", "1 / 0"):
             coroutine, _needs_loop = self._shell.begin(code, "<cell 0>", silent=False, stored=False)
@@ -190,7 +227,7 @@ class Engine:
         self._output.is_muted = False
 
     def _rehearse_cell(self) -> None:
-        """Run a cell without output or lasting effect, so that the memory pages that a cell needs are copied before the first real cell."""
+        """Run a cell without output or lasting effect, so that the first real cell finds all memory pages that it needs in place."""
         warning, self.warning = self.warning, ""
         self._output.is_muted = True
         self._run_cell({"cell": "", "code": "print(1)\n1", "silent": False, "store_history": False})
@@ -198,21 +235,21 @@ class Engine:
         self._cell_count, self.warning = 0, warning
 
     def on_forked(self, entropy: bytes) -> None:
-        """Become a separate kernel after a fork by the fork server.
+        """Make this process a kernel of its own, after a fork by the fork server.
 
         Args:
-            entropy: 64 bytes that no other kernel receives.
+            entropy: 64 random bytes that no other kernel receives.
         """
         self._forks.become_kernel()
         reseed(entropy)
         self._is_forked = True
 
     def serve(self, channel: Channel, flush_fd: int = -1) -> None:
-        """Handle messages until the guest closes the socket.
+        """Handle messages of the guest until the guest or a cell closes the socket.
 
         Args:
-            channel: Messages to and from the guest.
-            flush_fd: As in ``Output.connect``.
+            channel: Connection to the guest.
+            flush_fd: Descriptor of the pipe on which the guest requests delayed output; -1 for none.
         """
         self._output.connect(channel, flush_fd)
         self._guard.install()
@@ -299,13 +336,13 @@ class Engine:
                 self._loop.call(lambda: shell.after(silent=silent))
             finally:
                 facade.leave()
-        except BaseException as error:  # noqa: BLE001 - figures are rendered as part of the cell
+        except BaseException as error:  # noqa: BLE001 - an error while figures are shown is an error of the cell
             facade.report_end(error)
         self._flush_others()
         return not facade.failed, count
 
     def _flush_others(self) -> None:
-        """Flush streams that a cell has installed as ``sys.stdout`` or ``sys.stderr``."""
+        """Flush ``sys.stdout`` and ``sys.stderr`` if a cell has replaced them by its own streams."""
         for name in ("stdout", "stderr"):
             stream: Any = getattr(sys, name, None)
             if type(stream) is not Stream:
@@ -316,7 +353,16 @@ class Engine:
 
 
 def _translate_error(kind: Any, raised: Any, *, interrupted: Interrupts) -> tuple[Any, Any]:
-    """Return the error to report. A cancelled cell becomes KeyboardInterrupt; the error of a debugger without input gets a message."""
+    """Return class and exception to report instead of an exception that users would not understand.
+
+    The CancelledError of a cell that was cancelled by an interrupt becomes KeyboardInterrupt. The error of a debugger that found no input gets a
+    message. All other exceptions are returned unchanged.
+
+    Args:
+        kind: Class of the exception.
+        raised: The exception.
+        interrupted: Handler of SIGINT, which knows whether the cell was cancelled.
+    """
     name = tracebacks.name_of(kind)
     if name == "CancelledError" and interrupted.cancelled:
         return KeyboardInterrupt, KeyboardInterrupt().with_traceback(raised.__traceback__)
@@ -338,12 +384,12 @@ def _change_environment(changed: dict[str, str], gone: Any) -> None:
     for name in gone:
         os.environ.pop(name, None)
     if "TZ" in changed or "TZ" in gone:
-        time.tzset()  # otherwise, TZ is read only once, at the start of the process
+        time.tzset()  # the C library does not notice that TZ has changed
 
 
 def _change_directory(path: str) -> None:
     try:
         os.chdir(path)
     except OSError:
-        return  # the folder does not exist any more
+        return  # the folder was removed: keep the present working directory
     os.environ["PWD"] = path

@@ -1,9 +1,10 @@
-"""The asyncio event loop of cells, whose tasks continue between cells.
+"""The asyncio event loop in which cells run. Tasks that a cell has created continue between cells.
 
 - A cell with a top-level ``await`` runs in the loop.
-- Every other cell runs while the loop is paused, but the loop is set as the running loop: ``asyncio.create_task`` works, and the task starts
-  after the cell. ``asyncio.run`` and ``run_until_complete`` work as well, because their check finds no running loop.
-- A loop that a cell has stopped continues. A loop that a cell has closed is replaced.
+- Any other cell runs outside the loop, while the loop is paused. ``asyncio.create_task`` works in such a cell, because the loop is set as the
+  running loop; the task starts after the cell. ``asyncio.run`` and ``run_until_complete`` work too, because asyncio is patched so that they find
+  no running loop.
+- If a cell stops the loop, the loop is continued. If a cell closes the loop, a new loop is created.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ if TYPE_CHECKING:
 
 
 class EventLoop:
-    """The asyncio loop of the main thread.
+    """The asyncio loop of the main thread, and the ways to run a cell inside and outside the loop.
 
     Args:
-        interrupts: Gets a function that cancels the cell while it runs in the loop.
+        interrupts: Handler of SIGINT. Its attribute ``cancel`` is set while a cell runs in the loop.
     """
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed_loops: list[Any] = []
-        """Loops whose descriptors a cell has closed. They are kept, because their destructors could close descriptors that were reused."""
+        """Loops that were replaced. They are kept, because the destructor of a loop could close descriptors that other files use by now."""
         self._is_paused = False
         self._context = contextvars.copy_context()
         self._get_running = events._get_running_loop  # noqa: SLF001 - run() and run_until_complete() call it
         self._set_running = events._set_running_loop  # noqa: SLF001
 
     def install(self) -> None:
-        """Create the loop, and patch asyncio so that it finds no running loop while a cell runs outside the loop."""
+        """Create the loop, and patch asyncio so that ``asyncio.run`` finds no running loop while a cell runs outside the loop."""
         self.ready()
-        for module in (events, asyncio):  # other implementations of loops import them from the package
+        for module in (events, asyncio):  # loops of other packages, such as uvloop, get these functions from ``asyncio``
             module._get_running_loop = self._running  # type: ignore[attr-defined]  # noqa: SLF001
             module._set_running_loop = self._change  # type: ignore[attr-defined]  # noqa: SLF001
 
     def ready(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. Create a new loop if a cell has closed it."""
+        """Return the loop. If there is no loop, or a cell has closed the loop or its descriptors, create a new loop."""
         loop = self._loop
         if loop is None or loop.is_closed() or not _works(loop):
             self._closed_loops.append(loop)
@@ -56,11 +57,21 @@ class EventLoop:
         return loop
 
     def call(self, function: Callable[..., Any], *args: object) -> Any:
-        """Call a function in the context that all cells share (``contextvars``)."""
+        """Call a function in the context (``contextvars``) that all cells share, and return its result."""
         return self._context.run(function, *args)
 
     def step(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a cell without ``await``, outside the loop."""
+        """Run a cell that has no top-level ``await``, outside the loop.
+
+        Args:
+            coroutine: Coroutine that runs the cell; must not await anything.
+
+        Returns:
+            The value that the coroutine returns.
+
+        Raises:
+            RuntimeError: The coroutine has awaited something.
+        """
         loop = self.ready()
         self._is_paused = True
         self._set_running(loop)
@@ -75,7 +86,14 @@ class EventLoop:
         raise RuntimeError("the code has awaited something, although it has no top-level await")
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a cell in the loop."""
+        """Run a cell with a top-level ``await`` in the loop, until the cell has ended.
+
+        Args:
+            coroutine: Coroutine that runs the cell.
+
+        Returns:
+            The value that the coroutine returns.
+        """
         loop = self.ready()
         if sys.version_info >= (3, 11):
             task = loop.create_task(coroutine, context=self._context)
@@ -111,7 +129,11 @@ class EventLoop:
                 raise
 
     def run_until_message(self, channel: Channel) -> None:
-        """Run tasks, if there are any, until a message of the guest arrives. Return at once if there are none."""
+        """Run the tasks of cells until a message of the guest arrives. Return at once if the loop has nothing to run.
+
+        Args:
+            channel: Connection to the guest.
+        """
         while True:
             loop = self._loop
             if loop is None or loop.is_closed() or not _busy(loop) or channel.has_message:
@@ -123,7 +145,7 @@ class EventLoop:
             except (KeyboardInterrupt, SystemExit):
                 pass  # a callback was interrupted, or a task called sys.exit()
             except (OSError, RuntimeError, ValueError):
-                self._loop = None  # a cell has closed its descriptors
+                self._loop = None  # a cell has closed the descriptors of the loop
             finally:
                 self._interrupts.in_user_code = False
                 try:
@@ -143,7 +165,7 @@ class EventLoop:
         self._set_running(loop)
 
     def _in_other_thread(self) -> bool:
-        """Return True if this is not the main thread, in which cells run."""
+        """Return True if the calling thread is not the main thread. Cells run in the main thread."""
         import threading  # noqa: PLC0415 - imported here, so that cells cannot replace a name of this module
 
         return threading.current_thread() is not threading.main_thread()
@@ -154,7 +176,7 @@ def _works(loop: Any) -> bool:
     try:
         loop._selector.select(0)  # noqa: SLF001 - ready descriptors stay ready
     except AttributeError:
-        return True  # another implementation
+        return True  # a loop of another package, such as uvloop, which has no selector
     except (OSError, ValueError, RuntimeError, KeyError, TypeError):
         return False
     return True

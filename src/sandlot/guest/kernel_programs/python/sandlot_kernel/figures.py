@@ -1,8 +1,9 @@
-"""Inline figures of Matplotlib. The backend is selected without an environment variable, which child processes would inherit.
+"""Inline figures of Matplotlib: figures that a cell leaves open are sent to the client as images at the end of the cell.
 
 - When Matplotlib is imported in a kernel, the inline backend is selected, unless the environment or the cell selects a backend other than
-  Agg. Images set Agg for programs without a kernel.
-- A figure that was the value of the last expression of a cell is not shown again at the end of the cell.
+  Agg. Agg is overridden because images set MPLBACKEND to Agg for programs that run outside a kernel.
+- The inline backend is not selected with the environment variable MPLBACKEND, because child processes would inherit it.
+- A figure that is the value of the last expression of a cell is shown as this value, and is not shown again at the end of the cell.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _shown_figures: list[Any] = []
 
 
 class _Finder:
-    """Finds Matplotlib as Python does, and selects the backend after its import."""
+    """Finder for ``sys.meta_path`` that lets Python find Matplotlib as usual, and selects the inline backend after the import."""
 
     def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
-        """Find Matplotlib."""
+        """Return the spec of Matplotlib, with a loader that also selects the inline backend; None for any other module."""
         if name != "matplotlib":
             return None
         spec = PathFinder.find_spec(name, path)
@@ -41,7 +42,7 @@ class _Finder:
 
 
 def install() -> None:
-    """Select the backend now, or when Matplotlib is imported."""
+    """Select the inline backend now if Matplotlib is imported already, or when Matplotlib is imported later."""
     matplotlib = sys.modules.get("matplotlib")
     if matplotlib is not None:
         _select_backend(matplotlib)
@@ -50,19 +51,19 @@ def install() -> None:
 
 
 def is_figure(shown: object) -> bool:
-    """Return True if an object is a figure of Matplotlib."""
+    """Return True if an object is a Matplotlib ``Figure``. Matplotlib is not imported for this check."""
     figure = sys.modules.get("matplotlib.figure")
     return figure is not None and isinstance(shown, figure.Figure)
 
 
 def remember_shown(result: object) -> None:
-    """Remember a displayed result, if it is a figure."""
+    """Remember a result that was displayed, so that :func:`drop_shown` finds it. Does nothing if the result is not a figure."""
     if is_figure(result):
         _shown_figures.append(result)
 
 
 def drop_shown() -> None:
-    """Exclude figures that the cell has displayed from the figures that are shown at its end."""
+    """Remove the figures that the cell has displayed as results from the figures that the backend shows at the end of the cell."""
     if not _shown_figures:
         return
     figures = list(_shown_figures)

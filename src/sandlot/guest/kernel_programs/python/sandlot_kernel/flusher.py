@@ -1,4 +1,4 @@
-"""Flusher: the thread that sends delayed output."""
+"""The flusher: a thread that sends the output that a kernel has delayed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 class Flusher:
-    """A thread that flushes output a short time after it was written, or as soon as the guest requests that.
+    """A thread that sends delayed output: ``delay_s`` after :meth:`wake`, or as soon as the guest requests a flush.
 
-    The thread is started without ``threading``, so that cells do not see it.
+    The thread is started without the module ``threading``, so that ``threading.enumerate()`` in cells does not list it.
 
     Args:
-        flush: Sends the delayed output.
-        on_request: Called when the guest requests a flush.
-        request_fd: Pipe on which the guest requests a flush; -1 for none.
+        flush: Function that sends the delayed output. Called in the thread.
+        on_request: Called in the thread when the guest requests a flush, before ``flush``.
+        request_fd: Descriptor of the pipe on which the guest requests a flush; -1 for none.
         delay_s: Seconds between :meth:`wake` and the flush.
 
     Attributes:
-        request_fd: As the argument; -1 after a cell has closed the pipe.
-        is_over: True if the thread has ended by itself, because a cell has closed its pipe or the guest has closed the socket.
+        request_fd: The argument ``request_fd``, or -1 after a cell has closed the pipe.
+        is_over: True if the thread has ended without :meth:`end`, because a cell has closed its pipe or the socket to the guest is closed.
 
     Raises:
         RuntimeError: No further thread can be started.
@@ -57,18 +57,18 @@ class Flusher:
 
     @property
     def is_requested_by_guest(self) -> bool:
-        """True if the guest requests flushes, so that a flush after a delay is not needed."""
+        """True if the guest can request flushes from this thread, so that the start of a cell need not wake it."""
         return self.request_fd >= 0 and not self.is_over
 
     def wake(self) -> None:
-        """Request a flush after the delay."""
+        """Make the thread flush after ``delay_s``. Does not wait."""
         try:
             os.write(self._wake_fds[1], b"\0")
         except OSError:
             pass  # the pipe is full: the thread is about to run
 
     def end(self) -> None:
-        """End the thread and wait for its end."""
+        """End the thread, wait until it has ended, and close its pipe."""
         self._is_ending = True
         self._delay.release()
         self.wake()
@@ -89,7 +89,7 @@ class Flusher:
             self._ended.release()
 
     def _wait(self) -> bool:
-        """Wait for a request. Return True if the guest has requested the flush."""
+        """Wait until a flush is requested. Return True if the guest has requested the flush, False if :meth:`wake` was called."""
         is_requested = False
         for fd, mask in self._poll.poll():
             try:
@@ -113,7 +113,7 @@ class Flusher:
 
 
 def _open_high_pipe() -> tuple[int, int]:
-    """Return a pipe with high descriptors, which cells seldom close."""
+    """Return the read end and the write end of a non-blocking pipe, with high descriptor numbers that cells seldom close."""
     pipe = os.pipe()
     high = duplicate_high(pipe[0]), duplicate_high(pipe[1])
     for fd in pipe:

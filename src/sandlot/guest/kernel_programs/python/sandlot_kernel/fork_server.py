@@ -1,14 +1,16 @@
-"""The fork server: a process that has imported the packages of kernels, and is forked for each kernel.
+"""The fork server: a process that has imported the packages that kernels use. Kernels are forked from it, which is faster than starting them.
 
-Messages of the guest and the responses:
+Messages of the guest, and the responses of the fork server:
 
-- ``{"op": "fork"}`` with four descriptors: the kernel's socket, stdout, stderr, and the pipe on which the guest requests a flush. The response
-  is ``{"event": "forked", "pid": ...}``.
-- ``{"op": "check"}``. The response is ``{"event": "fresh", "fresh": ...}``, true if the imported packages have not changed on the disk.
+- ``{"op": "fork"}`` forks a kernel. Four descriptors come with the message: the kernel's socket, its standard output, its standard error, and
+  the pipe on which the guest requests delayed output. The response is ``{"event": "forked", "pid": ...}``.
+- ``{"op": "check"}`` asks whether the imported packages are unchanged on the disk. The response is ``{"event": "fresh", "fresh": ...}``, with
+  true if they are unchanged.
 
-The server also sends ``{"event": "ready"}`` when it can fork, and ``{"event": "warm"}`` when it has imported all modules of its command line.
+In addition, the fork server sends ``{"event": "ready"}`` when it can fork, and ``{"event": "warm"}`` when it has imported all modules of its
+command line.
 
-A forked kernel is a child of PID 1 and leads a session. It keeps nothing of the server except its imports.
+A forked kernel is a child of PID 1 and leads a session. Of the state of the fork server, it keeps only the imported modules and the engine.
 """
 
 from __future__ import annotations
@@ -30,36 +32,37 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 MAX_DESCRIPTORS = 4
-"""Maximum number of descriptors that come with a message."""
+"""Maximum number of descriptors that the guest sends with a message."""
 
 
 class ForkServer:
-    """A process that is forked for each kernel.
+    """The fork server of this process.
 
     Args:
-        fd: Socket to the guest.
-        modules: Modules to import after the server has become ready, if they are installed.
-        create_engine: Creates the kernel that is forked.
+        fd: Descriptor of the socket to the guest.
+        modules: Names of modules to import after the fork server has sent ``ready``. Modules that are not installed are skipped.
+        create_engine: Creates the engine that forked kernels inherit.
 
     Attributes:
-        engine: The kernel, which a forked process serves.
+        engine: Engine that runs the cells in a forked kernel.
     """
 
     def __init__(self, fd: int, modules: list[str], create_engine: Callable[[], Engine]) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
         self._modules = modules
-        # Before any import, so that a package that is repaired after a failed import counts as changed.
+        # Recorded before any import: if a package is repaired after its import failed here, the recorded time is older than the repair.
         self._folders = {path: _file_version(path) for path in _package_folders()}
         self.engine = create_engine()
         self.engine.rehearse_shell()
         self._record_imports()
 
     def serve(self) -> list[int] | None:
-        """Handle messages until the guest closes the socket.
+        """Handle messages until the guest closes the socket. This method returns in the fork server, and also in each forked kernel.
 
         Returns:
-            In a forked kernel, its socket and the pipe on which the guest requests a flush. In the server, at its end, None.
+            In a forked kernel, the descriptors of the kernel's socket and of the pipe on which the guest requests delayed output. In the fork
+            server, None.
         """
         self._send({"event": "ready", "warm": not self._modules})
         while True:
@@ -86,9 +89,10 @@ class ForkServer:
             self._send({"event": "warm"})
 
     def _record_imports(self) -> None:
-        """Record the imported files, and freeze all objects for the garbage collector, so that kernels share memory pages.
+        """Record the versions of the imported files and their folders for :meth:`_is_fresh`, and hide all objects from the garbage collector.
 
-        A folder keeps its first record, which was made before the imports from this folder.
+        The garbage collector writes to each object that it examines. Without that, forked kernels share the memory pages of the fork server. If a
+        folder was recorded before, the earlier record is kept, because it was made before the imports from this folder.
         """
         self._folders = {path: _file_version(path) for path in _package_folders()} | self._folders
         self._files = {path: _file_version(path) for path in _imported_files()}
@@ -96,7 +100,14 @@ class ForkServer:
         gc.freeze()
 
     def _fork(self, fds: list[int]) -> list[int] | None:
-        """Fork a kernel. Return its descriptors in the kernel, and None in the server."""
+        """Fork a kernel and report its pid to the guest. This method returns twice: in the kernel and in the fork server.
+
+        Args:
+            fds: Descriptors that came with the message ``fork``.
+
+        Returns:
+            In the kernel, the descriptors of its socket and of its flush pipe. In the fork server, None.
+        """
         pid_read, pid_write = os.pipe()
         first = os.fork()
         if first == 0:
@@ -126,13 +137,14 @@ class ForkServer:
         os.close(out)
         os.close(err)
         self.engine.on_forked(os.urandom(64))
-        self.engine.rehearse_shell()  # copies memory pages now, while nothing waits for the spare, not in its first cell
+        self.engine.rehearse_shell()  # writes to the memory pages that a cell needs, so that they are copied now and not in the first cell
         return [channel, flush]
 
     def _is_fresh(self) -> bool:
-        """Return True if the imported packages have not changed on the disk. Files are examined only if a folder of packages has changed.
+        """Return True if the imported packages are unchanged on the disk.
 
-        Without IPython, any change of a folder counts, because IPython may have been installed.
+        Files are examined only if a folder of packages has changed. If IPython could not be imported, any changed folder makes the result False,
+        because IPython may have been installed.
         """
         if all(_file_version(path) == version for path, version in self._folders.items()):
             return True
@@ -142,7 +154,7 @@ class ForkServer:
         return True
 
     def _receive(self) -> tuple[Any, list[int]]:
-        """Return the next message and its descriptors. The message is None if the guest has closed the socket."""
+        """Return the next message of the guest and the descriptors that came with it. The message is None if the guest has closed the socket."""
         data = b""
         fds: list[int] = []
         head_bytes = values.HEAD_BYTES
@@ -161,7 +173,7 @@ class ForkServer:
 
 
 def _imported_files() -> list[str]:
-    """Return the files of all imported modules that belong to installed packages."""
+    """Return the paths of all imported modules that belong to installed packages."""
     found = []
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
@@ -171,7 +183,7 @@ def _imported_files() -> list[str]:
 
 
 def _package_folders() -> list[str]:
-    """Return the folders that an installation changes: the folders that contain packages, and the folder of each imported package."""
+    """Return the folders that change when a package is installed or updated: ``site-packages`` folders and the folder of each imported package."""
     files = _imported_files()
     tops = {path.split("-packages" + os.sep)[0] + "-packages" for path in files}
     packages = {os.path.join(top, path[len(top) + 1 :].split(os.sep)[0]) for top in tops for path in files if path.startswith(top + os.sep)}
@@ -180,7 +192,7 @@ def _package_folders() -> list[str]:
 
 
 def _file_version(path: str) -> tuple[int, int]:
-    """Return a value that changes when a file or folder is written; (0, 0) if it does not exist."""
+    """Return modification time in nanoseconds and size in bytes of a file or folder; (0, 0) if the path does not exist."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""Forks of the kernel, and programs that cells start.
+"""Handling of forks by cells, and of programs that cells start.
 
-- Before a fork, the start of a program, and the end of the process, all output is sent.
-- A forked child ends at the end of the cell, and never sends messages to the guest.
+- All queued output is sent before a cell forks, starts a program or ends the process.
+- A child that a cell has forked ends when the code of the cell ends. It never sends messages to the guest.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SHELLS = ("/bin/bash", "/bin/sh")
 
 
 class ForkHooks:
-    """Hooks around forks and starts of programs.
+    """Functions that run before and after a fork, and before a program starts.
 
     Args:
-        output: Output of the kernel.
+        output: Queue of the kernel's output, which is sent before a fork or the start of a program.
     """
 
     def __init__(self, output: Output) -> None:
@@ -34,11 +34,11 @@ class ForkHooks:
         self._pid = os.getpid()
 
     def become_kernel(self) -> None:
-        """Treat this process as the kernel, not as a forked child. The fork server may have forked it."""
+        """Record that this process is the kernel. Call this after a fork by the fork server, so that the kernel is not taken for a child."""
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Patch the functions that start a process or end this process, so that output is sent before."""
+        """Patch functions of ``os`` and ``subprocess`` that start a process or end this process, so that they send queued output first."""
         self.become_kernel()
         output = self._output
         os.register_at_fork(before=output.before_fork, after_in_child=self._after_fork_in_child)
@@ -49,11 +49,15 @@ class ForkHooks:
             setattr(os, name, _call_first(output.flush, getattr(os, name)))
 
     def is_child(self) -> bool:
-        """Return True if a cell has forked this process."""
+        """Return True if this process is a child that a cell has forked, and not the kernel."""
         return os.getpid() != self._pid
 
     def end_child(self, error: BaseException | None) -> None:
-        """End a forked child. The exit status is that of a program that ends with ``error``."""
+        """End this process, which is a forked child, with the exit status that Python would use.
+
+        Args:
+            error: Exception that has ended the code of the cell in the child; None if the code has ended normally.
+        """
         code = 0
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -72,7 +76,7 @@ class ForkHooks:
 
 
 def _call_first(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``first`` before ``function``."""
+    """Return a function that calls ``first``, ignores an OSError of it, and then calls ``function``."""
 
     def flushed(*args: Any, **named: Any) -> Any:
         try:
@@ -88,16 +92,22 @@ def _call_first(first: Callable[[], None], function: Callable[..., Any]) -> Call
 
 
 def run_command(command: str) -> int:
-    """Run a command line for ``!command``, on the descriptors of the kernel, so that its output is sent as it is written.
+    """Run the command line of a ``!command`` in a cell, with bash if the image has bash, and with sh if not.
+
+    The command inherits the kernel's standard output and standard error, so that its output reaches the client while the command runs. If a
+    cell has replaced a stream, the output is written to the replacement at the end.
+
+    Args:
+        command: The command line.
 
     Returns:
-        Exit status; minus the number of the signal if a signal has ended the command.
+        Exit status of the command; the negative number of the signal if a signal has ended the command.
     """
     path = next((path for path in SHELLS if os.access(path, os.X_OK)), SHELLS[-1])
     argv = [path, "-c", command]
     if all(type(stream) in {Stream, ChildStream} for stream in (sys.stdout, sys.stderr)):
         return subprocess.call(argv, stdin=subprocess.DEVNULL)
-    # A cell has replaced a stream, as %%capture does: write the output to that stream.
+    # A cell has replaced sys.stdout or sys.stderr, as %%capture does: collect the output and write it to the replacements.
     run = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     for stream, data in ((sys.stdout, run.stdout), (sys.stderr, run.stderr)):
         if stream is not None:

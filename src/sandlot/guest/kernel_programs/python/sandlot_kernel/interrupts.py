@@ -1,9 +1,9 @@
-"""Handling of SIGINT, which raises KeyboardInterrupt only where that is safe.
+"""Handler of SIGINT, which raises KeyboardInterrupt only where raising is safe.
 
-- In user code of a cell, it raises at once.
-- In kernel code that must not be interrupted, it is remembered, and raises on the return to user code.
-- While a cell awaits something in the event loop, it cancels the cell.
-- Between cells, it is ignored, except in a callback of the event loop that does not end.
+- In user code of a cell, SIGINT raises KeyboardInterrupt at once.
+- In kernel code that must not be interrupted, SIGINT is remembered as pending. KeyboardInterrupt is raised on the return to user code.
+- While a cell awaits something in the event loop, SIGINT cancels the cell.
+- Between cells, SIGINT is ignored. The exception is a callback of the event loop that is running: it gets KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ WAITING_CODE = (
     _THIS_FILE,
     os.path.join(os.path.dirname(_THIS_FILE), "event_loop.py"),
 )
-"""Paths of code that only waits or calls callbacks. A frame of this code is not code of a cell."""
+"""Paths, or beginnings of paths, of source files whose code only waits for events or calls callbacks. Frames of these files are not user code."""
 
 
 class Interrupts:
-    """The handler of SIGINT. Its attributes belong to the main thread.
+    """The kernel's handler of SIGINT, and the state that decides what SIGINT does. Only the main thread may change the attributes.
 
     Attributes:
         in_cell: True if a cell runs.
-        in_user_code: True while user code runs, in which an interrupt may raise.
-        depth: Number of nested calls of kernel code in which an interrupt must not raise.
-        pending: True if an interrupt waits until it may raise.
-        cancel: Cancels the cell, and returns True if it was still running. None if the cell does not run in the event loop.
+        in_user_code: True while user code runs, in which SIGINT may raise KeyboardInterrupt.
+        depth: Number of nested calls of kernel code in which SIGINT must not raise.
+        pending: True if SIGINT has arrived where it must not raise, and KeyboardInterrupt is still to be raised.
+        cancel: Function that cancels the cell and returns True, or returns False if the cell has ended. None if the running cell does not
+            run in the event loop.
         cancelled: True if the running cell was cancelled.
     """
 
@@ -56,11 +57,13 @@ class Interrupts:
         self.cancelled = False
 
     def install(self, *, anew: bool = False) -> None:
-        """Install the handler of SIGINT, if user code may have replaced it.
+        """Install this handler of SIGINT before a cell, unless the handler is certainly still installed.
+
+        The handler is also installed again if modules were imported since the last call, because C code may replace a handler without Python's
+        knowledge.
 
         Args:
-            anew: True to install it in any case, because C code may have installed a handler that Python does not know of. New imports have
-                the same effect.
+            anew: True to install the handler in any case.
         """
         known = len(sys.modules)
         if anew or known != self._known or signal.getsignal(signal.SIGINT) != self._on_sigint:
@@ -70,22 +73,29 @@ class Interrupts:
             self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
 
     def enter(self) -> None:
-        """Begin user code. A pending interrupt raises now."""
+        """Note that user code begins.
+
+        Raises:
+            KeyboardInterrupt: An interrupt was pending.
+        """
         self.in_user_code = True
         self.check()
 
     def leave(self) -> None:
-        """End user code."""
+        """Note that user code has ended: from now on, SIGINT does not raise."""
         self.in_user_code = False
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if an interrupt is pending and may raise here."""
+        """Raise KeyboardInterrupt if an interrupt is pending and the calling code is user code that may be interrupted."""
         if self.pending and self.in_user_code and not self.depth:
             self.pending = False
             raise KeyboardInterrupt
 
     def _on_unraisable(self, what: Any) -> None:
-        """Repeat an interrupt that was raised in a finalizer, where Python ignores exceptions."""
+        """Interrupt the main thread again if KeyboardInterrupt was raised in a finalizer, where Python ignores exceptions.
+
+        Other exceptions are passed to the previous ``sys.unraisablehook``.
+        """
         if self.in_cell and what.exc_type is KeyboardInterrupt:
             _thread.interrupt_main()
         elif callable(self._unraisable):

@@ -1,7 +1,7 @@
-"""The shell for images with IPython 8 or 9: ``InteractiveShell`` without a terminal, files or colours.
+"""The shell for images with IPython 8 or 9: IPython's ``InteractiveShell`` without a terminal, files or colours.
 
 - No files are read or written: no profile, no history database, no start-up files.
-- IPython prints neither prompts nor results nor tracebacks. They are reported as messages (``engine.KernelFacade``).
+- IPython prints no prompts, results or tracebacks. Results and errors are reported to the guest as messages (``engine.KernelFacade``).
 - Figures that a cell leaves open are shown once, at the end of the cell.
 """
 
@@ -36,35 +36,39 @@ if TYPE_CHECKING:
     from .engine import KernelFacade
 
 PARTS = ("display_formatter", "display_pub", "displayhook", "history_manager", "events", "compile", "builtin_trap", "display_trap")
-"""Attributes that cells can reach through ``get_ipython()``. They are restored if a cell has set them to None."""
+"""Attributes of the shell that are restored before a cell if an earlier cell has set them to None (through ``get_ipython()``)."""
 
 NO_FOLDER = "/nonexistent/ipython"
-"""A path that does not exist, used as IPython's folder."""
+"""Path that IPython gets as its folder. The path does not exist, so that nothing is read or written there."""
 
 
 class Compiler(CachingCompiler):  # type: ignore[misc]
-    """Compiles cells, with the names of the engine as file names."""
+    """Compiler that gives the code of a cell the file name that the engine has chosen, such as ``<cell 3>``.
+
+    Attributes:
+        cell_name: Name of the cell that is compiled next; empty for IPython's own name.
+    """
 
     cell_name = ""
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        """Return the name of the cell in tracebacks."""
+        """Return the file name that tracebacks show for the code of a cell."""
         return self.cell_name or str(super().get_code_name(raw_code, transformed_code, number))
 
 
 class Exit(ExitAutocall):  # type: ignore[misc]
-    """``exit`` and ``quit``, even without parentheses. They end the cell, not the kernel."""
+    """The objects ``exit`` and ``quit`` of cells, which also work without parentheses. They end the cell, not the kernel."""
 
     def __call__(self, *code: object) -> None:
-        """End the cell."""
+        """End the cell by raising SystemExit. The first argument is the exit code."""
         raise SystemExit(*code[:1])
 
 
 class ResultHook(DisplayHook):  # type: ignore[misc]
-    """Reports the value of the last expression of a cell."""
+    """Display hook that reports the value of the last expression of a cell to the guest."""
 
     def __call__(self, result: object = None) -> None:
-        """Send the value of an expression to the client as display data."""
+        """Report the value of the last expression of a cell as the main result of the cell."""
         facade = self.shell.facade
         facade.guard.builtins.leave()
         try:
@@ -81,10 +85,15 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
             return False
 
     def write_output_prompt(self) -> None:
-        """Do nothing."""
+        """Print no prompt such as ``Out[1]:``."""
 
     def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
-        """Report the representations."""
+        """Report the representations of the value to the guest.
+
+        Args:
+            format_dict: MIME type -> representation.
+            md_dict: Metadata of the representations; None for none.
+        """
         self.shell.facade.display(format_dict, md_dict, main=True)
 
     def update_user_ns(self, result: object) -> None:
@@ -93,33 +102,46 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
             super().update_user_ns(result)
 
     def log_output(self, format_dict: Any) -> None:
-        """Store the text for ``%history -o``."""
+        """Store the text/plain representation for the magic ``%history -o``, if the cell is stored in the history."""
         if self.shell.cell_stored and "text/plain" in format_dict:
             self.shell.history_manager.output_hist_reprs[self.prompt_count] = str(format_dict["text/plain"])[:MAX_METADATA_TEXT_CHARS]
 
     def finish_displayhook(self) -> None:
-        """End the display. No stream needs a flush."""
+        """Mark that the value was displayed. Unlike IPython's method, this one flushes no stream."""
         self._is_active = False
 
 
 class DisplayMessages(DisplayPublisher):  # type: ignore[misc]
-    """Reports displays."""
+    """Publisher that reports what cells display with ``display()`` to the guest."""
 
     def publish(self, data: Any, metadata: Any = None, *_source: Any, transient: Any = None, update: bool = False, **_more: Any) -> None:
-        """Report a display."""
+        """Report an object that a cell displays.
+
+        Args:
+            data: MIME type -> representation of the object.
+            metadata: Metadata of the representations; None for none.
+            transient: Dict with ``display_id``, if the display can be updated.
+            update: True to replace the display with this ``display_id``.
+        """
         display_id = (transient or {}).get("display_id")
         self.shell.facade.display(data, metadata, main=False, display_id=None if display_id is None else str(display_id), update=bool(update))
 
     def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - IPython's signature
-        """Report that the cell removes its results."""
+        """Tell the guest to remove the results of the cell; with ``wait``, only when the next result is displayed."""
         self.shell.facade.clear(wait=bool(wait))
 
 
 class Formatter(DisplayFormatter):  # type: ignore[misc]
-    """Finds the representations of an object. The error of a failed representation is written to stderr and does not end the cell."""
+    """Formatter that finds the representations of an object. If a representation raises an error, the error is written to stderr."""
 
     def format(self, obj: object, include: Any = None, exclude: Any = None) -> Any:
-        """Return the representations and their metadata."""
+        """Return the representations of an object and their metadata, both as MIME type -> value.
+
+        Args:
+            obj: The object.
+            include: MIME types to return; None for all.
+            exclude: MIME types not to return; None for none.
+        """
         shell = self.parent
         before, shell.formatting = shell.formatting, True
         try:
@@ -132,26 +154,36 @@ class Formatter(DisplayFormatter):  # type: ignore[misc]
 
 
 class ChartFormatter(BaseFormatter):  # type: ignore[misc]
-    """Formatter for the data of a chart."""
+    """Formatter that adds the data of the chart to the representations of a Matplotlib figure."""
 
     format_type = Unicode(charts.MIME)
     print_method = ObjectName("_repr_sandlot_chart_")
 
     def __call__(self, obj: object) -> str | None:
-        """Return JSON for a figure, None for other objects. The inline backend would remove a formatter that is registered for figures."""
+        """Return the chart data of a figure as JSON; None for any other object.
+
+        This method checks the type itself, because the inline backend would remove a formatter that is registered for figures.
+        """
         return charts.describe(obj) if figures.is_figure(obj) else None
 
 
 class NoProfile(ProfileDir):  # type: ignore[misc]
-    """A profile folder that is not created. IPython 8 needs its path."""
+    """Profile folder of IPython that is never created. IPython 8 needs an object with the path of such a folder."""
 
     @observe("location")  # type: ignore[untyped-decorator]
     def _location_changed(self, change: Any) -> None:
-        """Do nothing: no folder is created."""
+        """Create no folder when the path of the profile is set."""
 
 
 class IPythonShell(InteractiveShell):  # type: ignore[misc]
-    """An IPython shell that runs cells of the guest."""
+    """IPython shell that runs the cells of a kernel.
+
+    Attributes:
+        facade: The part of the kernel that the shell uses.
+        cell_code: Code of the running cell.
+        cell_stored: True if the running cell is stored in the history.
+        formatting: True while representations of an object are being found.
+    """
 
     compiler_class = Type(Compiler)
     displayhook_class = Type(ResultHook)
@@ -185,18 +217,22 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         figures.install()
 
     def connect(self, facade: KernelFacade) -> None:
-        """Connect the shell to its kernel."""
+        """Connect the shell to the kernel, to which it reports results and errors.
+
+        Args:
+            facade: The part of the kernel that a shell uses.
+        """
         self.facade = facade
         self._parts = {name: getattr(self, name) for name in PARTS}
 
     def begin(self, code: str, name: str, *, silent: bool, stored: bool) -> tuple[Any, bool]:
-        """Prepare a cell; see ``plain_shell.PlainShell.begin``."""
+        """Return a coroutine that runs a cell, and True if the coroutine needs the event loop. See ``plain_shell.PlainShell.begin``."""
         self.cell_code, self.cell_stored = code, stored and not silent
         for attribute, part in self._parts.items():
             if getattr(self, attribute, None) is None:
                 setattr(self, attribute, part)
         self.compile.cell_name = name
-        self.formatting = False  # an interrupt may have prevented its reset
+        self.formatting = False  # an interrupt of an earlier cell may have left it True
         failed = None
         try:
             cell = self._transformed(code)
@@ -207,7 +243,10 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         return coroutine, needs_loop
 
     def _transformed(self, code: str) -> str:
-        """Transform a cell into Python. Prompts of pasted sessions are removed only if the code is not valid Python: strings may contain them."""
+        """Return the code of a cell as Python code, with magics translated and the prompts of pasted sessions removed.
+
+        If the code is valid Python already, prompts are removed only at its beginning, because a string in the code may contain a prompt.
+        """
         manager = self.input_transformer_manager
         cleanup = manager.cleanup_transforms
         if _is_python(code):
@@ -219,14 +258,24 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
             manager.cleanup_transforms = cleanup
 
     def after(self, *, silent: bool) -> None:
-        """Show figures at the end of a cell, and call the registered callbacks."""
+        """Show the open figures at the end of a cell, and call the callbacks that cells have registered with IPython.
+
+        Args:
+            silent: True to skip the callbacks of ``post_run_cell``.
+        """
         figures.drop_shown()
         self.events.trigger("post_execute")
         if not silent:
             self.events.trigger("post_run_cell", self.last_execution_result)
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
-        """Run a part of a cell. Return True if it failed."""
+        """Run a part of a cell, and report its exception if it raises one. Return True if it has raised an exception.
+
+        Args:
+            code_obj: Compiled code of the part.
+            result: IPython's result object, which gets the exception; None for none.
+            async_: True if the part contains a top-level ``await``.
+        """
         facade = self.facade
         hook, sys.excepthook = sys.excepthook, self.excepthook
         give_builtins(self.user_global_ns)
@@ -237,7 +286,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
                 if async_:
                     await eval(code_obj, self.user_global_ns, self.user_ns)  # noqa: S307 - a kernel runs code
                 else:
-                    exec(code_obj, self.user_global_ns, self.user_ns)  # noqa: S102 - as above
+                    exec(code_obj, self.user_global_ns, self.user_ns)  # noqa: S102 - a kernel runs code
             finally:
                 facade.leave()
         except BaseException as raised:  # noqa: BLE001 - any exception is a result of the cell
@@ -255,7 +304,11 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
     runcode = run_code
 
     def showtraceback(self, exc_tuple: Any = None, *_how: Any, **_more: Any) -> None:
-        """Report an exception of a cell as its error. The exception of a representation is written to stderr."""
+        """Report an exception as the error of the cell. An exception that a representation has raised is only written to stderr.
+
+        Args:
+            exc_tuple: Class, exception and traceback; None for the exception that is being handled.
+        """
         try:
             kind, raised, trace = self._get_exc_info(exc_tuple)
         except ValueError:
@@ -269,11 +322,11 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
             self.facade.error(kind, raised, trace, self._in_mode(kind, raised, trace))
 
     def showsyntaxerror(self, *_how: Any, **_more: Any) -> None:
-        """Report a syntax error."""
+        """Report the syntax error that is being handled as the error of the cell."""
         self.showtraceback()
 
     def showindentationerror(self) -> None:
-        """Report an indentation error."""
+        """Report the indentation error that is being handled as the error of the cell."""
         self.showtraceback()
 
     def excepthook(self, etype: Any, value: Any, tb: Any) -> None:
@@ -281,46 +334,50 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         sys.stderr.write("\n".join(tracebacks.lines_of(etype, value, tb)) + "\n")
 
     def system(self, cmd: str) -> None:
-        """Run ``!command``."""
+        """Run the command line of a ``!command`` in a cell, and store its exit status in ``_exit_code``."""
         self.user_ns["_exit_code"] = run_command(self.var_expand(cmd, depth=1))
 
     def _format_exception_for_storage(self, exception: BaseException, *_how: Any, **_more: Any) -> dict[str, Any]:
-        """Return a record without the text of the error, which IPython 9 would store for notebooks."""
+        """Return IPython 9's record of an exception for notebooks, without text and traceback, which the kernel does not need."""
         return {"ename": tracebacks.name_of(type(exception)), "evalue": "", "traceback": []}
 
     def ask_exit(self) -> None:
-        """End the cell."""
+        """End the cell, not the kernel. IPython calls this method when code of a cell asks to exit.
+
+        Raises:
+            SystemExit: Always.
+        """
         raise SystemExit
 
     def enable_gui(self, gui: Any = None) -> None:
-        """Do nothing, because figures are shown inline."""
+        """Start no event loop of a graphical interface, because figures are shown inline."""
 
     def init_ipython_dir(self, _given: Any) -> None:
-        """Do nothing: no folder is created."""
+        """Set IPython's folder to a path that does not exist, and create nothing."""
         self.ipython_dir = NO_FOLDER
 
     @observe("ipython_dir")  # type: ignore[untyped-decorator]
     def _ipython_dir_changed(self, change: Any) -> None:
-        """Do nothing: no folder is created."""
+        """Create no folder when IPython's folder is set."""
 
     def init_profile_dir(self, _given: Any) -> None:
-        """Use a profile folder that does not exist."""
+        """Set the profile folder to a path that does not exist, and create nothing."""
         self.profile_dir = NoProfile(location=NO_FOLDER)
 
     @property
     def db(self) -> dict[str, Any]:
-        """Values that magics store, such as folders and aliases. They are kept in memory."""
+        """Values that magics store under a name, such as bookmarks and aliases. They are kept in memory and not on the disk."""
         return self._memory
 
     @db.setter
     def db(self, _given: Any) -> None:
-        """Ignore the files that IPython 8 would use."""
+        """Ignore the file storage that IPython 8 sets, and keep the values in memory."""
 
     def init_virtualenv(self) -> None:
-        """Do nothing: the kernel ignores VIRTUAL_ENV."""
+        """Ignore the variable VIRTUAL_ENV: the kernel always uses the packages of its own interpreter."""
 
     def init_display_formatter(self) -> None:
-        """Use the formatter that handles failures."""
+        """Install :class:`Formatter` as the formatter of results and displays."""
         self.display_formatter = Formatter(parent=self)
         self.configurables.append(self.display_formatter)
 
@@ -329,7 +386,10 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         return Exit(self)
 
     def _in_mode(self, kind: Any, raised: Any, trace: Any) -> list[str] | None:
-        """Return the traceback in the mode that a cell has selected with %xmode; None for the default mode."""
+        """Return the lines of a traceback in the mode that a cell has selected with %xmode.
+
+        Return None if the mode is the default, ``Plain``, if the exception is a SyntaxError, or if formatting fails.
+        """
         if self.InteractiveTB.mode == "Plain" or isinstance(raised, SyntaxError):
             return None
         try:
@@ -348,7 +408,7 @@ def _is_python(code: str) -> bool:
 
 
 def _long(shown: Any, printer: Any, _cycle: Any) -> None:
-    """Print a text or bytes, shortened if it is too long for a message."""
+    """Print a str or bytes object for IPython's text/plain representation, shortened if it is longer than ``MAX_TEXT_CHARS``."""
     if len(shown) <= MAX_TEXT_CHARS:
         printer.text(repr(shown))
     else:

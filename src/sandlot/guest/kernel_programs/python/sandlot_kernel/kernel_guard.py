@@ -1,11 +1,12 @@
-"""Restores parts of Python that a cell has broken, before the next cell: builtins, modules, streams, descriptors, the recursion limit.
+"""Guard that repairs before each cell what an earlier cell has broken: builtins, modules, streams, descriptors, the recursion limit.
 
-- Changes of builtins apply while cells run, not while kernel code runs. A builtin function that a cell has deleted, or replaced by an object
-  that cannot be called, is restored for the next cell.
-- If a cell has replaced ``sys.stdout`` or ``sys.stderr``, the replacement stays. None and closed streams are replaced before the next cell.
-- Descriptors 0, 1 and 2 are restored before the next cell if a cell has closed them.
-- Packages that are installed while the kernel runs can be imported by the next cell, even from folders that did not exist before. New
-  ``.pth`` files are searched when an import fails, once in a cell, because the search takes longer than most cells.
+- If a cell changes Python's builtins, the changes apply to later cells, but never to code of the kernel. A builtin function that a cell has
+  deleted, or replaced by an object that cannot be called, is restored before the next cell.
+- If a cell replaces ``sys.stdout`` or ``sys.stderr`` by another stream, the replacement stays. If the replacement is None or a closed stream,
+  the stream of the kernel is restored before the next cell.
+- If a cell closes descriptor 0, 1 or 2, the descriptor is restored before the next cell.
+- A cell can import packages that were installed after the kernel has started, even from folders that did not exist then. New ``.pth`` files are
+  searched when an import fails, at most once in each cell, because the search takes longer than most cells.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
     from .text_streams import Stream
 
 MIN_RECURSION_LIMIT = 500
-"""Minimum of ``sys.getrecursionlimit()`` with which the kernel works."""
+"""Lowest recursion limit with which the kernel itself works. A cell may set a lower limit; it is raised to this number before the next cell."""
 
 
 class Builtins:
-    """Python's builtins, and the changes that cells made to them."""
+    """Python's builtins, and the changes of cells, which are applied only while code of a cell runs."""
 
     def __init__(self) -> None:
         self._here = vars(builtins)
@@ -40,11 +41,14 @@ class Builtins:
         self._gone: list[str] = []
 
     def learn(self) -> None:
-        """Remember the present builtins, except those that IPython replaces for cells."""
+        """Remember the present builtins as the original ones. ``exit`` and ``quit`` are left out, because IPython replaces them for cells."""
         self._own = {name: value for name, value in self._here.items() if name not in {"exit", "quit"}}
 
     def restore(self) -> None:
-        """Undo changes that would break all later cells, such as a function replaced by None. Called before a cell."""
+        """Forget changes of cells that would break all later cells: deleted builtins, and functions replaced by an object that is not callable.
+
+        Called before each cell.
+        """
         own = self._own
         self._gone = []
         self._changed = {
@@ -54,14 +58,14 @@ class Builtins:
         }
 
     def enter(self) -> None:
-        """Apply the changes of earlier cells. Called before code of a cell."""
+        """Apply the changes that earlier cells have made to Python's builtins. Called before code of a cell runs."""
         if self._changed or self._gone:
             self._here.update(self._changed)
             for name in self._gone:
                 self._here.pop(name, None)
 
     def leave(self) -> None:
-        """Remember the changes of a cell, and restore Python's builtins. Called after code of a cell."""
+        """Remember the changes that cells have made to Python's builtins, and restore the builtins. Called after code of a cell has run."""
         here, own = self._here, self._own
         changed = {name: value for name, value in own.items() if here.get(name, own) is not value}
         self._changed = {name: here[name] for name in changed if name in here}
@@ -71,11 +75,11 @@ class Builtins:
 
 
 class KernelGuard:
-    """Restores the state of the process before every cell.
+    """Repairs the state of the kernel's process before each cell.
 
     Args:
-        stdout: Standard output of cells.
-        stderr: Standard error of cells.
+        stdout: Stream that is installed as ``sys.stdout``.
+        stderr: Stream that is installed as ``sys.stderr``.
     """
 
     def __init__(self, stdout: Stream, stderr: Stream) -> None:
@@ -89,7 +93,7 @@ class KernelGuard:
         self._is_looking = True
 
     def install(self) -> None:
-        """Remember the present state of the process, and install the streams."""
+        """Record the present builtins, modules and descriptors as the state to restore, and install ``sys.stdout`` and ``sys.stderr`` of cells."""
         self.builtins.learn()
         self._kept = {fd: duplicate_high(fd) for fd in (0, 1, 2) if _is_open(fd)}
         for fd in self._kept:
@@ -105,7 +109,7 @@ class KernelGuard:
             self._seen[folder] = (_mtime(folder), _path_files(folder))
 
     def restore(self) -> None:
-        """Restore the parts that an earlier cell has broken."""
+        """Repair builtins, streams, descriptors, recursion limit and modules that earlier cells have broken. Called before each cell."""
         self.builtins.restore()
         self.stdout.reopen()
         self.stderr.reopen()
@@ -118,7 +122,7 @@ class KernelGuard:
                 try:
                     os.dup2(self._kept[fd], fd)
                 except OSError:
-                    pass  # the cell has closed the duplicate too: children have no output, cells still have
+                    pass  # a cell has closed the duplicate too: output of child processes is lost, output of cells is not
         if sys.getrecursionlimit() < MIN_RECURSION_LIMIT:
             sys.setrecursionlimit(MIN_RECURSION_LIMIT)
         self._restore_modules()
@@ -134,7 +138,10 @@ class KernelGuard:
             sys.modules.update({name: modules[name] for name in ("sys", "builtins")})
 
     def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
-        """Find a module that no other finder has found, in a folder that a new .pth file names."""
+        """Return the spec of a module in a folder that a new .pth file has added to ``sys.path``; None if there is no such module.
+
+        Python calls this method as a finder of ``sys.meta_path``, after all other finders.
+        """
         if self._is_looking or path is not None:
             return None
         self._is_looking = True  # also during the search: imports in a .pth file do not start another search
@@ -143,7 +150,7 @@ class KernelGuard:
         return None if sys.path == before else PathFinder.find_spec(name)
 
     def _add_path_files(self) -> None:
-        """Process new .pth files."""
+        """Process .pth files that were added to the folders of installed packages since the last call."""
         try:
             for folder, (mtime, seen) in list(self._seen.items()):
                 now = _mtime(folder)
@@ -157,7 +164,7 @@ class KernelGuard:
             pass
 
     def _forget_folders(self) -> None:
-        """Do the work of importlib.invalidate_caches without its imports."""
+        """Make Python read the folders of ``sys.path`` again. Does the work of importlib.invalidate_caches(), but imports nothing."""
         try:
             for finder in list(sys.path_importer_cache.values()):
                 invalidate = getattr(finder, "invalidate_caches", None)
@@ -174,7 +181,11 @@ class KernelGuard:
 
 
 def give_builtins(names: dict[str, Any]) -> None:
-    """Put Python's builtins into a namespace that has none. Otherwise, exec() would insert the kernel's copy."""
+    """Put Python's builtins into a namespace of cells that has none, because exec() would insert the kernel's copy of the builtins.
+
+    Args:
+        names: Namespace of cells.
+    """
     if type(names.get("__builtins__")) not in {dict, types.ModuleType}:
         names["__builtins__"] = builtins
 

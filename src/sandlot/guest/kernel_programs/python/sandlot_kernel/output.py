@@ -1,16 +1,18 @@
-"""The output of the kernel in its original order: text of cells, displays, errors, and starts and ends of cells.
+"""Queue of all output of the kernel: text of cells, displays, errors, and the starts and ends of cells.
 
 Invariants:
-- Output is sent in the order in which it was written, across both streams, displays and errors, and across threads.
-- Text is delayed by at most ``FLUSH_DELAY_S`` or ``MAX_DELAYED_CHARS``, and never beyond a display, an error, the end of a cell, a fork
-  or the start of a program. ``flush`` sends at once. The guest reads the output of programs through pipes. So before a program starts,
-  the main thread waits until the guest has read all earlier output; other threads, and tasks between cells, do not wait.
-- A thread flushes delayed text. Waking the thread takes 0.1 ms or more, longer than most cells run. So the thread is not woken at the
-  start of a cell; the guest requests a flush a little later if the cell still runs.
-- The first ``IMMEDIATE_LINES`` lines of a cell, and the first lines after ``SILENCE_S`` without output, are sent by the thread that writes them.
-  Later lines wait for the flusher, which code that does not release the interpreter lock delays (``sum(range(10**9))``, a long match).
-- Output never fails because of its characters: characters that UTF-8 cannot encode are written with backslashes.
-- In a forked child, output goes to descriptors 1 and 2 line by line, never to the guest's socket.
+- Output is sent in the order in which it was written: across standard output, standard error, displays and errors, and across threads.
+- Text may be delayed until ``FLUSH_DELAY_S`` have passed or ``MAX_DELAYED_CHARS`` are queued. A display, an error, the end of a cell, a fork, the
+  start of a program and ``flush()`` send all delayed text first.
+- The output of programs reaches the guest through pipes, past this queue. Before a program starts, the main thread therefore waits until the
+  guest has read all earlier output. Other threads, and tasks between cells, do not wait.
+- Delayed text is sent by a separate thread, the flusher. Waking the flusher takes 0.1 ms or more, longer than most cells run. The start of a cell
+  therefore does not wake it: the guest requests a flush a little later if the cell still runs.
+- The thread that writes the first ``IMMEDIATE_LINES`` lines of a cell sends them itself, and also the first ``IMMEDIATE_LINES`` lines after
+  ``SILENCE_S`` without output. Later lines wait for the flusher, which cannot run while other code does not release the interpreter lock
+  (``sum(range(10**9))``, a long match of a regular expression).
+- Writing never fails because of a character: characters that UTF-8 cannot encode are written as backslash escapes.
+- A forked child writes its output to its descriptors 1 and 2, line by line, and never to the guest's socket.
 """
 
 from __future__ import annotations
@@ -32,25 +34,30 @@ if TYPE_CHECKING:
 
 STDOUT, STDERR = 1, 2
 MAX_DELAYED_CHARS = 32768
+"""Number of queued characters above which all output is sent."""
 FLUSH_DELAY_S = 0.03
+"""Seconds between the first delayed write and the flush by the flusher."""
 SILENCE_S = 0.01
+"""Seconds without sent output after which ``IMMEDIATE_LINES`` lines are again sent without delay."""
 IMMEDIATE_LINES = 4
+"""Number of lines that are sent without delay at the start of a cell and after ``SILENCE_S`` without output."""
 CHUNK_CHARS = 65536
+"""Approximate maximum number of characters in one output message."""
 ENCODING, ERRORS = "utf-8", "backslashreplace"
 
 
 class Output:
-    """A queue of the kernel's output.
+    """Queue of the kernel's output, in the order of writing.
 
     Args:
-        interrupts: Interrupts are postponed while the main thread sends.
+        interrupts: Handler of SIGINT, which is told not to raise while the main thread sends.
 
     Attributes:
-        parts: Unsent output: (cell, channel, text or bytes) or (None, 0, message).
+        parts: Unsent output, oldest first: (cell id, channel 1 or 2, text or bytes) for text, (None, 0, message) for any other message.
         size: Approximate number of unsent characters and bytes.
-        is_flush_scheduled: True if a flush of the delayed output is scheduled.
-        needs_attention: True if the next write must call :meth:`on_write`.
-        is_muted: True if output is dropped.
+        is_flush_scheduled: True if the flusher or a request of the guest will send the delayed output.
+        needs_attention: True if the next write to a stream must call :meth:`on_write`.
+        is_muted: True to drop output instead of sending it, during a rehearsal.
         was_flush_requested: True if the guest has requested a flush since the last cell ended.
     """
 
@@ -68,16 +75,16 @@ class Output:
         self._lock_owner = 0
         self._flusher: Flusher | None = None
         self._flush_fd = -1
-        """Pipe on which the guest requests a flush; -1 if there is none or a cell has closed it."""
+        """Descriptor of the pipe on which the guest requests a flush; -1 if there is no pipe or a cell has closed the pipe."""
         self._immediate_lines = IMMEDIATE_LINES
         self._sent_s = 0.0
 
     def connect(self, channel: Channel, flush_fd: int = -1) -> None:
-        """Send to the guest from now on.
+        """Connect the queue to the guest: output is sent to ``channel`` from now on.
 
         Args:
-            channel: Messages to the guest.
-            flush_fd: Pipe on which the guest requests a flush of a cell that runs for a while; -1 for none.
+            channel: Connection to the guest.
+            flush_fd: Descriptor of the pipe on which the guest requests a flush when a cell has run for a while; -1 for none.
         """
         self._channel = channel
         self._main_thread = get_ident()
@@ -87,26 +94,40 @@ class Output:
         self.begin_cell()
 
     def begin_cell(self) -> None:
-        """Prepare for the output of a new cell. An interrupt may have left the state of an earlier cell."""
+        """Reset the delays of output for a new cell. Clears what an interrupted write of an earlier cell has left behind."""
         self._immediate_lines = IMMEDIATE_LINES
         flusher = self._flusher
-        # A flush may be requested for this cell before the kernel has read the cell from its socket.
+        # True if the guest will request a flush. If it has done so already, before the kernel has read this cell, no further request will follow.
         self.is_flush_scheduled = flusher is not None and flusher.is_requested_by_guest and not self.was_flush_requested
         self.needs_attention = True
 
     def send_start(self, message: dict[str, Any]) -> None:
-        """Send the start of a cell, together with its first output or when the guest requests a flush."""
+        """Queue the message about the start of a cell. It is sent with the first output of the cell, or when the guest requests a flush.
+
+        If the guest requests no flushes, the message is sent now.
+
+        Args:
+            message: The ``started`` message.
+        """
         self.parts.append((None, 0, message))
         if not self.is_flush_scheduled:
             self.flush()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message after all earlier output."""
+        """Send all queued output and then a message.
+
+        Args:
+            message: Message of any kind except ``output``.
+        """
         self.parts.append((None, 0, message))
         self.flush()
 
     def on_write(self, *, ends_line: bool) -> None:
-        """Send new output now, or schedule a flush."""
+        """Decide when output that was added to ``parts`` is sent: now, or later by the flusher.
+
+        Args:
+            ends_line: True if the output contains the end of a line.
+        """
         now_s = time.monotonic()
         if now_s - self._sent_s >= SILENCE_S:
             self._immediate_lines = IMMEDIATE_LINES
@@ -120,7 +141,7 @@ class Output:
             self._schedule_flush()
 
     def flush_delayed(self) -> None:
-        """Send the delayed output. Called by the flusher's thread."""
+        """Send the delayed output. Called in the flusher's thread."""
         self.is_flush_scheduled = False
         self.needs_attention = True
         self._sent_s = time.monotonic()
@@ -138,7 +159,7 @@ class Output:
         flusher.wake()
 
     def _start_flusher(self) -> Flusher | None:
-        """Start the flusher's thread. Return None if no further thread or descriptor is allowed."""
+        """Start a flusher and return it. Return None if the process may not have a further thread or descriptor."""
         is_main = get_ident() == self._main_thread
         self._interrupts.depth += is_main
         try:
@@ -151,7 +172,7 @@ class Output:
         return self._flusher
 
     def _keep_flush_fd(self) -> None:
-        """Take over the state of the flush pipe from the flusher: a cell may have closed the pipe."""
+        """Copy the descriptor of the flush pipe from the flusher, which has set it to -1 if a cell has closed the pipe."""
         if self._flusher is not None:
             self._flush_fd = self._flusher.request_fd
 
@@ -159,20 +180,21 @@ class Output:
         self.was_flush_requested = True
 
     def flush(self) -> None:
-        """Send all output.
+        """Send all queued output to the guest.
 
         Raises:
             OSError: The guest or a cell has closed the socket.
+            KeyboardInterrupt: An interrupt arrived in user code of the main thread meanwhile.
         """
         ident = get_ident()
         if self._lock_owner == ident:
-            return  # called by a finalizer or a signal handler during a flush, which sends its output too
+            return  # a finalizer or signal handler has called this method during a flush, which goes on and sends the new output too
         interrupts = self._interrupts
         if ident != self._main_thread:
             with self._lock:
                 self._lock_owner = ident
                 try:
-                    self._drain(bool)  # bool() is False: never give up
+                    self._drain(bool)  # bool() returns False, so sending is never given up
                 finally:
                     self._lock_owner = 0
             return
@@ -193,9 +215,16 @@ class Output:
         interrupts.check()
 
     def flush_and_sync(self) -> None:
-        """Send all output, and wait until the guest has read it, so that the output of a program that is started now comes later."""
+        """Send all queued output and wait until the guest has read it. Output of a program that is started afterwards then arrives after it.
+
+        Only the main thread waits, and only while a cell runs. In all other cases the output is sent without waiting.
+
+        Raises:
+            OSError: The guest or a cell has closed the socket.
+            KeyboardInterrupt: An interrupt arrived in user code meanwhile.
+        """
         channel, interrupts = self._channel, self._interrupts
-        if channel is None or not interrupts.in_cell or get_ident() != self._main_thread:  # another thread reads the guest's messages
+        if channel is None or not interrupts.in_cell or get_ident() != self._main_thread:  # only the main thread reads messages
             self.flush()
         elif self.parts or not channel.is_synced:
             self.send({"event": "sync", "number": channel.next_sync()})
@@ -207,7 +236,7 @@ class Output:
             interrupts.check()
 
     def before_fork(self) -> None:
-        """Send all output, and end the flusher, because Python warns about a fork with several threads."""
+        """Send all queued output before this process forks, and end the flusher's thread: Python warns about a fork with several threads."""
         try:
             self.flush_and_sync()
         except OSError:
@@ -219,7 +248,7 @@ class Output:
         self.is_flush_scheduled, self.needs_attention = False, True
 
     def after_fork_in_child(self) -> None:
-        """Write to the descriptors of this child from now on, because the channel belongs to the kernel."""
+        """Reset this queue in a forked child. From now on, output is written to the child's descriptors 1 and 2, not to the guest's socket."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -253,12 +282,22 @@ class Output:
                 piece = whole[at : at + CHUNK_CHARS]
                 data = piece if kind is bytes else piece.encode(ENCODING, ERRORS)
                 if not self._queue({"event": "output", "cell": cell, "channel": channel, "data": data}, give_up):
-                    break  # interrupted while the guest did not read: the rest of this write is lost
+                    break  # an interrupt has ended the wait for the guest to read: the rest of this text is dropped
         if self._channel is not None:
             self._channel.send_queued(give_up)
 
     def _queue(self, message: dict[str, Any], give_up: Callable[[], bool]) -> bool:
-        """Queue a message, and send if a chunk is full. Return False if sending was given up. In a child, write the output instead."""
+        """Add a message to the channel's buffer, and send the buffer if it has ``CHUNK_CHARS`` bytes.
+
+        In a forked child, the text of the message is written to a descriptor instead.
+
+        Args:
+            message: The message.
+            give_up: Function that returns True to stop waiting for the guest to read.
+
+        Returns:
+            False if sending was given up.
+        """
         if self.is_muted:
             return True
         channel = self._channel

@@ -1,4 +1,4 @@
-"""The shell for images without IPython: one namespace, results and top-level await, but no magics and no figures.
+"""The shell for images without IPython. It supports results and top-level ``await``, but no magics and no figures.
 
 :class:`PlainShell` has the same interface as ``ipython_shell.IPythonShell``.
 """
@@ -36,10 +36,10 @@ REPRESENTATIONS = (
 
 
 class PlainShell:
-    """A namespace in which cells run.
+    """Shell that runs cells in one namespace, the module ``__main__``.
 
     Attributes:
-        execution_count: Number of the next stored cell.
+        execution_count: Execution count of the next cell that is stored in ``In``; starts at 1.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class PlainShell:
         self._facade: KernelFacade | None = None
         self._silent = False
         self._stored = True
-        # A new module __main__, in which pickle, dataclasses and others find the definitions of cells.
+        # The namespace is a new module __main__, so that modules such as pickle and dataclasses find the definitions of cells.
         module = types.ModuleType("__main__")
         module.__dict__.update(__builtins__=builtins, display=self.display, In=[""], Out={}, _="")
         sys.modules["__main__"] = module
@@ -55,26 +55,38 @@ class PlainShell:
         self._inputs, self._outputs = module.__dict__["In"], module.__dict__["Out"]
 
     def connect(self, facade: KernelFacade) -> None:
-        """Connect the shell to its kernel."""
+        """Connect the shell to the kernel, to which it reports results and errors.
+
+        Args:
+            facade: The part of the kernel that a shell uses.
+        """
         self._facade = facade
 
     def display(self, *objects: object, display_id: Any = None, update: bool = False, raw: bool = False, metadata: Any = None) -> None:
-        """Display objects as results of the cell, with all their representations."""
+        """Display objects in the output of the cell. Cells call this function as ``display()``.
+
+        Args:
+            objects: Objects to display, each with all its representations.
+            display_id: Id under which a later call can update the displayed objects; None for no id.
+            update: True to replace the objects that were displayed with ``display_id``.
+            raw: True if each object is a dict of representations: MIME type -> data.
+            metadata: Metadata to add to the metadata of the objects; None for none.
+        """
         for shown in objects:
             data, about = (dict(shown), {}) if raw and isinstance(shown, dict) else representations(shown)
             self._report(data, {**about, **(metadata or {})}, main=False, display_id=str(display_id) if display_id else None, update=update)
 
     def begin(self, code: str, name: str, *, silent: bool, stored: bool) -> tuple[Any, bool]:
-        """Prepare a cell.
+        """Compile a cell and return a coroutine that runs it.
 
         Args:
             code: Code of the cell.
             name: Name of the cell in tracebacks.
-            silent: True to display no result, and not to store or count the cell.
-            stored: True to store and count the cell.
+            silent: True to display no result of the cell.
+            stored: True to store the cell in ``In`` and ``Out`` and to increase the execution count.
 
         Returns:
-            A coroutine that runs the cell, and True if the coroutine needs the event loop.
+            The coroutine, and True if the coroutine must run in the event loop because the cell has a top-level ``await``.
         """
         self._silent, self._stored = silent, stored
         give_builtins(self._names)
@@ -89,7 +101,7 @@ class PlainShell:
         return self._run(parts), any(part.co_flags & inspect.CO_COROUTINE for part, _shown in parts)
 
     def after(self, *, silent: bool) -> None:
-        """Do nothing at the end of a cell."""
+        """Do nothing: this shell has no figures and no callbacks for the end of a cell."""
 
     def _compile(self, code: str, name: str) -> list[tuple[CodeType, bool]]:
         tree = ast.parse(code, name)
@@ -137,7 +149,11 @@ class PlainShell:
 
 
 def representations(shown: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the representations of an object by MIME type, text/plain included, and their metadata."""
+    """Return the representations of an object and their metadata, both as MIME type -> value. text/plain is always included.
+
+    Args:
+        shown: The object. Its methods of ``REPRESENTATIONS`` and ``_repr_mimebundle_`` are called.
+    """
     data: dict[str, Any] = {"text/plain": _text(shown)}
     about: dict[str, Any] = {}
     if isinstance(shown, type):

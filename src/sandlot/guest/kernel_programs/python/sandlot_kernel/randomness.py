@@ -1,6 +1,7 @@
-"""Reseeding of the random number generators that libraries keep in the memory of a process.
+"""Reseeding of the random number generators that libraries keep in the memory of this process.
 
-A restored, forked or woken sandbox has the memory of an earlier one. Without new seeds, both sandboxes would get the same random numbers.
+A sandbox that was restored or forked starts with a copy of the memory of another sandbox. Without new seeds, both sandboxes would draw the same
+random numbers.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def reseed(entropy: bytes) -> None:
-    """Reseed the generators of the standard library, OpenSSL, numpy and torch, if they are imported.
+    """Reseed the random number generators of the standard library, and of OpenSSL, numpy and torch if they are imported.
 
     Args:
-        entropy: 64 bytes that no other kernel receives.
+        entropy: 64 random bytes that no other kernel receives.
     """
     for renew in (_reseed_standard_library, _reseed_openssl, _reseed_numpy, _reseed_torch):
         try:
@@ -29,15 +30,15 @@ def reseed(entropy: bytes) -> None:
 
 def _reseed_standard_library(entropy: bytes) -> None:
     random.seed(entropy)
-    tempfile._name_sequence = None  # type: ignore[attr-defined]  # noqa: SLF001 - it has its own generator
+    tempfile._name_sequence = None  # type: ignore[attr-defined]  # noqa: SLF001 - tempfile creates a new generator for names
 
 
 def _reseed_openssl(entropy: bytes) -> None:
-    """Add entropy to OpenSSL, which reads entropy when a process starts or forks, but not when its memory is restored."""
+    """Add entropy to OpenSSL's generator. OpenSSL itself reads entropy when a process starts or forks, but not when its memory is restored."""
     ssl: Any = sys.modules.get("_ssl")
     if ssl is not None:
         ssl.RAND_add(entropy, float(len(entropy)))
-    bindings: Any = sys.modules.get("cryptography.hazmat.bindings._rust")  # its wheel contains its own OpenSSL
+    bindings: Any = sys.modules.get("cryptography.hazmat.bindings._rust")  # the package cryptography contains an OpenSSL of its own
     if bindings is not None:
         bindings._openssl.lib.RAND_add(entropy, len(entropy), float(len(entropy)))  # noqa: SLF001 - as pyOpenSSL's rand.add() does
 

@@ -1,4 +1,4 @@
-"""``sys.stdout`` and ``sys.stderr`` of cells."""
+"""The objects that cells have as ``sys.stdout`` and ``sys.stderr``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Stream(io.TextIOBase):
-    """``sys.stdout`` or ``sys.stderr`` of cells.
+    """Text stream that adds what cells write to the kernel's queue of output. Used as ``sys.stdout`` and ``sys.stderr``.
 
     Args:
-        output: Output of the kernel.
-        channel: Descriptor of the stream: 1 or 2.
+        output: Queue of the kernel's output.
+        channel: 1 for standard output, 2 for standard error; also the result of :meth:`fileno`.
         name: Python's name of the stream, such as ``<stdout>``.
     """
 
@@ -39,7 +39,12 @@ class Stream(io.TextIOBase):
         self.buffer = Buffer(self, output, channel)
 
     def write(self, text: str) -> int:
-        """Write text."""
+        """Add text to the kernel's queue of output, for the current cell. Return the number of characters.
+
+        Raises:
+            TypeError: ``text`` is not a str.
+            ValueError: A cell has closed the stream.
+        """
         if type(text) is not str:
             if not isinstance(text, str):
                 raise TypeError(f"write() argument must be str, not {type(text).__name__}")
@@ -57,50 +62,50 @@ class Stream(io.TextIOBase):
         return size
 
     def flush(self) -> None:
-        """Send at once."""
+        """Send all queued output of the kernel to the guest."""
         if self._closed:
             raise ValueError("I/O operation on closed file.")
         self._output.flush()
 
     def fileno(self) -> int:
-        """Return the descriptor that C code and children write to. The guest reads it too."""
+        """Return 1 or 2: the descriptor to which C code and child processes write. It is a pipe that the guest reads."""
         return self._channel
 
     def close(self) -> None:
-        """Close the stream until the next cell."""
+        """Refuse writes to the stream until the next cell, and send all queued output. The descriptor stays open."""
         if not self._closed:
             self._closed = True
             self._output.flush()
 
     def reopen(self) -> None:
-        """Open a stream that a cell has closed."""
+        """Accept writes again. Called before each cell, because an earlier cell may have closed the stream."""
         self._closed = False
 
     @property
     def closed(self) -> bool:
-        """True if a cell has closed the stream."""
+        """True if a cell has closed the stream and no new cell has started since."""
         return self._closed
 
     def isatty(self) -> bool:
-        """Return False."""
+        """Return False: the output of cells does not go to a terminal."""
         return False
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True: the stream supports writing."""
         return True
 
     def reconfigure(self, **_options: Any) -> None:
-        """Do nothing. Text is always UTF-8 and is sent unchanged."""
+        """Accept and ignore all options. Text is always encoded as UTF-8, and line ends are not translated."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name!r} mode='w' encoding='utf-8'>"
 
 
 class ChildStream(Stream):
-    """A stream in a forked child. It writes to the child's descriptor, line by line."""
+    """Text stream of a forked child, which flushes after each write that contains the end of a line."""
 
     def write(self, text: str) -> int:
-        """Write text."""
+        """Write text. Flush if the text contains the end of a line."""
         size = super().write(text)
         if "\n" in text:
             self._output.flush()
@@ -108,7 +113,13 @@ class ChildStream(Stream):
 
 
 class Buffer(io.BufferedIOBase):
-    """The ``buffer`` of a stream, which accepts bytes."""
+    """Binary stream below a text stream (its attribute ``buffer``), to which cells can write bytes.
+
+    Args:
+        stream: The text stream.
+        output: Queue of the kernel's output.
+        channel: 1 for standard output, 2 for standard error.
+    """
 
     mode = "wb"
 
@@ -121,7 +132,11 @@ class Buffer(io.BufferedIOBase):
         self.raw = self
 
     def write(self, data: Any) -> int:
-        """Write bytes."""
+        """Add bytes to the kernel's queue of output, for the current cell. Return the number of bytes.
+
+        Raises:
+            ValueError: A cell has closed the stream.
+        """
         if self._stream.closed:
             raise ValueError("write to closed file")
         copied = bytes(memoryview(data))
@@ -134,22 +149,22 @@ class Buffer(io.BufferedIOBase):
         return len(copied)
 
     def flush(self) -> None:
-        """Send at once."""
+        """Send all queued output of the kernel to the guest."""
         self._output.flush()
 
     def fileno(self) -> int:
-        """Return the stream's descriptor."""
+        """Return the descriptor of the text stream: 1 or 2."""
         return self._channel
 
     def close(self) -> None:
-        """Close the stream."""
+        """Close the text stream that this buffer belongs to."""
         self._stream.close()
 
     @property
     def closed(self) -> bool:
-        """True if the stream is closed."""
+        """True if the text stream that this buffer belongs to is closed."""
         return self._stream.closed
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True: the buffer supports writing."""
         return True

@@ -1,4 +1,4 @@
-"""Tracebacks of cells as plain text of limited length, without frames of the kernel and of IPython."""
+"""Tracebacks of errors in cells, as plain text of limited length. Frames of the kernel's own code and of IPython are removed."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_LINES = 500
+"""Maximum number of lines of a traceback. The last lines are kept."""
 MAX_CHARS = 1024 * 1024
+"""Maximum number of characters of a traceback. The last characters are kept."""
 MAX_VALUE_CHARS = 8000
+"""Maximum number of characters of the text of an exception."""
 COMPILERS = (f"{os.sep}IPython{os.sep}", f"{os.sep}codeop.py", f"{os.sep}ast.py")
 _NAME = type.__dict__["__name__"]
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def error_message(kind: type[BaseException], raised: BaseException, trace: types.TracebackType | None) -> dict[str, Any]:
-    """Return the message about an exception.
+    """Return the ``error`` message to the guest that describes an exception.
 
     Args:
         kind: Class of the exception.
-        raised: The exception. The text includes the exceptions that caused it.
-        trace: Traceback of the exception.
+        raised: The exception. The traceback text also includes the exceptions that have caused this exception.
+        trace: Traceback of the exception; None for none.
     """
     name = name_of(kind)
     try:
         value = str(raised)
-    except BaseException as broken:  # noqa: BLE001 - str() of an exception may fail
+    except BaseException as broken:  # noqa: BLE001 - the class of the exception may define __str__, which may raise anything
         value = f"(cannot be printed: {name_of(type(broken))})"
     lines = lines_of(kind, raised, trace)
     return {"event": "error", "name": name, "value": value[:MAX_VALUE_CHARS], "traceback": lines}
@@ -41,17 +44,26 @@ def name_of(kind: type) -> str:
 
 
 def lines_of(kind: type[BaseException], raised: BaseException, trace: types.TracebackType | None) -> list[str]:
-    """Return the last ``MAX_LINES`` lines of the text of a traceback."""
+    """Return the traceback text of an exception as a list of its last ``MAX_LINES`` lines.
+
+    Args:
+        kind: Class of the exception.
+        raised: The exception.
+        trace: Traceback of the exception; None for none.
+    """
     try:
         _strip_chain(raised, set())
         lines = traceback.format_exception(kind, raised, strip(trace))
-    except BaseException as broken:  # noqa: BLE001 - as above
+    except BaseException as broken:  # noqa: BLE001 - formatting calls __str__ of the exception, which may raise anything
         lines = [f"{name_of(kind)}: (cannot be printed: {name_of(type(broken))})\n"]
     return "".join(lines)[-MAX_CHARS:].splitlines()[-MAX_LINES:]
 
 
 def strip(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Return a traceback from the first frame of a cell on, without frames of the kernel. Without a cell, leave out frames of IPython too."""
+    """Return a copy of a traceback that begins with the first frame of a cell and has no frames of the kernel's own code.
+
+    If the traceback contains no frame of a cell, frames of IPython and of Python's compiler modules are removed too.
+    """
     kept = []
     while trace is not None:
         kept.append((trace.tb_frame.f_code.co_filename, trace))

@@ -1,7 +1,7 @@
-"""Wake callbacks: functions of cells that are called after each restore, fork or wake of the sandbox.
+"""Wake callbacks: functions that cells register with ``on_wake`` and that the kernel calls after each restore, fork or wake of the sandbox.
 
-A callback can reseed a random number generator of a cell. Otherwise, two sandboxes with the same memory would get the same numbers. Generators of
-common libraries are reseeded by ``randomness``.
+A callback can reseed a random number generator that a cell has created. Without new seeds, two sandboxes with the same memory would draw the same
+random numbers. The module ``randomness`` reseeds the generators of common libraries.
 """
 
 from __future__ import annotations
@@ -18,55 +18,56 @@ if TYPE_CHECKING:
     from .interrupts import Interrupts
 
 TIMEOUT_S = 2.0
-"""Seconds after which a callback is interrupted."""
+"""Maximum running time of a callback in seconds. After that, the callback is interrupted."""
 INTERRUPT_AGAIN_S = 1.0
-"""Seconds until a callback that still runs is interrupted again."""
+"""Seconds between the further interrupts of a callback that continues after an interrupt."""
 MAX_CALLBACKS = 256
+"""Maximum number of callbacks in one kernel."""
 
 
 class WakeCallbacks:
-    """The callbacks of a kernel, in the order in which they were added."""
+    """The wake callbacks of a kernel, in the order in which cells have added them."""
 
     def __init__(self) -> None:
         self._callbacks: list[Any] = []
 
     def add(self, callback: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-        """Call a function after each restore, fork or wake of the sandbox, before the next cell.
+        """Register a function to be called after each restore, fork or wake of the sandbox, before the next cell.
 
-        A function replaces an earlier one with the same name and module, so that a cell may be run again. Works as a decorator. A callback
-        that raises, or that is interrupted after 2 s, is reported on the stderr of the next cell.
+        Can be used as a decorator. A function replaces a callback that has the same name and module, so that a cell with ``on_wake`` may be run
+        several times. If a callback raises an exception, or is interrupted after 2 s, the next cell writes a line about this to its stderr.
 
         Args:
-            callback: Function of one argument: 64 random bytes that no other callback, kernel or sandbox receives.
+            callback: Function with one parameter, which gets 64 random bytes that no other callback, kernel or sandbox gets.
 
         Returns:
-            The callback.
+            ``callback``, so that this method can be a decorator.
 
         Raises:
             TypeError: ``callback`` is not callable.
-            RuntimeError: There are 256 callbacks, the maximum.
+            RuntimeError: The kernel has 256 callbacks, the maximum.
         """
         if not callable(callback):
-            raise TypeError("on_wake() takes a function of one argument, 64 random bytes")
+            raise TypeError(f"on_wake() takes a function with one parameter (64 random bytes), not {type(callback).__name__}")
         name = _qualified_name(callback)
         for number, known in enumerate(self._callbacks):
             if known is callback or (name is not None and _qualified_name(known) == name):
                 self._callbacks[number] = callback
                 return callback
         if len(self._callbacks) >= MAX_CALLBACKS:
-            raise RuntimeError(f"on_wake() has {MAX_CALLBACKS} functions, the maximum")
+            raise RuntimeError(f"on_wake() has {MAX_CALLBACKS} functions, the maximum; give a function the name of one that it can replace")
         self._callbacks.append(callback)
         return callback
 
     def call(self, entropy: bytes, interrupts: Interrupts) -> str:
-        """Call all callbacks.
+        """Call all callbacks, one after another.
 
         Args:
-            entropy: Random bytes of this wake for this kernel.
-            interrupts: The handler of SIGINT, so that a callback can be interrupted.
+            entropy: Random bytes that only this kernel gets at this wake. The bytes for each callback are derived from them.
+            interrupts: Handler of SIGINT, which is told when a callback runs and may be interrupted.
 
         Returns:
-            One line for each callback that failed.
+            Text with one line for each callback that has raised an exception or was interrupted; empty if all callbacks succeeded.
         """
         failures = []
         for number, callback in enumerate(list(self._callbacks)):
@@ -88,11 +89,15 @@ class WakeCallbacks:
 
 
 callbacks = WakeCallbacks()
-"""The callbacks of this process, which has one kernel."""
+"""The wake callbacks of the kernel that runs in this process."""
 
 
 def _qualified_name(callback: Any) -> Any:
-    """Return module and name of a function, which are the same after a redefinition; None for lambdas and local functions."""
+    """Return the module and the qualified name of a function. Return None for lambdas and local functions, whose names are not unique.
+
+    Args:
+        callback: The function; may be any callable.
+    """
     name = getattr(callback, "__qualname__", "<")
     return None if "<" in name else (getattr(callback, "__module__", None), name)
 
