@@ -205,7 +205,7 @@ class Loop:
                 self._tasks.append(work)
 
     def _wait(self) -> list[tuple[int, int]]:
-        """Wait, and return the ready descriptors with their masks. Take time in which the sandbox was frozen out of the clock."""
+        """Wait for ready descriptors, and return each with its mask. Subtract time in which the sandbox was frozen from the clock."""
         timeout_s = self._timeout_s()
         if timeout_s <= 0:
             return self._epoll.poll(timeout_s)
