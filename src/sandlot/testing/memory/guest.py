@@ -592,7 +592,7 @@ class MemoryGuest:
         try:
             await handler(connection)
         except ConnectionResetError:
-            call.fail("conflict", "The program reset the connection.")
+            call.fail("conflict", f"The program on port {call.args['port']} reset the connection.")
             return
         call.event("end")
         call.result()
