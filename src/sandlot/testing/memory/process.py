@@ -418,7 +418,7 @@ class Processes:
     def _signal(self, call: Call) -> None:
         process, number = self._find(call), call.args["signal"]
         if not 1 <= number <= LIMITS["signal"]:
-            raise RpcError("invalid_request", f"Signal {number} is invalid.", "Use 1 to 64.")
+            raise RpcError("invalid_request", f"Signal {number} is invalid.", "Use a signal number from 1 to 64.")
         running = process.running
         process.signal(number)
         call.result(running=running)
