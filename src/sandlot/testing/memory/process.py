@@ -177,7 +177,8 @@ class Process:
         call.event("started", pid=self.pid)
         follower = self.output.follow(call, stdout_from, stderr_from)
         if follower is None:
-            raise RpcError("invalid_request", "The offset is beyond the end of the output.", "Use an offset up to the end of the output.")
+            message = f"Offset {stdout_from} of standard output or {stderr_from} of standard error is not within the output so far."
+            raise RpcError("invalid_request", message, "Use an offset up to the end of the output.")
         entry = (call, follower)
         self._followers.append(entry)
         call.on_bytes = lambda channel, data, credit: self._feed(call, channel, data, credit)
