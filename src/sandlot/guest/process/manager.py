@@ -135,7 +135,7 @@ class ProcessManager:
 
     def _spawn(self, id_: str, args: dict[str, Any]) -> Process:
         if not args["argv"] or not args["argv"][0]:
-            raise RpcError("invalid_request", "The command is empty.")
+            raise RpcError("invalid_request", "The command is empty.", "Pass a program to run as the first item of `argv`.")
         account = lookup_account(args["user"])
         process = Process(self._loop, id_, args, self._on_ended)
         if process.is_terminal:

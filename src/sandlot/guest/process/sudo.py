@@ -169,14 +169,14 @@ class SudoRequest:
         try:
             raw = self._requests.take()
         except values.MessageTooLargeError:
-            self._respond({"error": "The request is too large."})
+            self._respond({"error": f"The command with its environment is larger than {MAX_MESSAGE_BYTES} bytes."})
             return
         if raw is None:
             return
         try:
             self._start(values.decode(raw))
         except values.EncodingError as error:
-            self._respond({"error": f"The request is invalid: {error}."})
+            self._respond({"error": f"The message of the sudo client cannot be decoded: {error}."})
         except RpcError as error:
             self._respond({"error": error.message})
         finally:
@@ -184,7 +184,7 @@ class SudoRequest:
 
     def _start(self, request: Any) -> None:
         if schema.validate_fields(_REQUEST, request) or request["op"] != "sudo" or not request["argv"] or len(self._fds) != STANDARD_STREAMS:
-            self._respond({"error": "The request is invalid."})
+            self._respond({"error": f"The request needs `op`, `argv`, `env`, `cwd` and {STANDARD_STREAMS} descriptors; {len(self._fds)} were sent."})
             return
         account = lookup_account("root")
         env = {**request["env"], "HOME": account.home, "USER": "root", "LOGNAME": "root"}

@@ -345,7 +345,7 @@ class Processes:
         """
         argv = args["argv"]
         if not argv or not argv[0]:
-            raise RpcError("invalid_request", "The command is empty.")
+            raise RpcError("invalid_request", "The command is empty.", "Pass a program to run as the first item of `argv`.")
         if args["user"] not in UIDS:
             raise RpcError("invalid_request", f"There is no user {args['user'][:50]!r}.", "Use 'user' or 'root'.")
         for name in ("rows", "cols"):
