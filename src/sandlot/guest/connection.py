@@ -1,7 +1,7 @@
 """The guest's end of the link: two descriptors, one protocol connection, and batched writes.
 
-Waking the host's process takes 150 µs, longer than most work of the guest. So frames are written once per turn of the loop,
-several in one write, and messages that may wait are written together with later messages.
+Each write wakes the host's process, which takes 150 µs, longer than most work of the guest. Therefore the queued frames are
+written together at the end of each turn of the loop. Messages that may be delayed are written together with later messages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from sandlot.guest.loop import Loop
 
 WRITE_BYTES = 256 * 1024
-"""Maximum size of one write."""
+"""Maximum number of bytes in one write to the link."""
 FLUSH_LATER_S = 0.001
-"""Time that :meth:`LinkConnection.flush_later` waits for further frames."""
+"""Seconds for which :meth:`LinkConnection.flush_later` waits for further frames."""
 
 
 class LinkConnection:
@@ -29,11 +29,11 @@ class LinkConnection:
 
     Args:
         loop: The guest's loop.
-        fd_in: Descriptor with the frames of the host.
-        fd_out: Descriptor for the frames of the guest.
+        fd_in: Descriptor from which the host's frames are read.
+        fd_out: Descriptor to which the guest's frames are written.
 
     Attributes:
-        protocol: State of the connection.
+        protocol: Protocol state of the link, with the queue of frames to write.
     """
 
     __slots__ = ("_fd_in", "_fd_out", "_is_flush_due", "_is_flush_timed", "_is_full", "_loop", "_on_event", "_unwritten", "protocol")
@@ -55,13 +55,13 @@ class LinkConnection:
         """Begin to read the link.
 
         Args:
-            on_event: Called with each event of the connection.
+            on_event: Called with each protocol event that the received or written frames cause.
         """
         self._on_event = on_event
         self._loop.watch(self._fd_in, READ, self._on_readable)
 
     def is_asleep(self) -> bool:
-        """Return True while the guest serves only ``guest.wake``."""
+        """Return True while the guest is asleep, which means that it serves no call except ``guest.wake``."""
         return self.protocol.asleep
 
     def flush_soon(self) -> None:
@@ -71,7 +71,7 @@ class LinkConnection:
             self._loop.call_soon(self._flush)
 
     def flush_later(self) -> None:
-        """Write the queued frames after ``FLUSH_LATER_S``, together with frames that are queued until then."""
+        """Write the queued frames after ``FLUSH_LATER_S`` seconds, together with the frames that are queued in that time."""
         if not self._is_flush_due and not self._is_flush_timed:
             self._is_flush_timed = True
             self._loop.call_later(FLUSH_LATER_S, self._on_flush_timer)
@@ -86,16 +86,16 @@ class LinkConnection:
         except BlockingIOError:
             return
         if not data:
-            # No process has the other end open, and none can open it again, so the guest ends. Drivers that support a restart
-            # of the service keep a FIFO open for reading and writing.
+            # EPOLLHUP: no process has the host's end of the link open, and none can open it again. Then the guest ends. Drivers
+            # that support a restart of the service keep the link's FIFO open for reading and writing, which prevents EPOLLHUP.
             if mask & GONE:
                 log("the link was closed")
                 self._loop.stop()
             return
         for event in self.protocol.receive(data):
             if isinstance(event, events.Greeted):
-                self._unwritten = memoryview(b"")  # the rest of a frame of the earlier connection
-                self._loop.rearm()  # after a restore, epoll may never report that the link is writable
+                self._unwritten = memoryview(b"")  # drop the rest of a frame that was meant for the earlier connection
+                self._loop.rearm()  # after a restore, the old epoll instance may never report that the link is writable
             self._on_event(event)
         self.flush_soon()
 
@@ -111,7 +111,7 @@ class LinkConnection:
             except BlockingIOError:
                 written = 0
             except BrokenPipeError:
-                # No service is running. The handshake of the next service begins a new connection.
+                # No service reads the link. Drop the frame: the handshake of the next service begins a new connection.
                 self._unwritten = memoryview(b"")
                 return
             self._unwritten = self._unwritten[written:]
@@ -132,4 +132,4 @@ class LinkConnection:
 
 
 def _drop(_event: events.Event) -> None:
-    """Ignore an event. Before ``start`` there are none, because the link is not read."""
+    """Ignore an event. Placeholder until ``start`` sets the real callback; the link is not read before."""

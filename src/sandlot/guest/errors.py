@@ -1,15 +1,15 @@
-"""The error that the guest and its helper programs send to the host. Helper programs import this file, so it imports nothing."""
+"""The error that the guest and its helper programs send to the host. Imports nothing, because helper programs import this file."""
 
 from __future__ import annotations
 
 
 class RpcError(Exception):
-    """A call has failed. The error is sent to the host.
+    """Failure of a call or of a helper's request. The error is sent to the host as the response.
 
     Args:
-        code: Text of the model's ``ErrorCode``.
-        message: Description of the failure.
-        hint: Advice to the user, or an empty string.
+        code: Value of a member of the model's ``ErrorCode``, such as ``path_not_found``.
+        message: Description of the failure, for the user.
+        hint: One action that the user can take. Empty if there is no advice.
     """
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:

@@ -1,10 +1,10 @@
-"""Identity of the sandbox: its id, environment, workspace and randomness. Each wake sets all of them again.
+"""Identity of the sandbox: its id, environment, workspace and randomness. Each call ``guest.wake`` sets all of them.
 
 Invariants:
-- Processes that start after a wake have the environment of that wake only.
-- Each wake brings new entropy of the host, which is mixed into the random number generator of the operating system, because
-  all copies of a checkpoint have the same state. :meth:`SandboxIdentity.fresh_entropy` never returns the same bytes twice, in
-  this sandbox or in a copy.
+- A process gets the environment that the most recent wake has set. Variables of earlier wakes are not kept.
+- The host sends new random bytes with each wake. They are mixed into the random number generator of the operating system,
+  because the generators of all copies of a checkpoint have the same state.
+- :meth:`SandboxIdentity.fresh_entropy` never returns the same bytes twice, in this sandbox or in a copy of the sandbox.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 
 
 class SandboxIdentity:
-    """Identity of the sandbox that the guest runs as.
+    """Id, environment, workspace and entropy of the sandbox in which the guest runs.
+
+    Args:
+        loop: The guest's loop, whose clock measures the uptime.
 
     Attributes:
         sandbox_id: Id of the sandbox; empty before the first wake.
-        env: Environment of the sandbox, added to that of an account.
+        env: Variables of the sandbox. They are added to the variables of the account that a process runs as.
         workspace: Default working directory of processes.
-        began_s: Time of the loop at the start of the sandbox: the start of the guest, or the first wake of a copy.
+        began_s: Start of the sandbox in seconds of the loop's clock. This is the start of the guest. In a copy of a sandbox, it is
+            the first wake of the copy.
     """
 
     __slots__ = ("_drawn", "_loop", "_seed", "began_s", "env", "sandbox_id", "workspace")
@@ -43,13 +47,14 @@ class SandboxIdentity:
         self.began_s = loop.time()
 
     def become(self, sandbox_id: str, env: dict[str, str], workspace: str, entropy: bytes) -> None:
-        """Set the identity at a wake.
+        """Take over the identity that the host has sent with ``guest.wake``.
 
         Args:
-            sandbox_id: Id of the sandbox. If the id changes, the sandbox is a copy, and its uptime begins now.
-            env: Environment of the sandbox.
-            workspace: Working directory, created if missing. If that fails, the home directory of ``user`` is used instead.
-            entropy: Random bytes of the host, which no other sandbox has received.
+            sandbox_id: Id of the sandbox. If the id differs from the earlier one, the sandbox is a copy, and its uptime begins now.
+            env: Variables of the sandbox.
+            workspace: Default working directory of processes, created if it does not exist. If the creation fails, the home
+                directory of the account ``user`` is used instead.
+            entropy: Random bytes that the host sends to this sandbox only, for this wake only.
         """
         if self.sandbox_id and self.sandbox_id != sandbox_id:
             self.began_s = self._loop.time()
@@ -60,17 +65,20 @@ class SandboxIdentity:
         self.workspace = _create_workspace(workspace)
 
     def environment(self, account: Account, *layers: dict[str, str]) -> dict[str, str]:
-        """Return the environment of a process: that of the account, then that of the sandbox, then each of the layers."""
+        """Return the environment for a new process. Later sources replace variables of earlier ones.
+
+        The order is: variables of the account, variables of the sandbox, each of the layers.
+        """
         return build_environment(account, self.env, *layers)
 
     def fresh_entropy(self) -> bytes:
-        """Return 64 random bytes that are returned only once, in this sandbox and all copies."""
+        """Return 64 random bytes. No other call returns the same bytes, in this sandbox or in a copy of the sandbox."""
         self._drawn += 1
         return blake2b(b"%b%d:%b" % (self._seed, self._drawn, os.urandom(32))).digest()
 
 
 def _add_kernel_entropy(entropy: bytes) -> None:
-    """Mix random bytes into the generator of the operating system (random(4)), so that copies of a snapshot get different numbers."""
+    """Mix random bytes into the operating system's generator (random(4)), so that copies of a snapshot get different numbers."""
     try:
         fd = os.open("/dev/urandom", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
@@ -84,13 +92,16 @@ def _add_kernel_entropy(entropy: bytes) -> None:
 
 
 def _create_workspace(path: str) -> str:
-    """Create the workspace if it does not exist, and return its path. Return the home directory of ``user`` if that fails."""
+    """Create the workspace if it does not exist, and return its path.
+
+    If the creation fails, return the home directory of the account ``user``, and log the reason.
+    """
     try:
         if not os.path.isdir(path):
             account = lookup_account("user")
             os.makedirs(path, 0o755)
             os.chown(path, account.uid, account.gid)
     except OSError as error:
-        log(f"cannot create the workspace {path}: {error}")
+        log(f"cannot create the workspace {path!r}; using the home directory of user: {error}")
         return lookup_account("user").home
     return path

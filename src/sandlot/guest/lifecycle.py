@@ -1,13 +1,14 @@
 """Lifecycle of the guest: wake, checkpoint, quiesce, deadline and shutdown.
 
 Invariants:
-- After boot, restore and quiesce, the guest serves only ``guest.wake``. Processes inside continue; timers stand still.
-- If a wake has the same sandbox id as before, the sandbox was hibernated or its service was restarted: calls, processes and cells
-  are remembered, and clients may attach to them.
-- If a wake has another id, this sandbox is a copy: finished calls, processes and cells are forgotten, and queued cells do not run,
+- After boot, restore and quiesce, the guest serves no call except ``guest.wake``. Processes in the sandbox continue. Timers of
+  the guest stand still.
+- If a wake has the same sandbox id as the wake before, the sandbox was hibernated, or its service was restarted. Then calls,
+  processes and cells are remembered, and clients may attach to them.
+- If a wake has another id, this sandbox is a copy. Finished calls, processes and cells are forgotten. Queued cells do not run,
   because their clients wait for the original. Running processes and cells belong to the copy and continue.
-- Order of a wake: clock, reset of a copy, environment and entropy, limits; then the guest is awake; then kernels; then wake
-  scripts, but not at the first wake.
+- Steps of a wake, in this order: continue the clock, reset the state of a copy, set environment and entropy, set the limits,
+  mark the guest as awake, wake the kernels, run the wake scripts. The first wake runs no wake scripts.
 - The guest ends by itself when its deadline passes, even if no service is running.
 """
 
@@ -38,22 +39,22 @@ if TYPE_CHECKING:
     from sandlot.guest.wake_scripts import WakeScripts
 
 SHUTDOWN_DELAY_S = 0.05
-"""Time that is left to write the response of ``guest.shutdown``."""
+"""Seconds between the response of ``guest.shutdown`` and the end of the guest, so that the response can still be written."""
 
 
 class GuestLifecycle:
-    """The calls that change the state of the whole guest.
+    """Handlers of the ``guest.*`` calls, which change the state of the whole guest.
 
     Args:
-        loop: The guest's loop, whose clock is held until a wake and during a checkpoint.
+        loop: The guest's loop. Its clock is stopped between a quiesce and a wake, and during a checkpoint.
         link: The guest's end of the link.
-        router: Streams of the link, which end with a quiesce.
-        rpc: Results of calls, which a copy forgets.
-        identity: Id, environment, workspace and entropy, which a wake sets.
-        pid_limit: Process limit, which a wake sets.
-        processes: Processes; a copy forgets those that have finished.
-        kernels: Contexts and kernels, which are woken last.
-        oom: Memory limit, which ``guest.limit`` may change.
+        router: Streams of the link. A quiesce ends all of them.
+        rpc: Outcomes of calls. A copy of a sandbox forgets all of them.
+        identity: Id, environment, workspace and entropy of the sandbox. Each wake sets them.
+        pid_limit: Limit of processes and threads. Each wake sets the limit.
+        processes: Processes that the host has started. A copy of a sandbox forgets the finished processes.
+        kernels: Contexts and their kernels.
+        oom: Memory limit. Each wake sets the limit, and ``guest.limit`` may change it.
         wake_scripts: Scripts that run after every wake except the first.
     """
 
@@ -99,15 +100,15 @@ class GuestLifecycle:
         self._python = PythonFinder(identity)
 
     def wake(self, call: Call) -> None:
-        """Handle ``guest.wake``: run as the sandbox that the host names from now on."""
+        """Handle ``guest.wake``: take over the sandbox id, environment and limits of the call, and serve all calls from now on."""
         connection, args = self._link.protocol, call.args
         if not connection.asleep:
-            raise RpcError("conflict", "The guest is awake already.")
+            raise RpcError("conflict", "The guest is already awake; `guest.wake` is allowed only before the guest has been woken.")
         earlier_id = self._identity.sandbox_id
         self._loop.release_clock()
         if earlier_id and earlier_id != args["identity"]:
             self._reset_as_copy()
-        # The system clock need not be set: gVisor and containers use that of the host, even after a restore.
+        # The system clock is not set here: gVisor and containers use the host's system clock, even after a restore.
         _set_hostname(args["hostname"])
         self._identity.become(args["identity"], args["env"], args["workspace"], args["entropy"])
         self._pid_limit.set(args["pids"])
@@ -121,7 +122,7 @@ class GuestLifecycle:
         call.result(python=python)
 
     def checkpoint(self, call: Call) -> None:
-        """Handle ``guest.checkpoint``, which is called before and after a checkpoint."""
+        """Handle ``guest.checkpoint``: stop the guest's clock before a checkpoint (``armed``), and continue the clock after it."""
         armed = call.args["armed"]
         self._link.protocol.armed = armed
         if armed:
@@ -131,26 +132,29 @@ class GuestLifecycle:
         call.result()
 
     def quiesced(self) -> None:
-        """Handle a request to quiesce: end all streams, and serve only ``guest.wake`` from now on."""
+        """Handle the host's request to quiesce: end all streams, stop the clock, and serve only ``guest.wake`` from now on.
+
+        If a new handshake of the host has cancelled the request, only write the queued frames.
+        """
         if self._link.protocol.quiesced():
             self._router.drop_all()
             self._loop.hold_clock()
         self._link.flush_soon()
 
     def set_deadline(self, call: Call) -> None:
-        """Handle ``guest.deadline``."""
+        """Handle ``guest.deadline``: set, replace or remove the time at which the guest ends by itself."""
         self._arm_deadline(call.args["deadline_s"])
         call.result()
 
     def set_limits(self, call: Call) -> None:
-        """Handle ``guest.limit``."""
+        """Handle ``guest.limit``: change the process limit, and the memory limit if the call has one."""
         self._pid_limit.change(call.args["pids"])
         if call.args["memory_bytes"] is not None:
             self._oom.change_limit(call.args["memory_bytes"])
         call.result()
 
     def info(self, call: Call) -> None:
-        """Handle ``guest.info``."""
+        """Handle ``guest.info``: respond with the guest's protocol generation, sandbox id, uptime, and use of resources."""
         call.result(
             generation=GENERATION,
             identity=self._identity.sandbox_id,
@@ -162,7 +166,7 @@ class GuestLifecycle:
         )
 
     def shutdown(self, call: Call) -> None:
-        """Handle ``guest.shutdown``."""
+        """Handle ``guest.shutdown``: respond, then end the guest and with it the sandbox after ``SHUTDOWN_DELAY_S``."""
         call.result()
         self._loop.call_later(SHUTDOWN_DELAY_S, self._loop.stop)
 
@@ -178,13 +182,13 @@ class GuestLifecycle:
 
 
 class PythonFinder:
-    """Finds the environment of ``user`` and the Python interpreter of the image, and caches both.
+    """Finds the environment of the account ``user`` and the Python interpreter of the image, and caches the results.
 
-    The search examines about twenty files and folders, which takes 5 ms in gVisor. As long as none of them has changed, the
-    next wake uses the cached result.
+    A search examines about twenty files and folders, which takes 5 ms in gVisor. The next wake uses the cached results if none
+    of these files and folders has changed.
 
     Args:
-        identity: Environment of the sandbox.
+        identity: Source of the sandbox's own variables.
     """
 
     __slots__ = ("_account", "_identity", "_path", "_python", "_versions")
@@ -195,10 +199,13 @@ class PythonFinder:
         self._python: str | None = None
         self._path: str | None = None
         self._versions: dict[str, int] = {}
-        """Examined file or folder -> time of its last change."""
+        """Path of each examined file or folder -> time of its last modification."""
 
     def find(self) -> tuple[dict[str, str], str | None]:
-        """Return the complete environment of ``user``, and the path of the image's Python interpreter; None if there is none."""
+        """Return the complete environment of the account ``user``, and the path of the image's Python interpreter.
+
+        The path is None if the image has no Python interpreter.
+        """
         path = self._identity.env.get("PATH")
         if self._account is not None and self._path == path and modified_times(self._versions) == self._versions:
             return self._identity.environment(self._account), self._python
@@ -211,7 +218,7 @@ class PythonFinder:
 
 
 def _make_tmp() -> None:
-    """Create /tmp if the image has none, because programs expect it. gVisor creates it itself."""
+    """Create /tmp if the image has no such folder, because programs expect /tmp to exist. gVisor creates the folder itself."""
     try:
         os.mkdir("/tmp")
         os.chmod("/tmp", 0o1777)  # noqa: S103 - the mode of every /tmp
@@ -220,9 +227,9 @@ def _make_tmp() -> None:
 
 
 def _set_hostname(name: str) -> None:
-    if socket.gethostname() == name:  # in a container: its name is set at the start, and setting it again would fail
+    if socket.gethostname() == name:  # a container has its name from the start, and may not be allowed to set a name
         return
     try:
         socket.sethostname(name)
     except OSError as error:
-        log(f"cannot set the host name: {error}")
+        log(f"cannot set the host name to {name!r}: {error}")

@@ -1,11 +1,11 @@
-"""Event loop of the guest: it watches descriptors, calls timers, and runs generators step by step.
+"""Event loop of the guest: watches descriptors, calls the callbacks of timers, and runs generators step by step.
 
 Invariants:
 - No callback blocks. Long work is a generator that yields every few milliseconds.
-- An idle loop sleeps in epoll without a timeout, so an idle guest takes no CPU time.
-- An exception in a callback is a defect of the guest: it is logged and the loop continues, because PID 1 must not end.
-- Timers measure the run time of the sandbox. They stand still while the sandbox is hibernated, paused or held for a checkpoint.
-  gVisor's monotonic clock does not: after an hour on disk, it has advanced by an hour (measured).
+- A loop without timers and work sleeps in epoll without a timeout, so an idle guest takes no CPU time.
+- An exception in a callback is a defect of the guest. The exception is logged and the loop continues, because PID 1 must not end.
+- Timers measure the run time of the sandbox. They stand still while the sandbox is hibernated, paused or stopped for a checkpoint.
+  gVisor's monotonic clock does not stand still: after an hour on disk, it has advanced by an hour (measured).
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ if TYPE_CHECKING:
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 READ_BYTES = 262144
-"""Maximum size of one read."""
+"""Maximum number of bytes that one read returns."""
 GONE = select.EPOLLHUP | select.EPOLLERR
+"""Bits of an epoll mask that report a closed or failed descriptor."""
 FROZEN_AFTER_S = 5.0
-"""If a wait takes this much longer than its timeout, the sandbox was frozen or restored meanwhile."""
+"""If epoll returns this many seconds later than its timeout, the loop assumes that the sandbox was frozen or restored meanwhile."""
 MAX_HOLD_S = 300.0
-"""Maximum time for which the clock is held, so that a guest that is never woken still ends at its deadline."""
+"""Maximum number of seconds for which the clock is stopped, so that a guest that is never woken still ends at its deadline."""
 HOLD_TICK_S = 5.0
-"""Interval at which a held clock is checked."""
+"""Seconds between two checks whether a stopped clock has reached ``MAX_HOLD_S``."""
 
 
 class ReadBuffer:
-    """Memory that all reads share.
+    """Memory that is reused for every read of a descriptor.
 
-    ``os.read`` with a large size allocates memory for every call and frees most of it. With glibc, this causes an mmap, page faults
-    and an munmap, which take 465 µs in gVisor (measured).
+    ``os.read`` with a large size allocates memory for every call and frees most of the memory again. With glibc, each such call causes
+    an mmap, page faults and an munmap, which take 465 µs in gVisor (measured).
+
+    Args:
+        size: Maximum number of bytes of one read.
     """
 
     __slots__ = ("_memory", "_view")
@@ -49,12 +53,17 @@ class ReadBuffer:
         self._view = memoryview(self._memory)
 
     def read(self, fd: int) -> bytes:
-        """Return the bytes of one read. Errors are those of ``os.read``."""
+        """Read a descriptor once and return a copy of the bytes. Raises the same errors as ``os.read``."""
         return bytes(self._view[: os.readv(fd, [self._memory])])
 
 
 class Timer:
-    """A callback that is due once."""
+    """A callback that the loop calls once at a given time.
+
+    Args:
+        due_s: Time of the call, in seconds of the loop's clock.
+        callback: Function to call.
+    """
 
     __slots__ = ("callback", "due_s")
 
@@ -63,7 +72,7 @@ class Timer:
         self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
-        """Cancel the timer. Idempotent."""
+        """Prevent the call. Does nothing if the callback was called or the timer was cancelled before."""
         self.callback = None
 
     def __lt__(self, other: Timer) -> bool:
@@ -71,7 +80,7 @@ class Timer:
 
 
 class Loop:
-    """The event loop. The guest has exactly one."""
+    """The event loop of the guest. The guest has exactly one loop and one thread."""
 
     __slots__ = ("_epoll", "_held_left_s", "_held_since_s", "_lost_s", "_masks", "_running", "_soon", "_tasks", "_timers", "_watched", "read_buffer")
 
@@ -89,23 +98,29 @@ class Loop:
         self._running = True
 
     def time(self) -> float:
-        """Return the time of the sandbox's clock in seconds: a monotonic clock that stands still while it is held."""
+        """Return the seconds of the sandbox's clock, a monotonic clock that stands still after :meth:`hold_clock`."""
         return (time.monotonic() if self._held_since_s is None else self._held_since_s) - self._lost_s
 
     def hold_clock(self) -> None:
-        """Stop the clock, because a checkpoint is about to be taken. Idempotent."""
+        """Stop the sandbox's clock until :meth:`release_clock`, at most for ``MAX_HOLD_S``. Idempotent."""
         if self._held_since_s is None:
             self._held_since_s = time.monotonic()
             self._held_left_s = MAX_HOLD_S
 
     def release_clock(self) -> None:
-        """Continue the clock, in this sandbox or in a copy of it. Idempotent."""
+        """Continue a clock that :meth:`hold_clock` has stopped. Does nothing if the clock runs."""
         if self._held_since_s is not None:
             self._lost_s += time.monotonic() - self._held_since_s
             self._held_since_s = None
 
     def watch(self, fd: int, mask: int, callback: Callable[[int], object]) -> None:
-        """Call ``callback`` with the ready mask whenever the descriptor is ready. Replaces an earlier watch of the descriptor."""
+        """Call a function whenever a descriptor is ready. Replaces an earlier watch of the descriptor.
+
+        Args:
+            fd: Descriptor to watch.
+            mask: Conditions to wait for: ``READ``, ``WRITE`` or both.
+            callback: Called with the epoll mask of the conditions that have occurred.
+        """
         before = self._masks.get(fd)
         if before is None:
             self._epoll.register(fd, mask)
@@ -115,20 +130,21 @@ class Loop:
         self._watched[fd] = callback
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching a descriptor. Called before the descriptor is closed. Idempotent."""
+        """Stop watching a descriptor. The caller must do so before it closes the descriptor. Does nothing if it is not watched."""
         if self._watched.pop(fd, None) is not None:
             del self._masks[fd]
             self._epoll.unregister(fd)
 
     def rearm(self) -> None:
-        """Register all watched descriptors in a new epoll instance. If no descriptor is free for it, the old instance stays.
+        """Register all watched descriptors in a new epoll instance. If no new instance can be opened, keep the old instance.
 
-        A descriptor that becomes ready while gVisor saves itself may never be reported again by a restored epoll (measured).
+        If a descriptor becomes ready while gVisor saves a checkpoint, the restored epoll instance may never report the descriptor
+        (measured).
         """
         try:
             before, self._epoll = self._epoll, select.epoll()
         except OSError as error:  # not raised, because the caller must still respond to the handshake
-            log(f"cannot create a new epoll instance: {error}")
+            log(f"cannot create a new epoll instance; keeping the old instance: {error}")
             return
         for fd, mask in list(self._masks.items()):
             try:
@@ -139,30 +155,38 @@ class Loop:
         before.close()
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """Call ``callback`` once after a delay on the sandbox's clock."""
+        """Call a function once, after a delay.
+
+        Args:
+            delay_s: Seconds of the sandbox's clock, which does not advance while the sandbox is suspended.
+            callback: Function to call.
+
+        Returns:
+            The timer, with which the caller can cancel the call.
+        """
         timer = Timer(self.time() + delay_s, callback)
         heapq.heappush(self._timers, timer)
         return timer
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` in the next turn of the loop."""
+        """Call a function once. The call happens at the end of this turn of the loop or in the next turn."""
         self._soon.append(callback)
 
     def add_task(self, work: Generator[None, None, None]) -> None:
-        """Run a generator, one step in each turn of the loop."""
+        """Run a generator to its end, one ``next`` in each turn of the loop."""
         self._tasks.append(work)
 
     def stop(self) -> None:
-        """Make :meth:`run` return."""
+        """Make :meth:`run` return after the present turn."""
         self._running = False
 
     def run(self) -> None:
-        """Run until :meth:`stop`."""
+        """Run turns of the loop until :meth:`stop` is called."""
         while self._running:
             self.turn()
 
     def turn(self) -> None:
-        """Wait for the next event, then call everything that is due."""
+        """Wait for a ready descriptor, a due timer or queued work, and run the callbacks of everything that is due."""
         for fd, mask in self._wait():
             callback = self._watched.get(fd)
             if callback is not None:
@@ -181,7 +205,7 @@ class Loop:
                 self._tasks.append(work)
 
     def _wait(self) -> list[tuple[int, int]]:
-        """Return the ready descriptors, and correct the clock by the time that passed."""
+        """Wait for ready descriptors, and return each with its mask. Subtract time in which the sandbox was frozen from the clock."""
         timeout_s = self._timeout_s()
         if timeout_s <= 0:
             return self._epoll.poll(timeout_s)
@@ -223,7 +247,7 @@ class Loop:
 
 
 def log(text: str) -> None:
-    """Write one line to the guest's log (standard error). Never fails. The driver decides whether the log is kept."""
+    """Write one line to the guest's standard error. Never raises. The sandbox's driver decides whether to keep the output."""
     try:
         os.write(2, f"sandlot-guest: {text}\n".encode("utf-8", "replace")[:2000])
     except OSError:
@@ -231,7 +255,7 @@ def log(text: str) -> None:
 
 
 def log_exception() -> None:
-    """Log the exception that is being handled, with the file and line that raised it."""
+    """Log the exception that the caller is handling, with the file and line that raised it."""
     kind, error, trace = sys.exc_info()
     place = ""
     while trace is not None:

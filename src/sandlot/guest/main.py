@@ -1,4 +1,4 @@
-"""PID 1: process set-up, creation of the services, the table of call handlers, and routing of link events."""
+"""Main program of PID 1: process set-up, creation of the services, the table of call handlers, and dispatch of link events."""
 
 from __future__ import annotations
 
@@ -48,17 +48,19 @@ HANDLED_SIGNALS = (
     signal.SIGXCPU,
     signal.SIGSTKFLT,
 )
-"""Signals that end or stop a process without a handler and do not report a fault of the process itself (signal(7)). The
-real-time signals are added to them."""
+"""Signals whose default action is to end or to stop the process, and that do not report a fault in its own code (signal(7)).
+
+:func:`_handle_signals` handles the real-time signals too.
+"""
 
 
 class LinkEventDispatcher:
     """Passes each event of the link to the object that handles it.
 
     Args:
-        router: Handles events of streams.
-        rpc: Handles streams that the host opens: calls.
-        lifecycle: Handles the request to quiesce.
+        router: Handles the events of open streams, and ends all streams after a new handshake.
+        rpc: Handles each stream that the host opens. Such a stream is a call.
+        lifecycle: Handles the host's request to quiesce.
     """
 
     __slots__ = ("_lifecycle", "_router", "_rpc")
@@ -69,7 +71,7 @@ class LinkEventDispatcher:
         self._lifecycle = lifecycle
 
     def on_event(self, event: events.Event) -> None:
-        """Handle one event."""
+        """Pass one event of the link to the router, the call server or the lifecycle, by the type of the event."""
         if isinstance(event, events.Opened):
             self._rpc.on_opened(event)
         elif isinstance(event, events.StreamEvent):
@@ -85,8 +87,8 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
 
     Args:
         loop: Loop that runs the services.
-        fd_in: Descriptor with the bytes of the host.
-        fd_out: Descriptor for the bytes of the guest.
+        fd_in: Descriptor from which the host's bytes are read.
+        fd_out: Descriptor to which the guest's bytes are written.
     """
     dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     link, children, identity = LinkConnection(loop, fd_in, fd_out), ChildTable(), SandboxIdentity(loop)
@@ -142,7 +144,10 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
 
 
 def _reap_on_sigchld(loop: Loop, children: ChildTable) -> None:
-    """Reap children whenever a signal arrives. Each signal writes a byte into a pipe that the loop watches (signal.set_wakeup_fd)."""
+    """Reap ended child processes whenever PID 1 receives a signal.
+
+    Python writes a byte into a pipe for each signal (signal.set_wakeup_fd), and the loop watches that pipe.
+    """
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def reap(_mask: int) -> None:
@@ -158,18 +163,19 @@ def _reap_on_sigchld(loop: Loop, children: ChildTable) -> None:
 
 
 def _handle_signals() -> None:
-    """Install handlers, so that no signal that can be handled ends or stops the sandbox.
+    """Install handlers that do nothing, so that signals of programs inside neither end nor stop PID 1.
 
-    gVisor does not protect PID 1 from signals, and processes of ``user`` may send them at times (``as_process_user``).
-    Signals of faults keep their action: PID 1 must not continue after a fault. Python ignores SIGPIPE.
+    gVisor does not protect PID 1 from signals. Processes of the account ``user`` may signal PID 1 while it runs under their uid
+    (``as_process_user``). Signals that report a fault, such as SIGSEGV, keep their default action, because PID 1 must not
+    continue after a fault. Python ignores SIGPIPE.
     """
     for number in (*HANDLED_SIGNALS, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)):
-        # Not SIG_IGN, which every program that is started would inherit over exec (execve(2)).
+        # A handler and not SIG_IGN: started programs would inherit SIG_IGN, because exec keeps ignored signals ignored (execve(2)).
         signal.signal(number, _ignore_signal)
 
 
 def _ignore_signal(_number: int, _frame: object) -> None:
-    """Do nothing."""
+    """Handle a signal by doing nothing."""
 
 
 def main() -> None:
@@ -180,11 +186,12 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    # No core files. With a limit of 0, the kernel would still pass cores to a configured program; with 1 it does not (core(5)).
+    # Prevent core dumps. With a limit of 0 bytes, the kernel would still pass a dump to a configured program. With a limit of
+    # 1 byte, the kernel passes none (core(5)).
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     cores = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
     resource.setrlimit(resource.RLIMIT_CORE, (cores, cores))
-    # Move the link away from the standard descriptors, so that neither a child nor stray output can reach it.
+    # Move the link from descriptors 0 and 1 to others, so that neither a child nor stray output of the guest can write to the link.
     fd_in, fd_out = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)

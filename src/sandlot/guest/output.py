@@ -1,9 +1,11 @@
-"""Output of processes and cells: bounded buffers that are addressed by byte offset, and the readers that follow them.
+"""Output of processes and cells: bounded buffers that are addressed by byte offset, and the readers that follow the output.
 
 Invariants:
-- A reader that attaches again with its offset gets all bytes that are still kept, and the number of those that are not.
-- While a client reads, nothing is dropped: a full buffer stops the process instead (backpressure). This also holds for 30 s
-  after a reader has lost its link, so that no output is lost during a restart of the service.
+- A reader that attaches again with its offset receives all bytes from there that are still kept. It also receives the number of
+  bytes that were dropped.
+- While a reader is attached, no byte is dropped that the reader has not received. If the buffer is full, the guest stops reading
+  the pipe, and the process blocks (backpressure). This also applies for 30 s after a reader has lost its link, so that no output
+  is lost during a restart of the service.
 - Without a reader, the oldest bytes are dropped, and the process never blocks.
 """
 
@@ -18,32 +20,33 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class OutputSink(Protocol):
-        """Receiver of output: a call of the host."""
+        """Receiver of output, such as a call of the host."""
 
         def room(self) -> int:
-            """Return the number of bytes that may be sent now."""
+            """Return the number of bytes that the receiver accepts now."""
 
         def data(self, channel: int, piece: bytes) -> None:
-            """Send bytes of a channel."""
+            """Send output bytes of one channel, standard output or standard error."""
 
         def lost(self, channel: int, size: int) -> None:
-            """Send the event that ``size`` bytes of a channel are no longer kept."""
+            """Report that ``size`` bytes of a channel were dropped before they could be sent."""
 
 
 CHUNK_BYTES = 65536
+"""Maximum number of bytes in one piece of a buffer."""
 HOLD_S = 30.0
-"""Time for which a full buffer stops the process after its last reader has lost the link."""
+"""Seconds after the loss of a reader in which a full buffer blocks the process instead of dropping old bytes."""
 
 
 class Buffer:
-    """The last bytes of one channel.
+    """The most recent output bytes of one channel. An offset is the number of bytes of the channel before the byte.
 
     Args:
-        limit: Minimum number of bytes that are kept. Older bytes may be dropped.
+        limit: Number of newest bytes that are always kept. Older bytes are dropped in whole chunks.
 
     Attributes:
         start: Offset of the oldest byte that is kept.
-        end: Offset after the newest byte.
+        end: Offset after the newest byte, which is the number of bytes that were ever appended.
     """
 
     __slots__ = ("_chunks", "end", "limit", "start")
@@ -55,7 +58,7 @@ class Buffer:
         self.limit = limit
 
     def append(self, data: bytes) -> None:
-        """Add bytes, and drop the oldest bytes beyond the limit."""
+        """Append bytes, then drop the oldest chunks that are not among the newest ``limit`` bytes."""
         chunks = self._chunks
         if chunks and len(chunks[-1]) + len(data) <= CHUNK_BYTES:
             chunks[-1] += data
@@ -68,7 +71,12 @@ class Buffer:
             self.start += len(chunks.popleft())
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return bytes from an offset on, at most ``size`` of them and at most one chunk. The offset must still be kept."""
+        """Return the bytes that follow an offset, at most one chunk; empty if ``offset`` is the end of the output.
+
+        Args:
+            offset: Offset of the first byte. The caller must pass at least ``start``.
+            size: Maximum number of bytes.
+        """
         at = self.start
         for chunk in self._chunks:
             if offset < at + len(chunk):
@@ -78,7 +86,12 @@ class Buffer:
 
 
 class Reader:
-    """One attached reader.
+    """One receiver that follows the output of a process or cell, with its position in each channel.
+
+    Args:
+        port: Receiver of the output.
+        buffers: Channel -> buffer.
+        wanted: Channel -> offset of the first byte to send. None, or an absent channel, begins with the oldest byte that is kept.
 
     Attributes:
         at: Channel -> offset of the next byte to send.
@@ -99,11 +112,17 @@ class Reader:
             self.at[channel] = start
 
     def pump(self, buffers: dict[int, Buffer]) -> bool:
-        """Send as much as the stream accepts. Return True if everything was sent."""
+        """Send as much output of all channels as the receiver accepts. Return True if no output is left to send."""
         return all([self.send(buffer, channel, buffer.end) for channel, buffer in buffers.items()])  # noqa: C419 - a full channel does not stop the others
 
     def send(self, buffer: Buffer, channel: int, end: int) -> bool:
-        """Send a channel up to the offset ``end``, as far as the stream accepts it. Return True if all of it was sent."""
+        """Send the output of one channel as far as the receiver accepts bytes. Return True if ``end`` was reached.
+
+        Args:
+            buffer: Buffer of the channel.
+            channel: Channel to send.
+            end: Offset after the last byte to send.
+        """
         if self.at[channel] < buffer.start:
             self.port.lost(channel, buffer.start - self.at[channel])
             self.at[channel] = buffer.start
@@ -120,8 +139,11 @@ class Reader:
 class OutputLog:
     """Output of one process or cell: a buffer for each channel, and the readers.
 
+    Args:
+        channels: Numbers of the channels.
+
     Attributes:
-        held: True if a full buffer stops the process even without a reader.
+        held: True to block the process when a buffer is full, even without a reader. False to drop old bytes instead.
     """
 
     __slots__ = ("buffers", "held", "readers")
@@ -132,15 +154,19 @@ class OutputLog:
         self.held = False
 
     def has(self, wanted: dict[int, int | None]) -> bool:
-        """Return True if no offset is beyond the end of its channel."""
+        """Return True if every requested offset is valid, which means not negative and not beyond the output so far.
+
+        Args:
+            wanted: Channel -> offset. None, or an absent channel, is valid.
+        """
         return all(0 <= (wanted.get(channel) or 0) <= buffer.end for channel, buffer in self.buffers.items())
 
     def attach(self, port: OutputSink, wanted: dict[int, int | None]) -> Reader:
-        """Add a reader.
+        """Add a reader, and return it. Nothing is sent until the caller calls ``Reader.pump``, except reports of dropped bytes.
 
         Args:
             port: Receiver of the output.
-            wanted: Channel -> offset to begin at; None for the oldest byte that is kept.
+            wanted: Channel -> offset of the first byte to send. None begins with the oldest byte that is kept.
         """
         reader = Reader(port, self.buffers, wanted)
         self.readers.append(reader)
@@ -148,12 +174,16 @@ class OutputLog:
         return reader
 
     def detach(self, reader: Reader) -> None:
-        """Remove a reader. Idempotent."""
+        """Remove a reader. Does nothing if the reader is not attached."""
         if reader in self.readers:
             self.readers.remove(reader)
 
     def may_read(self, channel: int) -> bool:
-        """Return True if the next read of a channel's pipe cannot make the buffer drop bytes that a reader still needs."""
+        """Return True if one more read of a channel's pipe cannot make the buffer drop bytes that must be kept.
+
+        With readers, bytes that the slowest reader has not received must be kept. Without a reader, bytes must be kept only while
+        ``held`` is set.
+        """
         buffer = self.buffers[channel]
         if self.readers:
             slowest = min(reader.at[channel] for reader in self.readers)
@@ -162,5 +192,5 @@ class OutputLog:
 
     @property
     def kept_bytes(self) -> int:
-        """Number of bytes in the buffers."""
+        """Total number of bytes in the buffers of all channels."""
         return sum(buffer.end - buffer.start for buffer in self.buffers.values())

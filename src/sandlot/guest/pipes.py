@@ -1,4 +1,4 @@
-"""Pipes of a child process: its output into bounded buffers, and input of the host to it."""
+"""Pipes of a child process: output is read into bounded buffers, and input from the host is written."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from sandlot.guest.output import OutputLog
 
 DRAIN_READS = 64
-"""Maximum number of reads that drain a pipe, enough for any pipe."""
+"""Maximum number of reads in :meth:`OutputPipe.drain`. This many reads empty even the largest pipe."""
 PIPE_BYTES = 262144
-"""Size of an output pipe, for fewer and larger reads (F_SETPIPE_SZ, fcntl(2))."""
+"""Capacity of an output pipe in bytes. More than the default, so that reads are fewer and larger (F_SETPIPE_SZ, fcntl(2))."""
 
 
 def open_pipe(*, roomy: bool = False) -> tuple[int, int]:
-    """Open a close-on-exec pipe.
+    """Open a pipe whose descriptors are both close-on-exec.
 
     Args:
-        roomy: True to enlarge the pipe to ``PIPE_BYTES``, if the limits of the sandbox allow it.
+        roomy: True to enlarge the pipe to ``PIPE_BYTES``. If the kernel refuses, the pipe keeps its default capacity.
+
+    Returns:
+        Descriptor of the read end, descriptor of the write end.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     if roomy:
@@ -37,7 +40,18 @@ def open_pipe(*, roomy: bool = False) -> tuple[int, int]:
 
 
 class OutputPipe:
-    """The pipe of one channel, which is read into the buffer of the channel as long as the buffer has room."""
+    """Read end of a pipe, from which one channel of output is read into a buffer while the buffer accepts more bytes.
+
+    Args:
+        loop: The guest's loop.
+        fd: Descriptor of the read end; ownership passes to this object.
+        channel: Channel of the output.
+        outputs: Log with the buffer of the channel.
+        changed: Called after each read that the loop has caused, also when the pipe was closed by that read.
+
+    Attributes:
+        fd: Descriptor of the read end; -1 once the pipe is closed.
+    """
 
     __slots__ = ("_changed", "_channel", "_loop", "_outputs", "_watching", "fd")
 
@@ -53,16 +67,16 @@ class OutputPipe:
 
     @property
     def is_open(self) -> bool:
-        """True until the end of the pipe was read, or the pipe was closed."""
+        """True until the pipe was closed, which also happens when its end of file is read."""
         return self.fd >= 0
 
     def redirect(self, outputs: OutputLog) -> None:
-        """Read into another log from now on, for the next cell."""
+        """Append output to another log from now on, because the next cell of the kernel begins."""
         self._outputs = outputs
         self.refresh()
 
     def refresh(self) -> None:
-        """Watch the pipe, unless the buffer is full and has a slow reader."""
+        """Watch the pipe if it is open and its buffer accepts more bytes. Stop watching it if not."""
         wanted = self.is_open and self._outputs.may_read(self._channel)
         if wanted and not self._watching:
             self._loop.watch(self.fd, READ, self._readable)
@@ -71,7 +85,7 @@ class OutputPipe:
         self._watching = wanted
 
     def drain(self) -> bool:
-        """Read all bytes that the pipe holds now. Return False if the buffer has no room for all of them."""
+        """Read all bytes that are in the pipe now. Return False if bytes may be left because the buffer accepts no more."""
         for _ in range(DRAIN_READS):
             if self.is_open and not self._outputs.may_read(self._channel):
                 return False
@@ -80,7 +94,7 @@ class OutputPipe:
         return True
 
     def settle(self) -> None:
-        """Handle the end of the process. A pipe needs nothing: children may keep it open and continue to write."""
+        """Handle the end of the process. Does nothing for a pipe, because children may keep it open and continue to write."""
 
     def close(self) -> None:
         """Close the pipe. Idempotent."""
@@ -113,15 +127,19 @@ class OutputPipe:
         return True
 
     def _failed(self) -> None:
-        """Handle a failed read, which is the end of a pipe."""
+        """Handle a read that has failed: treat the error as the end of the pipe."""
         self.close()
 
 
 class InputPipe:
-    """The standard input of a child. Bytes of the host are written as fast as the child reads.
+    """Write end of a pipe that is the standard input of a child. Queued bytes are written as fast as the child reads.
+
+    Args:
+        loop: The guest's loop.
+        fd: Descriptor of the write end; ownership passes to this object.
 
     Attributes:
-        accepted: Number of bytes that were queued so far.
+        accepted: Total number of bytes that were passed to :meth:`write`.
     """
 
     __slots__ = ("_closing", "_fd", "_loop", "_queue", "accepted")
@@ -136,11 +154,16 @@ class InputPipe:
 
     @property
     def is_open(self) -> bool:
-        """True until the input was ended or the pipe was closed."""
+        """True until :meth:`finish` or :meth:`close` was called, or the child has closed its standard input."""
         return self._fd >= 0 and not self._closing
 
     def write(self, data: bytes, taken: Callable[[], object]) -> None:
-        """Queue bytes. ``taken`` is called when they were written, or dropped because the child is gone."""
+        """Queue bytes for the child.
+
+        Args:
+            data: Bytes to write.
+            taken: Called once all these bytes were written, or were dropped because the pipe is closed.
+        """
         self.accepted += len(data)
         if self._fd < 0:
             taken()
@@ -149,12 +172,12 @@ class InputPipe:
         self._flush()
 
     def finish(self) -> None:
-        """Close the pipe after the queued bytes. Idempotent."""
+        """Close the pipe as soon as the queued bytes were written. Idempotent."""
         self._closing = True
         self._flush()
 
     def close(self) -> None:
-        """Close the pipe now, and drop the queued bytes. Idempotent."""
+        """Close the pipe now, and drop the bytes that are queued. Idempotent."""
         if self._fd >= 0:
             self._loop.unwatch(self._fd)
             os.close(self._fd)

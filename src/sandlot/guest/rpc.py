@@ -1,10 +1,11 @@
-"""Calls of the host: each is validated against the schema and executed once per id; the response is sent on its stream.
+"""Calls of the host: validation against the schema, execution once per call id, and responses on the stream of each call.
 
 Invariants:
 - The arguments of a call are validated before its handler sees them. An invalid call has no effect.
-- A call is executed once per id. If an id is repeated, the outcome of the first call is sent again, or the call in progress
-  moves to the new stream. The ids are forgotten when the guest is woken as a copy of another sandbox.
-- If a handler fails, the response is the error ``internal``, and the guest continues.
+- A call is executed once per id. If the host repeats a call whose outcome is kept, the same outcome is sent. If the host
+  repeats a call in progress, the call moves to the new stream. The outcomes are forgotten when the guest is woken as a copy of
+  another sandbox.
+- If a handler raises an unexpected exception, the response is the error ``internal``, and the guest continues.
 - The outcomes of at most :data:`MAX_OUTCOMES` calls are kept.
 """
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     Handler = Callable[["Call"], object]
 
 MAX_OUTCOMES = 4096
+"""Maximum number of outcomes that are kept for repeated calls. Beyond it, the oldest outcome is dropped."""
 
 NOT_MEMOIZED = frozenset(
     {
@@ -45,27 +47,37 @@ NOT_MEMOIZED = frozenset(
         "port.connect",
     }
 )
-"""Calls whose outcomes are not kept: they may be executed again, or their service remembers the ids itself."""
+"""Names of calls whose outcomes are not kept. Such a call may be executed again, or its service remembers the call ids itself."""
 
 HELD_UNTIL_WAKE_SCRIPTS = frozenset({"process.start", "kernel.create", "kernel.execute"})
-"""Calls that start a process or a cell. They wait between ``RpcServer.hold_starts`` and ``RpcServer.release_starts``."""
+"""Names of calls that start a process, a kernel or a cell. ``RpcServer.hold_starts`` delays them until ``release_starts``."""
 
 
 class Call:
-    """One call in progress.
+    """One call of the host, from its validation to its response.
 
-    A handler that responds later sets the callbacks that it needs. They are not called after the response.
+    A handler that responds later sets those of the ``on_...`` callbacks that it needs. After the response, only ``on_writable`` may
+    still be called.
+
+    Args:
+        stream: Stream on which the host has sent the call.
+        name: Name of the call.
+        id_: Id of the call, in hexadecimal.
+        args: Validated arguments.
+        on_outcome: Called with this call when the response was sent.
 
     Attributes:
         name: Name of the call.
         id: Id of the call, in hexadecimal.
         args: Validated arguments. An absent argument is None.
         outcome: Result or error that was sent; None while the call is in progress.
-        is_patient: True if events and bytes may wait about a millisecond, because the response is about to follow.
-        on_bytes: Called with channel, bytes and credit when bytes arrive. The handler passes the credit to :meth:`consumed`.
-        on_end: Called when the host sends no more bytes.
-        on_writable: Called when more can be sent after :meth:`room` was 0.
-        on_gone: Called once when the stream is over before the response.
+        is_patient: True to send events and bytes up to a millisecond later, together with the response that is about to follow.
+        on_bytes: Called with channel, bytes and credit when bytes of the host arrive. When the handler has used the bytes, it must
+            pass the credit to :meth:`consumed`.
+        on_end: Called when the host has ended its bytes.
+        on_writable: Called when bytes can be sent again after :meth:`room` has returned 0.
+        on_gone: Called once if the stream is lost before the response.
+        stream: Stream of the call. A repeated call replaces the stream.
     """
 
     __slots__ = ("_on_outcome", "args", "id", "is_patient", "name", "on_bytes", "on_end", "on_gone", "on_writable", "outcome", "stream")
@@ -85,27 +97,38 @@ class Call:
         stream.handler = CallStream(self)
 
     def event(self, event: str, /, **fields: Any) -> None:
-        """Send an event."""
+        """Send an event to the host.
+
+        Args:
+            event: Name of the event in the schema of this call.
+            fields: Fields of the event.
+        """
         self.stream.send({"event": event, **fields}, later=self.is_patient)
 
     def data(self, channel: int, piece: bytes) -> None:
-        """Send bytes of a channel."""
+        """Send bytes of a channel to the host. The caller must send no more bytes than :meth:`room` allows."""
         self.stream.send_bytes(channel, piece, later=self.is_patient)
 
     def lost(self, channel: int, size: int) -> None:
-        """Tell the host that ``size`` bytes of a channel were discarded."""
+        """Tell the host that ``size`` bytes of a channel were dropped before they could be sent."""
         self.event("lost", channel=channel, bytes=size)
 
     def result(self, **fields: Any) -> None:
-        """Respond with a result."""
+        """Respond with a result, which ends the call. Does nothing if the call has a response already."""
         self.respond(fields)
 
     def fail(self, code: str, message: str, hint: str = "") -> None:
-        """Respond with an error."""
+        """Respond with an error, which ends the call. Does nothing if the call has a response already.
+
+        Args:
+            code: Value of a member of the model's ``ErrorCode``.
+            message: Description of the failure, for the user.
+            hint: One action that the user can take. Empty if there is no advice.
+        """
         self.respond(RpcError(code, message, hint))
 
     def respond(self, outcome: dict[str, Any] | RpcError) -> None:
-        """Send the outcome, which ends the call. Further outcomes are ignored."""
+        """Respond with a result (a dictionary) or an error, which ends the call. Does nothing if the call has a response already."""
         if self.outcome is not None:
             return
         self.outcome = outcome
@@ -117,22 +140,30 @@ class Call:
         self._on_outcome(self)
 
     def room(self) -> int:
-        """Return the number of bytes that may be sent now. After 0, ``on_writable`` is called later."""
+        """Return the number of bytes that may be sent to the host now. If it is 0, ``on_writable`` is called later."""
         return self.stream.room()
 
     def consumed(self, credit: int) -> None:
-        """Return the credit of handled bytes, so that the host may send more."""
+        """Return credit to the host, which allows the host to send as many bytes again.
+
+        Args:
+            credit: Credit of the bytes that the handler has used, as passed to ``on_bytes``.
+        """
         self.stream.consumed(credit)
 
     def move_to(self, stream: Stream) -> None:
-        """Continue on another stream, because the host has repeated the call."""
+        """Send everything from now on to another stream, because the host has repeated the call on that stream."""
         self.stream.handler = None
         stream.handler = CallStream(self)
         self.stream = stream
 
 
 class CallStream:
-    """Passes the events of a stream to the callbacks of its call, as long as the call is in progress."""
+    """Passes the events of a stream to the callbacks of its call.
+
+    Args:
+        call: The call.
+    """
 
     __slots__ = ("_call",)
 
@@ -140,7 +171,7 @@ class CallStream:
         self._call = call
 
     def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
-        """Pass bytes on, or drop them if the handler expects none."""
+        """Pass bytes of the host to the call's handler. Drop them if the handler expects no bytes or the call has a response."""
         call = self._call
         if call.on_bytes is not None and call.outcome is None:
             call.on_bytes(channel, data, credit)
@@ -148,17 +179,17 @@ class CallStream:
             call.consumed(credit)
 
     def on_end(self) -> None:
-        """Pass the end of the host's bytes on."""
+        """Report to the call's handler that the host has ended its bytes. Does nothing if the call has a response."""
         if self._call.on_end is not None and self._call.outcome is None:
             self._call.on_end()
 
     def on_writable(self) -> None:
-        """Report that more can be sent, even after the response."""
+        """Report to the call's handler that bytes can be sent again, even after the response."""
         if self._call.on_writable is not None:
             self._call.on_writable()
 
     def on_gone(self) -> None:
-        """Report the end of the stream once, if the call is in progress."""
+        """Report to the call's handler, at most once, that the stream is lost. Does nothing if the call has a response."""
         callback, self._call.on_gone = self._call.on_gone, None
         if callback is not None and self._call.outcome is None:
             callback()
@@ -169,7 +200,7 @@ class RpcServer:
 
     Args:
         router: Streams of the link.
-        is_asleep: Returns True while only ``guest.wake`` is served.
+        is_asleep: Returns True while the guest serves no call except ``guest.wake``.
     """
 
     __slots__ = ("_handlers", "_held", "_is_asleep", "_outcomes", "_router", "_running")
@@ -183,15 +214,18 @@ class RpcServer:
         self._outcomes: OrderedDict[str, tuple[str, dict[str, Any] | RpcError]] = OrderedDict()
 
     def serve(self, handlers: dict[str, Handler]) -> None:
-        """Add handlers of calls.
+        """Register handlers. A call without a handler is refused as unsupported.
 
         Args:
-            handlers: Name of the call -> handler.
+            handlers: Name of a call -> function that handles the call.
         """
         self._handlers.update(handlers)
 
     def on_opened(self, event: events.Opened) -> None:
-        """Handle the stream of a call: execute the call, or respond as to an earlier call with the same id."""
+        """Handle a new stream of the host, whose first message is a call.
+
+        A call with a new id is executed. For a repeated id, the kept outcome is sent, or the call in progress moves to this stream.
+        """
         stream = self._router.stream(event.stream)
         try:
             name, id_, args = parse_request(event.head, self._handlers, asleep=self._is_asleep())
@@ -201,7 +235,7 @@ class RpcServer:
         running = self._running.get(id_)
         if id_ in self._outcomes:
             earlier, outcome = self._outcomes[id_]
-            conflict = RpcError("conflict", f"The id was used for an earlier call of {earlier}.", "Use a new id.")
+            conflict = RpcError("conflict", f"The id {id_} of this call {name} was used for an earlier call {earlier}.", "Use a new id.")
             Call(stream, name, id_, args, self._on_outcome).respond(outcome if earlier == name else conflict)
         elif running is not None and running.name == name:
             running.move_to(stream)
@@ -209,12 +243,12 @@ class RpcServer:
             self._begin(Call(stream, name, id_, args, self._on_outcome))
 
     def hold_starts(self) -> None:
-        """Delay calls that start a process or a cell until :meth:`release_starts`. Idempotent."""
+        """Delay the calls of ``HELD_UNTIL_WAKE_SCRIPTS``, which start programs, until :meth:`release_starts`. Idempotent."""
         if self._held is None:
             self._held = []
 
     def release_starts(self) -> None:
-        """Execute the delayed calls, except those whose stream is over. Idempotent."""
+        """Execute the calls that :meth:`hold_starts` has delayed. Calls whose stream was lost are dropped. Idempotent."""
         held, self._held = self._held or [], None
         for call in held:
             if call.stream.is_open:
@@ -223,20 +257,21 @@ class RpcServer:
                 self.abandon(call)
 
     def forget_all_results(self) -> None:
-        """Forget all outcomes, because the guest runs as another sandbox from now on."""
+        """Forget the outcomes of all calls, because the guest runs as a copy of the sandbox from now on."""
         self._outcomes.clear()
 
     def forget_result(self, id_: str, name: str) -> None:
-        """Refuse an id from now on, because its process or cell is no longer kept.
+        """Refuse further calls with an id, because the process or cell that the call started is no longer kept.
 
         Args:
-            id_: Id of the call.
-            name: Name of the call.
+            id_: Id of the call that started the process or cell, in hexadecimal.
+            name: Name of that call, such as ``process.start``.
         """
-        self._keep(id_, name, RpcError("process_not_found", "A call with this id has ended, and its result is no longer kept.", "Use a new id."))
+        message = f"The call {name} with the id {id_} has ended, and its result is no longer kept."
+        self._keep(id_, name, RpcError("process_not_found", message, "Use a new id."))
 
     def abandon(self, call: Call) -> None:
-        """Forget a call that ended without an outcome, so that a repeated call with its id is executed."""
+        """Forget a call that was lost before its response, so that a repeated call with the same id is executed."""
         self._running.pop(call.id, None)
 
     def _begin(self, call: Call) -> None:
@@ -257,7 +292,7 @@ class RpcServer:
             call.fail("internal", f"The guest failed: {type(error).__name__}: {error}")
 
     def _on_outcome(self, call: Call) -> None:
-        """Keep the outcome of a memoized call for repetitions of its id."""
+        """Keep the outcome of a call, if its kind is memoized, and send the same outcome when the host repeats the call."""
         if call.outcome is not None and self._running.get(call.id) is call:
             del self._running[call.id]
             self._keep(call.id, call.name, call.outcome)
@@ -269,21 +304,25 @@ class RpcServer:
 
 
 def parse_request(head: Any, served: Container[str], *, asleep: bool) -> tuple[str, str, dict[str, Any]]:
-    """Return name, id and arguments of a call. Pure.
+    """Validate the first message of a call's stream, and return the call's name, id and arguments. Pure.
 
     Args:
         head: First message of the call's stream.
         served: Names of the calls that have a handler.
-        asleep: True while only ``guest.wake`` is served.
+        asleep: True if the guest serves no call except ``guest.wake``.
+
+    Returns:
+        Name, id in hexadecimal, and arguments. An absent argument is None.
 
     Raises:
-        RpcError: The call is malformed or unknown, or the guest must be woken first.
+        RpcError: ``invalid_request``: the message or an argument is malformed. ``unsupported``: the call is unknown.
+            ``conflict``: the guest must be woken first.
     """
     if type(head) is not dict or type(head.get("call")) is not str or type(head.get("args")) is not dict:
-        raise RpcError("invalid_request", "The call has no name or no arguments.")
+        raise RpcError("invalid_request", "The first message of the stream has no name of a call (`call`) or no arguments (`args`).")
     id_ = head.get("id")
     if type(id_) is not bytes or len(id_) != schema.CALL_ID_BYTES:
-        raise RpcError("invalid_request", "The id of the call is not 16 bytes.")
+        raise RpcError("invalid_request", f"The id of the call {head['call'][:50]!r} is not {schema.CALL_ID_BYTES} bytes.")
     name, args = head["call"], head["args"]
     if name not in schema.CALLS or name not in served:
         raise RpcError("unsupported", f"The call {name[:50]!r} is unknown to this guest.")

@@ -1,10 +1,10 @@
-"""Streams of the link: one table from stream ids to the objects that handle them.
+"""Streams of the link: a table of the open streams by id, and the handlers of their events.
 
 Invariants:
-- An event of a stream reaches the handler of that stream and nothing else.
-- Every send schedules the flush of the link.
-- A stream that is over (reset, or ended by both sides) is not in the table, and sending on it has no effect. When the host
-  connects again, all streams are over, because their ids may be reused.
+- An event of a stream reaches only the handler of that stream.
+- Every send schedules a write to the link.
+- A stream is closed when one side has reset it, or both sides have ended it. A closed stream is not in the table, and sending on
+  a closed stream has no effect. When the host connects again, all streams are closed, because the host may reuse their ids.
 """
 
 from __future__ import annotations
@@ -22,25 +22,37 @@ if TYPE_CHECKING:
         """Receiver of the events of one stream."""
 
         def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
-            """Handle bytes of the host. After that, return the credit by ``Stream.consumed``."""
+            """Handle bytes of the host.
+
+            Args:
+                channel: Channel of the bytes.
+                data: The bytes.
+                credit: Credit that the handler must pass to ``Stream.consumed`` when it has used the bytes.
+            """
 
         def on_end(self) -> None:
-            """Handle the end of the host's bytes."""
+            """Handle the end of the host's bytes: the host sends no more on this stream."""
 
         def on_writable(self) -> None:
-            """Handle that more can be sent, after ``Stream.room`` was 0."""
+            """Continue to send, because the stream accepts bytes again after ``Stream.room`` has returned 0."""
 
         def on_gone(self) -> None:
-            """Handle the end of the stream by a reset of the host or a new connection. Called once, as the last event."""
+            """Handle the loss of the stream: the host has reset it or has connected again, or the guest was quiesced. Called once."""
 
 
 class Stream:
-    """One stream. Created by :class:`StreamRouter`.
+    """One stream between host and guest. Created by :class:`StreamRouter`.
+
+    Args:
+        router: Table of the open streams, from which a closed stream removes itself.
+        link: Link of the stream.
+        id_: Id of the stream on the link.
+        handler: Receiver of the stream's events. None drops all bytes of the host.
 
     Attributes:
-        handler: Receiver of the events. Without a handler, bytes of the host are dropped.
-        id: Id on the link.
-        is_open: False once the stream is over. Sending has no effect then.
+        handler: Receiver of the stream's events. None drops all bytes of the host.
+        id: Id of the stream on the link.
+        is_open: True until the stream is closed. Methods that send have no effect on a closed stream.
     """
 
     __slots__ = ("_link", "_router", "_sent_end", "_was_ended", "handler", "id", "is_open")
@@ -55,34 +67,44 @@ class Stream:
         self.is_open = True
 
     def send(self, message: dict[str, Any], *, later: bool = False) -> None:
-        """Queue a message.
+        """Encode a message and queue it for the host. Does nothing on a closed stream.
 
         Args:
-            message: Message to encode.
-            later: If true, the message may wait about a millisecond to be written together with others.
+            message: Message to send.
+            later: True to wait about a millisecond, so that the message is written to the link together with later messages.
         """
         if self.is_open:
             self._link.protocol.send(self.id, message)
             self._flush(later=later)
 
     def send_bytes(self, channel: int, data: bytes, *, later: bool = False) -> None:
-        """Queue bytes of a channel. ``data`` must not change afterwards; ``later`` as for :meth:`send`."""
+        """Queue bytes for the host. Does nothing on a closed stream.
+
+        Args:
+            channel: Channel of the bytes.
+            data: Bytes to send. The caller must not change them afterwards.
+            later: True to wait about a millisecond, so that the bytes are written to the link together with later messages.
+        """
         if self.is_open:
             self._link.protocol.send_bytes(self.id, channel, data)
             self._flush(later=later)
 
     def room(self) -> int:
-        """Return the number of bytes that may be queued now. After 0, the handler's ``on_writable`` is called later."""
+        """Return the number of bytes that may be queued now. If it is 0, the handler's ``on_writable`` is called later."""
         return self._link.protocol.room(self.id) if self.is_open else 0
 
     def consumed(self, credit: int) -> None:
-        """Return the credit of an event, so that the host may send more."""
+        """Return credit to the host, which allows the host to send as many bytes again.
+
+        Args:
+            credit: Credit of the bytes that the handler has used, as passed to its ``on_bytes``.
+        """
         if self.is_open:
             self._link.protocol.consumed(self.id, credit)
             self._link.flush_soon()
 
     def end(self) -> None:
-        """Queue the end of the guest's bytes and messages. Idempotent."""
+        """Queue the end of what the guest sends on this stream, after everything that is queued. Idempotent."""
         if self.is_open:
             self._sent_end = True
             self._link.protocol.end(self.id)
@@ -91,14 +113,20 @@ class Stream:
                 self._close()
 
     def reset(self, code: str, message: str, hint: str = "") -> None:
-        """End both directions of the stream at once, and drop what is queued on it. Idempotent."""
+        """Close the stream with an error for the host, and drop bytes and messages that are queued. Idempotent.
+
+        Args:
+            code: Value of a member of the model's ``ErrorCode``.
+            message: Description of the failure.
+            hint: One action that the user can take. Empty if there is no advice.
+        """
         if self.is_open:
             self._link.protocol.reset(self.id, code, message, hint=hint)
             self._link.flush_soon()
             self._close()
 
     def dispatch(self, event: events.StreamEvent) -> None:
-        """Pass an event to the handler. For :class:`StreamRouter`."""
+        """Pass an event of this stream to its handler. Called by :class:`StreamRouter` only."""
         handler = self.handler
         if isinstance(event, events.Bytes):
             if handler is None:
@@ -119,7 +147,10 @@ class Stream:
             handler.on_writable()
 
     def drop(self) -> None:
-        """Report the stream as gone, without a frame to the host. For :class:`StreamRouter`. Idempotent."""
+        """Close the stream without a frame to the host, and call the handler's ``on_gone``. Does nothing on a closed stream.
+
+        Called by :class:`StreamRouter`, and when the host has reset the stream.
+        """
         if self.is_open:
             self._close()
             if self.handler is not None:
@@ -137,10 +168,10 @@ class Stream:
 
 
 class StreamRouter:
-    """The open streams of the link.
+    """Table of the open streams of the link, by stream id.
 
     Args:
-        link: Link of the streams.
+        link: The guest's end of the link.
     """
 
     __slots__ = ("_link", "_streams")
@@ -154,15 +185,15 @@ class StreamRouter:
 
     @property
     def is_full(self) -> bool:
-        """True while the guest has its maximum number of open streams."""
+        """True while the guest has opened as many streams to the host as it may have at once."""
         return self._link.protocol.is_full
 
     def open(self, head: dict[str, Any], handler: LinkStreamHandler | None = None) -> Stream:
         """Open a stream to the host.
 
         Args:
-            head: First message.
-            handler: Receiver of the stream's events. None if the caller sets the handler before it returns to the loop.
+            head: First message of the stream, which names the host's service.
+            handler: Receiver of the stream's events. If None, the caller must set the handler before it returns to the loop.
 
         Raises:
             ProtocolError: No host is connected, ``guest.wake`` has not been called, or too many streams are open.
@@ -175,23 +206,23 @@ class StreamRouter:
         return stream
 
     def stream(self, id_: int) -> Stream:
-        """Return a stream that the host has opened. A new stream has no handler."""
+        """Return the stream with an id that the host has opened. Add the stream to the table, without a handler, if it is new."""
         stream = self._streams.get(id_)
         if stream is None:
             stream = self._streams[id_] = Stream(self, self._link, id_, None)
         return stream
 
     def dispatch(self, event: events.StreamEvent) -> None:
-        """Pass an event to the handler of its stream. Events of streams that are over are dropped."""
+        """Pass an event to the handler of its stream. Events of closed streams are dropped."""
         stream = self._streams.get(event.stream)
         if stream is not None:
             stream.dispatch(event)
 
     def drop_all(self) -> None:
-        """Report all streams as gone, because the host has connected again or the guest was quiesced."""
+        """Close all streams, because the host has connected again or the guest was quiesced, and notify their handlers."""
         for stream in list(self._streams.values()):
             stream.drop()
 
     def forget(self, id_: int) -> None:
-        """Remove a stream that is over. For :class:`Stream`."""
+        """Remove a closed stream from the table. Called by :class:`Stream` only."""
         self._streams.pop(id_, None)

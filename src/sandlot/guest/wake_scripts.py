@@ -5,11 +5,11 @@ can make such a program reseed its generator, or restart the program.
 
 Invariants:
 - The scripts run after every wake except the first, which follows the boot. They run one after the other, in the order of
-  their names. Calls that start a process or a cell wait until the scripts have ended; other calls do not wait.
-- A script is killed after ``TIMEOUT_S``, with all processes that it has started. At most ``MAX_SCRIPTS`` run, so the wait is
-  limited.
-- A script runs as root if it belongs to root and only root may write it. Every other script runs as ``user``.
-- ``LOG`` contains the first ``MAX_LOG_BYTES`` of their output until the next wake.
+  their names. Calls that start a process, a kernel or a cell wait until the last script has ended. Other calls do not wait.
+- A script is killed after ``TIMEOUT_S`` seconds, with all processes that the script has started. At most ``MAX_SCRIPTS`` scripts
+  run. These two limits bound the time for which calls wait.
+- A script runs as root if it belongs to root and only root may write the file. Every other script runs as ``user``.
+- The file ``LOG`` contains the first ``MAX_LOG_BYTES`` of the scripts' output. Each wake with scripts replaces the file.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ MAX_LOG_BYTES = 64 * 1024
 TIMEOUT_S = 2.0
 MAX_SCRIPTS = 16
 MAX_READS = 4
-"""Maximum number of reads in one turn of the loop, so that a script with much output does not delay other work."""
+"""Maximum number of reads of a script's output in one turn of the loop, so that a script with much output delays no other work."""
 MAX_NAMES = 1000
-"""Maximum number of entries of the folder that are examined."""
+"""Maximum number of entries of ``FOLDER`` that are examined. Entries after these, in the order of names, are ignored."""
 
 
 class WakeScripts:
@@ -51,8 +51,8 @@ class WakeScripts:
     Args:
         loop: The guest's loop.
         spawner: Starts the scripts.
-        identity: Sandbox id and entropy for the scripts.
-        rpc: Delays calls that start a process or a cell until the scripts have ended.
+        identity: Source of the sandbox id and of fresh entropy, which each script finds in its environment.
+        rpc: Server whose calls that start a process, a kernel or a cell are delayed until the last script has ended.
     """
 
     __slots__ = ("_identity", "_log", "_loop", "_rpc", "_running", "_spawner", "_waiting")
@@ -67,7 +67,7 @@ class WakeScripts:
         self._log = bytearray()
 
     def start(self) -> None:
-        """Run all scripts. Scripts of an earlier wake that still run are killed."""
+        """Begin to run all scripts, without waiting for their end. If a script of an earlier wake still runs, kill it first."""
         if self._running is not None:
             self._running.abandon()
             self._running = None
@@ -112,13 +112,16 @@ class WakeScripts:
 
 
 class RunningScript:
-    """One running script.
+    """One running wake script, its output and its timeout.
 
     Args:
         loop: The guest's loop.
-        fd: Pipe with the output.
+        fd: Read end of the pipe with the script's output; ownership passes to this object.
         add_to_log: Called with each piece of output.
-        on_ended: Called once when the script has ended, unless it was abandoned.
+        on_ended: Called once when the script has ended. Not called after :meth:`abandon`.
+
+    Attributes:
+        pid: Process id of the script; 0 until the caller sets it.
     """
 
     __slots__ = ("_add_to_log", "_fd", "_is_abandoned", "_loop", "_on_ended", "_timer", "pid")
@@ -135,7 +138,11 @@ class RunningScript:
         self._timer = loop.call_later(TIMEOUT_S, self._on_timeout)
 
     def on_exit(self, status: int, _usage: struct_rusage) -> None:
-        """Log the rest of the output, and the exit status or signal unless the status is 0."""
+        """Handle the end of the script: log the rest of its output, and log its exit status or signal if it has failed.
+
+        Args:
+            status: Status of wait(2).
+        """
         if self._is_abandoned:
             return
         self._read()
@@ -146,16 +153,16 @@ class RunningScript:
         self._on_ended()
 
     def on_killed(self, _reason: str) -> None:
-        """Ignore the reason: the log contains the signal."""
+        """Do nothing when the guest kills the script: ``on_exit`` follows and logs the signal."""
 
     def abandon(self) -> None:
-        """Kill the script without reporting its end."""
+        """Kill the script and its descendants, and do not call ``on_ended``."""
         self._is_abandoned = True
         kill_tree(self.pid, signal.SIGKILL)
         self.close()
 
     def close(self) -> None:
-        """Stop reading, and stop the timer. Idempotent."""
+        """Close the pipe with the output, and cancel the timeout. Idempotent."""
         self._timer.cancel()
         if self._fd >= 0:
             self._loop.unwatch(self._fd)
@@ -167,7 +174,7 @@ class RunningScript:
         kill_tree(self.pid, signal.SIGKILL)
 
     def _read(self) -> None:
-        """Read a part of the output, even if the log is full, so that the script does not block."""
+        """Read a part of the script's output. Also done when the log is full, so that the script does not block on a full pipe."""
         for _ in range(MAX_READS):
             if self._fd < 0:
                 return
@@ -184,10 +191,14 @@ class RunningScript:
 
 
 def find_scripts(folder: str = FOLDER) -> list[tuple[str, str]]:
-    """Return the path and the user of each wake script, in the order in which the scripts run.
+    """Find the wake scripts, which are the executable regular files of a folder.
 
     Args:
         folder: Folder with the scripts.
+
+    Returns:
+        Path of each script and the account that it runs as (``root`` or ``user``), in the order in which the scripts run. Empty if
+        the folder does not exist.
     """
     try:
         names = sorted(os.listdir(folder))[:MAX_NAMES]
@@ -207,7 +218,7 @@ def find_scripts(folder: str = FOLDER) -> list[tuple[str, str]]:
 
 
 def _write_log(text: bytearray) -> None:
-    """Write the log as a new file. An existing file, link or special file at its path is removed, not written to."""
+    """Write the log as a new file at ``LOG``. A file, link or special file that exists there is removed first, never written to."""
     try:
         os.makedirs(os.path.dirname(LOG), 0o755, exist_ok=True)
         if os.path.lexists(LOG):

@@ -1,1 +1,1 @@
-"""Files of the sandbox: the ``file.*`` calls, and paths opened as a user."""
+"""Files of the sandbox: the handlers of the ``file.*`` calls, and functions that open paths with the permissions of a user."""

@@ -1,4 +1,4 @@
-"""Paths: opening and describing them with the permissions of a user, and the errors of system calls on them."""
+"""Paths in the sandbox: opening files with the permissions of a user, records of files, and errors for failed system calls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from sandlot.guest.process.accounts import Account
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Without O_DIRECTORY: in gVisor (release 20240729), ``O_DIRECTORY | O_NOFOLLOW`` follows a link at the end of a path, which
-Linux refuses (open(2)). Both refuse it with O_NOFOLLOW alone. The type of the opened file is checked afterwards."""
+"""Flags of open(2) for a folder. O_DIRECTORY is missing because of a defect of gVisor (release 20240729).
+
+There, ``O_DIRECTORY | O_NOFOLLOW`` follows a link at the end of a path, which Linux refuses. With O_NOFOLLOW alone, gVisor and Linux
+refuse such a link. :func:`open_folder` checks the type of the opened file instead.
+"""
 
 _CODES = {
     errno.ENOENT: ("path_not_found", "{path} does not exist.", "Check the path."),
@@ -40,14 +43,24 @@ _CODES = {
 
 
 def path_error(error: OSError, path: str) -> RpcError:
-    """Return the error for a failed system call on a path."""
+    """Return the error to send to the host for a failed system call.
+
+    Args:
+        error: The failed system call, whose ``errno`` selects code, message and hint.
+        path: Path to show in the message, cut to 300 characters.
+    """
     shown = repr(path[:300])
     code, text, hint = _CODES.get(error.errno or 0, ("invalid_request", "{path}: " + (error.strerror or "failed") + ".", ""))
     return RpcError(code, text.replace("{path}", shown), hint)
 
 
 def describe(path: str, found: os.stat_result) -> dict[str, Any]:
-    """Return the record of a file for the host."""
+    """Return the record of a file as the ``file.*`` calls send it to the host.
+
+    Args:
+        path: Path of the file. If the file is a link, the path is also used to read the target.
+        found: Result of stat(2) or lstat(2) for the path.
+    """
     kind = "other"
     target = None
     if stat.S_ISREG(found.st_mode):
@@ -75,10 +88,15 @@ def describe(path: str, found: os.stat_result) -> dict[str, Any]:
 
 
 def stat_path(path: str, account: Account, *, follow: bool) -> dict[str, Any]:
-    """Return the record of the file at a path, looked up with the permissions of a user.
+    """Return the record of a file, looked up with the permissions of a user.
+
+    Args:
+        path: Path of the file.
+        account: Account whose permissions apply.
+        follow: True to follow a link at the end of the path. False to describe the link itself.
 
     Raises:
-        RpcError: The file does not exist, or the user may not see it.
+        RpcError: The file does not exist, or the account has no permission for a folder of the path.
     """
     try:
         with as_file_user(account):
@@ -88,7 +106,15 @@ def stat_path(path: str, account: Account, *, follow: bool) -> dict[str, Any]:
 
 
 def open_regular(path: str, flags: int, account: Account, mode: int = 0o644) -> int:
-    """Open a regular file as a user. The call never blocks, even if the path is that of a FIFO or a device.
+    """Open a regular file with the permissions of a user, and return its descriptor.
+
+    Other kinds of files are refused. Opening never blocks, even if the path leads to a FIFO or a device.
+
+    Args:
+        path: Path of the file.
+        flags: Access mode and further flags of open(2).
+        account: Account whose permissions apply.
+        mode: Permission bits of a file that is created.
 
     Raises:
         RpcError: The file cannot be opened, or is not a regular file.
@@ -108,15 +134,15 @@ def open_regular(path: str, flags: int, account: Account, mode: int = 0o644) -> 
 
 
 def open_folder(path: str, dir_fd: int | None = None) -> int:
-    """Open a folder. A link at the end of the path is refused; links before it are followed.
+    """Open a folder for reading, and return its descriptor. A link as the last part of the path is refused, other links are followed.
 
     Args:
         path: Path of the folder.
-        dir_fd: Open folder that the path is relative to.
+        dir_fd: Descriptor of the folder that a relative path starts from. None starts from the working directory.
 
     Raises:
-        NotADirectoryError: The path is not a folder.
-        OSError: The folder cannot be opened. ELOOP: the path is a link.
+        NotADirectoryError: The path leads to something other than a folder.
+        OSError: The folder cannot be opened. The errno ELOOP means that the last part of the path is a link.
     """
     fd = os.open(path, _FOLDER_FLAGS, dir_fd=dir_fd)
     if not stat.S_ISDIR(os.fstat(fd).st_mode):

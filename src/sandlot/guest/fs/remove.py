@@ -1,10 +1,11 @@
 """Removal of a folder tree of any depth: bottom up, without following links and without recursion.
 
 Invariants:
-- Names are relative to the folder that is being emptied, and only this folder is open. So the depth is limited neither by the
-  length of a path (4,095 bytes, PATH_MAX) nor by the number of descriptors.
-- On the way up, ``..`` is compared with the parent, because a program may have moved the folder meanwhile (as in fts(3)).
-- Every step is short, so that it does not delay other work.
+- Only the folder that is being emptied is open, and system calls use names relative to this folder. So the depth of the tree is
+  limited neither by the length of a path (4,095 bytes, PATH_MAX) nor by the number of descriptors.
+- After an ascent to ``..``, device and inode are compared with those of the folder from which the removal came down. A difference
+  means that a program has moved the folder during the removal (as in fts(3)).
+- One step handles at most ``STEP_ENTRIES`` entries, so that the removal does not delay other work of the guest.
 """
 
 from __future__ import annotations
@@ -22,18 +23,22 @@ if TYPE_CHECKING:
     from sandlot.guest.process.accounts import Account
 
 STEP_ENTRIES = 100
-"""Maximum number of entries that one step handles."""
+"""Maximum number of directory entries that one step of a long operation handles."""
 
 
 def remove_tree(path: str, account: Account) -> Generator[int, None, None]:
-    """Remove a folder and everything in it; yield the number of removed entries after each step.
+    """Remove a folder and everything in it. Yield after each step, so that the caller can do other work.
 
     Args:
         path: Path of the folder.
         account: Account whose permissions apply.
 
+    Yields:
+        Number of entries that the step has removed.
+
     Raises:
-        OSError: An entry cannot be removed, or a folder was moved meanwhile. Entries that were removed before are not restored.
+        OSError: An entry cannot be removed, or a program has moved a folder during the removal. Entries that were removed before
+            the error are not restored.
     """
     removal = _Removal()
     try:
@@ -48,7 +53,11 @@ def remove_tree(path: str, account: Account) -> Generator[int, None, None]:
 
 
 class _Removal:
-    """State of one removal: the open folder and its parents."""
+    """State of one removal: the open folder, and the folders from the root of the removal down to the open folder.
+
+    Attributes:
+        names: Name of each of these folders, the root's path first. Empty when the whole tree was removed.
+    """
 
     __slots__ = ("_fd", "_identities", "_inner", "names")
 
@@ -59,20 +68,20 @@ class _Removal:
         self._inner: list[list[str]] = []
 
     def close(self) -> None:
-        """Close the open folder."""
+        """Close the descriptor of the open folder. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def enter(self, name: str) -> None:
-        """Go down into a folder."""
+        """Open a subfolder of the open folder, or the root of the removal, and close the folder that was open before."""
         self._open(name)
         self.names.append(name)
         self._identities.append(self._identity())
         self._inner.append([])
 
     def step(self) -> int:
-        """Handle up to ``STEP_ENTRIES`` entries, and return the number of removed entries."""
+        """Handle about ``STEP_ENTRIES`` entries, and return the number of entries that were removed."""
         gone = looked = 0
         while self.names and looked < STEP_ENTRIES:
             inner = self._inner[-1]
@@ -89,7 +98,10 @@ class _Removal:
         return gone
 
     def _empty(self, inner: list[str]) -> int:
-        """Remove the entries that are not folders, and add the folders to ``inner``, within the limit of a step."""
+        """Remove entries of the open folder that are not folders, and append the names of its subfolders to ``inner``.
+
+        Stop after ``STEP_ENTRIES`` entries. Return the number of entries that were removed.
+        """
         gone = 0
         with os.scandir(self._fd) as entries:
             for found in entries:
@@ -107,7 +119,7 @@ class _Removal:
             return next(entries, None) is not None
 
     def _leave(self) -> None:
-        """Remove the open, empty folder and go up."""
+        """Remove the open folder, which is empty, and open its parent."""
         name = self.names.pop()
         self._identities.pop()
         self._inner.pop()

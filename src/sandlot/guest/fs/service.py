@@ -1,9 +1,10 @@
-"""The ``file.*`` calls: read, write, list, stat, mkdir, move and remove, with the permissions of the user that the host names.
+"""The ``file.*`` calls: read, write, list, stat, mkdir, move and remove, with the permissions of the user that the call names.
 
 Invariants:
-- Every path is opened with the effective ids of that user (``as_file_user``), so following a link gives no further access.
-- Only regular files are read and written. A FIFO or a device is refused, and opening it never blocks.
-- A new file is written beside its target and renamed when its content is complete, so an incomplete transfer leaves the old file.
+- Every path is opened with the effective ids of the call's user (``as_file_user``), so following a link gives no further access.
+- Only regular files are read and written. A FIFO or a device is refused, and the attempt to open one never blocks.
+- An upload is written to a temporary file in the target's folder, and renamed when the content is complete. An incomplete upload
+  leaves the old file unchanged. An upload that appends writes to the target directly.
 - Long work is done in steps, so that a huge folder or a deep tree does not block the guest.
 """
 
@@ -37,11 +38,11 @@ def _require_absolute(path: str) -> str:
 
 
 class FileService:
-    """The file calls.
+    """Handlers of the ``file.*`` calls.
 
     Args:
         loop: The guest's loop.
-        rpc: Forgets an incomplete upload, so that a repeated call starts it again.
+        rpc: Server of the calls. An upload that is lost before its end is forgotten there, so that a repeated call starts over.
     """
 
     __slots__ = ("_loop", "_rpc")
@@ -51,10 +52,11 @@ class FileService:
         self._rpc = rpc
 
     def read(self, call: Call) -> None:
-        """Handle ``file.read``."""
+        """Handle ``file.read``: send the file's record as the event ``stat``, then the content or the requested part of it."""
         path = _require_absolute(call.args["path"])
         if call.args["offset"] < 0 or (call.args["length"] or 0) < 0:
-            raise RpcError("invalid_request", "The offset or the length is negative.")
+            shown = f"`offset` is {call.args['offset']} and `length` is {call.args['length']}; neither may be negative."
+            raise RpcError("invalid_request", shown, "Pass numbers of bytes that are 0 or more.")
         fd = open_regular(path, os.O_RDONLY, lookup_account(call.args["user"]))
         try:
             found = os.fstat(fd)
@@ -67,16 +69,16 @@ class FileService:
         Download(call, fd, path)
 
     def write(self, call: Call) -> None:
-        """Handle ``file.write``."""
+        """Handle ``file.write``: write the bytes that the host sends with the call to a file."""
         Upload(self._rpc, call, _require_absolute(call.args["path"]), lookup_account(call.args["user"]))
 
     def stat(self, call: Call) -> None:
-        """Handle ``file.stat``."""
+        """Handle ``file.stat``: respond with the record of one file."""
         path = _require_absolute(call.args["path"])
         call.result(**stat_path(path, lookup_account(call.args["user"]), follow=call.args["follow"]))
 
     def list_entries(self, call: Call) -> None:
-        """Handle ``file.list``: one page of a folder's entries, sorted by name."""
+        """Handle ``file.list``: respond with one page of a folder's entries, sorted by name."""
         path = _require_absolute(call.args["path"])
         offset = max(0, call.args["offset"] or 0)
         end = offset + min(max(1, call.args["limit"]), LIMITS["entries"])
@@ -97,17 +99,20 @@ class FileService:
                     try:
                         entries.append(describe(inner, os.lstat(inner)))
                     except OSError as error:
-                        if error.errno == errno.ENAMETOOLONG:  # the entry exists, but its path is too long: do not leave it out silently
+                        # An entry whose path is too long exists, so leaving it out would be wrong. Other errors mean that the entry
+                        # was removed after the folder was read.
+                        if error.errno == errno.ENAMETOOLONG:
                             call.respond(path_error(error, inner))
                             return
-                        # Otherwise the entry was removed after the folder was read.
             yield
         call.result(entries=entries, more=len(names) > end)
 
     def mkdir(self, call: Call) -> None:
-        """Handle ``file.mkdir``. With ``parents``, an existing folder is not an error, as with mkdir -p.
+        """Handle ``file.mkdir``: create a folder, and respond with the folder's record.
 
-        The mode applies to the folder itself, regardless of the umask, as with mkdir -m. Its new parents get the default mode.
+        With the argument ``parents``, missing parents are created too, and an existing folder is no error (as with mkdir -p). The
+        argument ``mode`` applies to the last folder of the path, regardless of the umask (as with mkdir -m). Created parents get
+        the default mode.
         """
         path = _require_absolute(call.args["path"]).rstrip("/") or "/"
         account = lookup_account(call.args["user"])
@@ -116,7 +121,8 @@ class FileService:
             with as_file_user(account):
                 if call.args["parents"]:
                     os.makedirs(os.path.dirname(path), exist_ok=True)
-                # chmod(2) after mkdir(2) would be unsafe: the path may have become a link of another program.
+                # Set the mode by mkdir(2), with a umask of 0. chmod(2) afterwards would be unsafe: meanwhile another program may have
+                # replaced the folder by a link.
                 umask = os.umask(0) if mode is not None else None
                 try:
                     os.mkdir(path, 0o777 if mode is None else mode & 0o7777)
@@ -131,7 +137,7 @@ class FileService:
         call.result(**stat_path(path, account, follow=True))
 
     def move(self, call: Call) -> None:
-        """Handle ``file.move``: rename(2) within one file system."""
+        """Handle ``file.move``: rename a file, link or folder within one file system. Respond with the record of the moved entry."""
         source, target = _require_absolute(call.args["path"]), _require_absolute(call.args["to"])
         account = lookup_account(call.args["user"])
         try:
@@ -147,7 +153,7 @@ class FileService:
         call.result(**stat_path(target, account, follow=False))
 
     def remove(self, call: Call) -> None:
-        """Handle ``file.remove``: remove a file, a link (not its target) or a folder."""
+        """Handle ``file.remove``: remove a file, a link (not its target) or a folder. Respond with the number of removed entries."""
         path = _require_absolute(call.args["path"])
         self._loop.add_task(self._remove(call, path, lookup_account(call.args["user"]), recursive=call.args["recursive"]))
 

@@ -1,4 +1,4 @@
-"""Transfers of file contents: downloads and uploads."""
+"""Transfers of file contents: downloads to the host and uploads from the host."""
 
 from __future__ import annotations
 
@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from sandlot.guest.rpc import Call, RpcServer
 
 READ_BYTES = 60000
+"""Maximum number of bytes that a download reads and sends at once."""
 
 
 class Download:
-    """One download: sends a file to the host as fast as the stream accepts it."""
+    """One download: sends the content of a file to the host as fast as the call's stream accepts bytes, then responds.
+
+    Args:
+        call: The call ``file.read``.
+        fd: Descriptor of the file, at the first byte to send; ownership passes to this object.
+        path: Path of the file, for error messages.
+    """
 
     __slots__ = ("_call", "_fd", "_left", "_path", "_sent")
 
@@ -62,7 +69,17 @@ class Download:
 
 
 class Upload:
-    """One upload: writes the bytes of the host into a file."""
+    """One upload: writes the bytes that the host sends to a file, then responds with the file's record.
+
+    Args:
+        rpc: Server of the calls, which forgets the call if the upload is aborted.
+        call: The call ``file.write``.
+        path: Path of the file to write.
+        account: Account whose permissions apply.
+
+    Raises:
+        RpcError: The path is invalid, or the account may not write the file.
+    """
 
     __slots__ = ("_account", "_call", "_fd", "_path", "_rpc", "_temporary")
 
@@ -95,7 +112,7 @@ class Upload:
         if self._call.args["append"]:
             self._fd = open_regular(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._account, mode & 0o777)
             return
-        # The name does not contain that of the target, which may already have the maximum length (255 bytes).
+        # The target's name is not a part of the temporary name, because it may already have the maximum length of 255 bytes.
         self._temporary = f"{folder}/.{self._call.id}.part"
         try:
             with as_file_user(self._account):
@@ -107,10 +124,12 @@ class Upload:
             raise path_error(error, self._path) from None
 
     def _stat_target(self) -> os.stat_result | None:
-        """Return the status of an existing file, or None. If the path is a link, its target is written, and the link stays.
+        """Return the stat(2) result of the file that the upload will replace; None if the file does not exist.
+
+        If the path is a link, replace the path of the upload by the link's target, so that the link itself stays.
 
         Raises:
-            OSError: The path is not a regular file, or the user may not write it.
+            OSError: The path does not lead to a regular file, or the account may not write the file.
         """
         try:
             found = os.stat(self._path)
@@ -158,7 +177,7 @@ class Upload:
             self._call.respond(error)
 
     def _abort(self) -> None:
-        """Remove the temporary file, because the content is incomplete. The old file stays."""
+        """Remove the incomplete temporary file, and forget the call. The file at the upload's path does not change."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -5,10 +5,10 @@ the second moment: the helper examines the folders again and sends the differenc
 
 Invariants:
 - A file differs by inode, size, mtime or ctime (stat(2)). Every write, rename and change of mode changes the ctime, and no program can set it.
-- The kernel's clock for file times advances every few milliseconds (CLOCK_REALTIME_COARSE). A change within the same tick as the first look
-  would be missed, so the helper waits for the end of that tick before it sends ``marked``.
-- At most ``MAX_FILES`` entries below each folder are examined, in a fixed order. If a look was cut off, entries that only the other look has
-  reached are not reported, and ``more`` is true.
+- The kernel's clock for file times advances every few milliseconds (CLOCK_REALTIME_COARSE). A change in the clock tick of the newest file
+  would be missed, so the helper waits for the end of this tick before it sends ``marked``.
+- At most ``MAX_FILES`` entries below each folder are examined, in a fixed order. If one of the two examinations stops at this limit, entries
+  that only the other examination has reached are not reported, and ``more`` is true.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ MAX_REPORTED_BYTES = 256 * 1024
 BATCH = 100
 """Number of files in one message."""
 COARSE = 5
-"""CLOCK_REALTIME_COARSE (clock_gettime(2)), which Python 3.11 does not define."""
+"""Number of the clock CLOCK_REALTIME_COARSE (clock_gettime(2)), which Python 3.11 does not define."""
 TICK_S = 0.05
-"""Maximum time to wait, longer than any tick. A file may have a time in the future."""
+"""Maximum number of seconds to wait for the next clock tick, longer than any tick. A file with a time in the future needs the limit."""
 
 
 class Look:
-    """A record of the files below one folder at one moment.
+    """Record of the regular files below one folder at one moment. Creating the object examines the folder.
 
     Args:
         root: Path of the folder.
         max_entries: Maximum number of entries to examine.
 
     Attributes:
-        files: Folder -> name -> inode, size and times of the file.
-        newest_ns: Latest ctime of a file.
-        reached: Folder and name at which the look was cut off; None if it was not.
-        unseen: Folders that could not be examined.
+        files: Folder -> name -> inode, size, mtime and ctime of the file.
+        newest_ns: Latest ctime of a file, in nanoseconds since the epoch.
+        reached: Folder and name of the first entry that was not examined because of ``max_entries``. None if the limit was not reached.
+        unseen: Folders that could not be examined completely.
     """
 
     __slots__ = ("files", "newest_ns", "reached", "root", "unseen")
@@ -68,11 +68,18 @@ class Look:
 
     @property
     def complete(self) -> bool:
-        """True if all entries were examined."""
+        """True if all entries below the folder were examined."""
         return self.reached is None and not self.unseen
 
     def covers(self, inside: str, name: str) -> bool:
-        """Return True if the scan recorded every file up to this one, so that a file that it did not record did not exist."""
+        """Return True if a file with this name would be in the record, had it existed.
+
+        False means that the entry was not examined: its folder was unreadable, or the limit of entries was reached before.
+
+        Args:
+            inside: Folder of the file, relative to the root.
+            name: Name of the file.
+        """
         if self.reached is not None and (inside.split("/"), name) >= self.reached:
             return False
         return not any(folder in {"", inside} or inside.startswith(f"{folder}/") for folder in self.unseen)
@@ -110,7 +117,7 @@ class Look:
 
 
 def wait_for_next_tick(looks: list[Look]) -> None:
-    """Wait for the end of the clock tick in which the newest file was written."""
+    """Wait until the clock of file times has passed the time of the newest recorded file, at most ``TICK_S`` seconds."""
     newest_ns = max((look.newest_ns for look in looks), default=0)
     until_s = time.monotonic() + TICK_S
     while time.clock_gettime_ns(COARSE) <= newest_ns and time.monotonic() < until_s:
@@ -118,7 +125,7 @@ def wait_for_next_tick(looks: list[Look]) -> None:
 
 
 def difference(before: Look, after: Look) -> list[dict[str, Any]]:
-    """Return the files that were created or changed between two looks."""
+    """Return a record of each file that was created or changed between two examinations of the same folder."""
     found = []
     for inside, files in after.files.items():
         known = before.files.get(inside, {})
@@ -132,7 +139,7 @@ def difference(before: Look, after: Look) -> list[dict[str, Any]]:
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Examine the folders, wait for the host, and examine them again."""
+    """Examine the folders, wait for the next message of the host, examine the folders again, and send the differences."""
     folders = list(dict.fromkeys(request["folders"]))
     before = [Look(folder) for folder in folders]
     wait_for_next_tick(before)
@@ -158,5 +165,5 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the helper."""
+    """Run the helper that finds changed files."""
     serve(work)

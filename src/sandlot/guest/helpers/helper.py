@@ -1,11 +1,12 @@
-"""Messages between the host and a helper that the host has started, and the common frame of all helpers.
+"""Messages between the host and a helper process, and the main function that all helpers share.
 
 Descriptor 0 carries the request, which is one message, and then the input of the helper: an archive or further messages. Descriptor 1
 carries bytes of the helper, descriptor 2 its messages (``protocol/values.py``).
 
 Invariants:
-- The last message is ``{"result": ...}`` or ``{"error": ..., "message": ..., "hint": ...}``. A helper that ends without one has failed.
-- A helper ends when its input ends, on SIGTERM, and when the host closes its output. It removes incomplete files before.
+- The last message of a helper is ``{"result": ...}`` or ``{"error": ..., "message": ..., "hint": ...}``. A helper that ends without such
+  a message has failed.
+- A helper ends when its input ends, on SIGTERM, and when the host closes its output. Before it ends, it removes incomplete files.
 """
 
 from __future__ import annotations
@@ -27,32 +28,37 @@ MAX_TRACE_CHARS = 2000
 
 
 def send_message(message: dict[str, Any]) -> None:
-    """Send a message. Waits while the host does not read."""
+    """Send a message to the host on descriptor 2. Blocks while the host does not read."""
     send(values.encode_message(message), MESSAGES)
 
 
 def send(data: bytes | memoryview, to: int = BYTES) -> None:
-    """Send bytes. Waits while the host does not read."""
+    """Write bytes to the host. Blocks while the host does not read.
+
+    Args:
+        data: Bytes to write.
+        to: Descriptor to write to: ``BYTES`` or ``MESSAGES``.
+    """
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(to, rest) :]
 
 
 def receive_message() -> Any:
-    """Return the next message of the host.
+    """Wait for the next message of the host on descriptor 0, and return the decoded message.
 
     Raises:
-        EOFError: The input has ended.
+        EOFError: The host has closed the input.
     """
     # Read no byte beyond the message: an archive may follow, which other code reads from the descriptor.
     return values.decode(_read_exactly(values.message_length(_read_exactly(values.HEAD_BYTES))))
 
 
 def serve(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
-    """Execute the request of the host, send the result or the error, and end the process.
+    """Receive one request of the host, execute it, send the result or the error, and end the process.
 
     Args:
-        work: Function that takes the request and returns the result.
+        work: Function that executes the request. It gets the request and returns the result.
     """
     signal.signal(signal.SIGTERM, _exit_on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""inotify(7) by ctypes: Python has no module for it."""
+"""Binding of inotify(7) by ctypes, because Python's standard library has no module for inotify."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _READ_BYTES = 64 * 1024
 
 
 class InotifyEvent:
-    """One event.
+    """One event that inotify reports.
 
     Attributes:
-        watch: Number of the watch.
-        mask: Kind of the event.
+        watch: Number of the watch that reports the event, as returned by ``Inotify.add``.
+        mask: Kind of the event, as bits such as ``CREATE``.
         cookie: Number that is the same in the two events of a move.
         name: Name of the entry in the watched folder.
     """
@@ -39,7 +39,7 @@ class InotifyEvent:
 
 
 class Inotify:
-    """A queue of events.
+    """One inotify instance: a set of watched folders and a queue of their events.
 
     Raises:
         OSError: The kernel has no inotify, or the user has too many queues.
@@ -62,11 +62,11 @@ class Inotify:
         return self._checked(self._libc.inotify_add_watch(self.fd, os.fsencode(path), WANTED))
 
     def remove(self, watch: int) -> None:
-        """Remove a watch."""
-        self._libc.inotify_rm_watch(self.fd, watch)  # it may have ended with its folder
+        """Stop watching a folder. Does nothing if the watch has ended because its folder was removed."""
+        self._libc.inotify_rm_watch(self.fd, watch)
 
     def read(self) -> Iterator[InotifyEvent]:
-        """Yield the events so far, without waiting."""
+        """Yield the events that are in the queue now, without waiting for more."""
         while True:
             try:
                 raw = os.read(self.fd, _READ_BYTES)

@@ -57,7 +57,12 @@ _OCTAL_DIGITS = 3
 
 
 class LayerWriter:
-    """Sends one layer."""
+    """Packs the changes of this sandbox against its image, and sends them to the host as one layer.
+
+    Attributes:
+        records: Number of records that were sent so far.
+        bytes: Total size of the file contents, holes included.
+    """
 
     __slots__ = ("_links", "_mounts", "_pending", "_pending_bytes", "bytes", "records")
 
@@ -69,7 +74,7 @@ class LayerWriter:
         self.records = self.bytes = 0
 
     def run(self) -> dict[str, Any]:
-        """Send the whole layer."""
+        """Send the whole layer, and return the numbers of its records and bytes."""
         self._record({"kind": "layer", "version": LAYER_VERSION})
         pending = [b"/"]
         while pending:
@@ -114,7 +119,7 @@ class LayerWriter:
         return below
 
     def _entry(self, at: int, name: bytes, path: bytes, found: os.stat_result) -> bool:
-        """Send an entry that differs from the image. Return True if it is a folder."""
+        """Send the record of an entry that differs from the image, and the content of a file. Return True if the entry is a folder."""
         about: dict[str, Any] = {
             "path": path,
             "mode": stat.S_IMODE(found.st_mode),
@@ -195,7 +200,7 @@ def image_entries(path: bytes) -> dict[bytes, int]:
 
 
 def attributes(path: bytes) -> dict[str, bytes]:
-    """Return the extended attributes of an entry to keep (xattr(7))."""
+    """Return the extended attributes of an entry that belong in a layer: those that begin with one of ``ATTRIBUTES`` (xattr(7))."""
     found: dict[str, bytes] = {}
     try:
         names = os.listxattr(path, follow_symlinks=False)
@@ -233,7 +238,7 @@ def unescape(text: bytes) -> bytes:
 
 
 class LayerSource:
-    """The bytes of a received layer."""
+    """Reader of the bytes of a layer that the host sends on the input."""
 
     __slots__ = ("_at", "_data")
 
@@ -245,7 +250,7 @@ class LayerSource:
         """Return the next ``size`` bytes.
 
         Raises:
-            EOFError: The input has ended.
+            EOFError: The input ends before that many bytes.
         """
         while len(self._data) - self._at < size:
             more = os.read(REQUESTS, CHUNK_BYTES)
@@ -258,20 +263,28 @@ class LayerSource:
         return found
 
     def number(self) -> int:
-        """Return the next four bytes as a number."""
+        """Read four bytes, and return them as an unsigned big-endian number."""
         return int.from_bytes(self.take(4), "big")
 
     def record(self) -> dict[str, Any]:
-        """Return the next record."""
+        """Read the next record of the layer, and return its decoded map.
+
+        Raises:
+            EncodingError: The record is longer than ``MAX_RECORD_BYTES`` or malformed.
+        """
         size = self.number()
         if size > MAX_RECORD_BYTES:
-            raise values.EncodingError("a record is too long")
+            raise values.EncodingError(f"a record has {size} bytes, more than {MAX_RECORD_BYTES}")
         record: dict[str, Any] = values.decode(self.take(size))
         return record
 
 
 class LayerReader:
-    """Applies one layer."""
+    """Receives one layer from the host, and applies it to the files of this sandbox.
+
+    Attributes:
+        records: Number of records that were applied so far.
+    """
 
     __slots__ = ("_folders", "_source", "records")
 
@@ -281,7 +294,11 @@ class LayerReader:
         self.records = 0
 
     def run(self) -> dict[str, Any]:
-        """Apply the whole layer."""
+        """Apply the whole layer, and return the number of its records.
+
+        Raises:
+            RpcError: The layer has another version or is incomplete, or a record cannot be applied.
+        """
         try:
             first = self._source.record()
             if first.get("kind") != "layer" or first["version"] != LAYER_VERSION:
@@ -356,7 +373,7 @@ class LayerReader:
         self._finish(about)
 
     def _finish(self, about: dict[str, Any]) -> None:
-        """Set owner, mode, attributes, and mtime, in this order: chown(2) clears set-uid bits."""
+        """Set owner, mode, extended attributes and mtime of an entry. The owner comes first, because chown(2) clears set-uid bits."""
         path, is_link = about["path"], about["kind"] == "symlink"
         os.chown(path, about["uid"], about["gid"], follow_symlinks=False)
         if not is_link:
@@ -370,7 +387,7 @@ class LayerReader:
 
 
 def make_room(path: bytes) -> None:
-    """Remove the entry at a path, or create the folder above it."""
+    """Prepare a path for a new entry: remove an existing entry, or create the parent folder if nothing exists at the path."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -380,7 +397,7 @@ def make_room(path: bytes) -> None:
 
 
 def remove(path: bytes) -> None:
-    """Remove an entry and everything below it, if it exists."""
+    """Remove an entry and everything below it. Does nothing if the entry does not exist."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -391,10 +408,10 @@ def remove(path: bytes) -> None:
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Pack or apply a layer."""
+    """Pack a layer or apply a layer, as the field ``do`` of the request says."""
     return LayerWriter().run() if request["do"] == PACK_LAYER else LayerReader().run()
 
 
 def main() -> None:
-    """Run the helper."""
+    """Run the helper that packs and applies layers."""
     serve(work)

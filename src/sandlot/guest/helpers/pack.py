@@ -33,10 +33,17 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class ArchiveWriter:
-    """Sends one archive.
+    """Writes one tar archive to the host.
 
     Args:
         compress: True to compress the archive with gzip.
+
+    Attributes:
+        files: Number of files in the archive so far.
+        folders: Number of folders.
+        links: Number of symbolic links.
+        left_out: Number of entries that were left out because of their kind, such as sockets.
+        bytes: Total size of the files.
     """
 
     __slots__ = ("_deflate", "_pending", "_pending_bytes", "bytes", "files", "folders", "left_out", "links")
@@ -48,14 +55,19 @@ class ArchiveWriter:
         self.files = self.folders = self.links = self.left_out = self.bytes = 0
 
     def put(self, data: bytes) -> None:
-        """Append bytes to the archive."""
+        """Append bytes to the archive. They are buffered and sent in pieces of at least ``CHUNK_BYTES``."""
         self._pending.append(data)
         self._pending_bytes += len(data)
         if self._pending_bytes >= CHUNK_BYTES:
             self.flush()
 
     def flush(self, *, last: bool = False, cut: bool = False) -> None:
-        """Send the buffered bytes."""
+        """Send the buffered bytes to the host.
+
+        Args:
+            last: True at the end of the archive, which ends the gzip stream.
+            cut: True if the archive ends here because of an error, so that all bytes so far can be decompressed.
+        """
         data = b"".join(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
@@ -66,12 +78,20 @@ class ArchiveWriter:
         send(data)
 
     def fail(self, error: RpcError) -> None:
-        """Write an error into the archive, which ends there."""
+        """Write an error as the last entry of the incomplete archive, and send the buffered bytes."""
         self.put(tar.message_header(tar.ERROR_CODE, error.code) + tar.message_header(tar.ERROR_MESSAGE, error.message))
         self.flush(cut=True)
 
     def add_folder(self, folder: Folder, root: str) -> None:
-        """Add the entries of a folder, without the entries of its subfolders."""
+        """Add the direct entries of a folder to the archive.
+
+        Args:
+            folder: Folder of the walk.
+            root: Path of the packed folder, for error messages.
+
+        Raises:
+            RpcError: An entry cannot be read, or the folder has too many entries.
+        """
         for name, found in folder.entries():
             path = folder.path(name)
             member = tar.Member(path, tar.FILE, mode=stat.S_IMODE(found.st_mode), mtime_s=max(0, int(found.st_mtime)))
@@ -102,7 +122,17 @@ class ArchiveWriter:
             )
 
     def add_file(self, member: tar.Member, fd: int, found: os.stat_result, path: str) -> None:
-        """Add a regular file and close its descriptor."""
+        """Add a regular file to the archive. Skip the file if another file has taken its name.
+
+        Args:
+            member: Header of the file, without its size.
+            fd: Descriptor of the file, which is closed.
+            found: The lstat(2) result that was read with the folder.
+            path: Path of the file, for error messages.
+
+        Raises:
+            RpcError: ``conflict``: the file became shorter while it was read.
+        """
         try:
             opened = os.fstat(fd)
             if (opened.st_dev, opened.st_ino) != (found.st_dev, found.st_ino):
@@ -123,7 +153,7 @@ class ArchiveWriter:
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Pack the requested path."""
+    """Pack the file or folder of the request, and return the numbers of packed entries."""
     root = os.path.realpath(request["path"])
     archive = ArchiveWriter(compress=request["gzip"])
     try:
@@ -173,5 +203,5 @@ def _pack(archive: ArchiveWriter, root: str) -> None:
 
 
 def main() -> None:
-    """Run the helper."""
+    """Run the helper that packs an archive."""
     serve(work)

@@ -1,11 +1,12 @@
-"""``sudo`` of a sandbox: requests the guest to run a program as root, with the standard streams of this process.
+"""``sudo`` of a sandbox: asks the guest to run a program as root, with the standard streams of this process.
 
-It runs on the guest's interpreter, started by ``/usr/bin/sudo`` of the image. It accepts ``sudo [-n] [-E] [-H] [-S] [-k] [-u root] [--]
+The image's ``/usr/bin/sudo`` starts this file on the guest's interpreter. The syntax is ``sudo [-n] [-E] [-H] [-S] [-k] [-u root] [--]
 [NAME=VALUE ...] PROGRAM [ARGUMENT ...]``, and ``-i`` or ``-s`` for a shell. No password is needed: the security boundary is the sandbox, not
 the user.
 
-If ``/usr/local`` belongs to the caller, as in Sandlot's images, files that root installs there are given to the caller afterwards. Otherwise
-``pip install --upgrade`` would fail after ``sudo pip install``. (S_ISGID does not help: gVisor's overlay loses that bit.)
+If ``/usr/local`` belongs to the caller, as in Sandlot's images, files that root has installed there are given to the caller afterwards.
+Without this, ``pip install --upgrade`` would fail after ``sudo pip install``. S_ISGID on the folders does not help, because gVisor's overlay
+loses that bit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import values  # type: ignore[import-not-found]  # shipped beside this file
 
 SOCKET = "/run/sandlot/guest.sock"
 KEPT_VARIABLES = ("LANG", "LC_ALL", "TERM", "TZ", "COLUMNS", "LINES", "PATH", "DEBIAN_FRONTEND")
-"""Variables of the caller that root gets without ``-E``."""
+"""Environment variables of the caller that the program run as root also gets without the option ``-E``."""
 
 INSTALL_PREFIX = "/usr/local"
 
@@ -29,11 +30,18 @@ USAGE = "usage: sudo [-nEHSk] [-u root] [NAME=VALUE ...] PROGRAM [ARGUMENT ...] 
 
 
 class UsageError(Exception):
-    """The command line is invalid."""
+    """The command line of sudo is invalid. The text is printed to the caller."""
 
 
 class SudoArguments:
-    """A parsed command line."""
+    """A parsed command line of sudo.
+
+    Attributes:
+        argv: Program to run as root, and its arguments.
+        variables: Variables from the command line (``NAME=VALUE``).
+        keep: True to pass the caller's whole environment (``-E``).
+        shell: True to run a shell (``-i`` or ``-s``).
+    """
 
     def __init__(self) -> None:
         self.argv: list[str] = []
@@ -42,7 +50,18 @@ class SudoArguments:
         self.shell = False
 
     def option(self, word: str, following: list[str]) -> int:
-        """Parse one option or assignment, and return its number of words; 0 if ``word`` is the program."""
+        """Parse one option or assignment.
+
+        Args:
+            word: Next word of the command line.
+            following: Words after it.
+
+        Returns:
+            Number of words that the option takes, including its value; 0 if ``word`` is the program to run.
+
+        Raises:
+            UsageError: The option is unknown or not supported.
+        """
         if word in {"-u", "--user"} and following[:1] not in (["root"], ["0"]):
             raise UsageError("only -u root is supported")
         if word in {"-u", "--user", "-g", "-p"}:
@@ -64,10 +83,10 @@ class SudoArguments:
 
 
 def parse(arguments: list[str]) -> SudoArguments:
-    """Parse a command line.
+    """Parse the arguments of sudo, without the name of sudo itself.
 
     Raises:
-        UsageError: The command line is invalid.
+        UsageError: An option is not supported, or no program is given.
     """
     parsed = SudoArguments()
     at = 0
@@ -89,7 +108,12 @@ def parse(arguments: list[str]) -> SudoArguments:
 
 
 def run_as_root(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program as root, and return its exit status."""
+    """Run a program as root through the guest, and wait for its end.
+
+    Returns:
+        Exit code of the program, or 128 + the number of the signal that has ended it. If the program cannot be started, an error is
+        printed and 1 is returned.
+    """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.connect(SOCKET)
@@ -99,7 +123,7 @@ def run_as_root(argv: list[str], env: dict[str, str]) -> int:
     message = memoryview(values.encode_message({"op": "sudo", "argv": argv, "env": env, "cwd": os.getcwd()}))
     descriptors = array.array("i", [0, 1, 2])
     sent = link.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-    if sent < len(message):  # even an empty sendall calls send(2), which fails if the program has ended by then
+    if sent < len(message):  # without this test, an empty sendall would call send(2), which fails if the guest has closed already
         link.sendall(message[sent:])
     reader = values.MessageReader()
     while part := link.recv(65536):
@@ -112,7 +136,12 @@ def run_as_root(argv: list[str], env: dict[str, str]) -> int:
 
 
 def install_times() -> dict[str, int]:
-    """Return the modification times in nanoseconds of the folders that installers change; empty if the caller does not own the prefix."""
+    """Return the modification times of the folders below ``INSTALL_PREFIX`` that installers change.
+
+    Returns:
+        Folder relative to the prefix -> modification time in nanoseconds, or 0 if the folder does not exist. Empty if the prefix does
+        not belong to the caller.
+    """
     found: dict[str, int] = {}
     try:
         if os.stat(INSTALL_PREFIX).st_uid != os.getuid():
@@ -130,7 +159,7 @@ def install_times() -> dict[str, int]:
 
 
 def main() -> int:
-    """Run the command line, and return the exit status."""
+    """Run sudo with the arguments of this process, and return its exit status."""
     try:
         parsed = parse(sys.argv[1:])
     except UsageError as error:

@@ -49,10 +49,10 @@ class Inflater:
         self._inflate: Any = None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Return the decompressed bytes of the next part.
+        """Decompress the next part of the archive. Yield the bytes in pieces, or unchanged if the archive is not compressed.
 
         Raises:
-            TarError: The compressed data is damaged.
+            TarError: The compressed data is damaged, or the archive has another compression than gzip.
         """
         if not self._begun:
             data = self._first = self._first + data
@@ -93,8 +93,14 @@ class ArchiveExtractor:
 
     Args:
         root: Descriptor of the folder.
-        path: Path of the folder, for messages.
-        max_entries: Maximum number of entries of the archive.
+        path: Path of the folder, for error messages.
+        max_entries: Maximum number of entries that the archive may have.
+
+    Attributes:
+        files: Number of files that were written so far.
+        folders: Number of folders.
+        links: Number of symbolic and hard links.
+        bytes: Total size of the files.
     """
 
     __slots__ = (
@@ -130,11 +136,14 @@ class ArchiveExtractor:
         self.files = self.folders = self.links = self.bytes = 0
 
     def take(self, event: tar.Member | memoryview | tar.Finished) -> None:
-        """Handle the next event of a tar reader.
+        """Handle the next event of the tar reader.
+
+        Args:
+            event: A header (``Member``) begins an entry, bytes belong to the file that was begun, and ``Finished`` ends the file.
 
         Raises:
-            TarError: The entry is outside the folder.
-            RpcError: The entry cannot be written.
+            TarError: The entry is not allowed, for example because it is outside the folder.
+            RpcError: The entry cannot be written, or the archive has too many entries.
         """
         if isinstance(event, tar.Member):
             self._begin(event)
@@ -150,7 +159,7 @@ class ArchiveExtractor:
             raise path_error(error, self._shown()) from None
 
     def set_folder_modes(self) -> None:
-        """Set the modes of folders that would have made them read-only during the unpacking."""
+        """Set the final modes of folders that their owner may not write. Until now, they were writable so that entries could be added."""
         for names, mode in reversed(self._rights):
             fd = self._folder(names)
             try:
@@ -159,7 +168,7 @@ class ArchiveExtractor:
                 os.close(fd)
 
     def close(self) -> None:
-        """Remove the incomplete file, if there is one."""
+        """Remove the temporary file of an entry that is not complete. Does nothing if there is no such file."""
         if self._writing >= 0:
             os.close(self._writing)
             self._writing = -1
@@ -232,7 +241,7 @@ class ArchiveExtractor:
         self.links += 1
 
     def _link(self, member: tar.Member, temporary: str) -> None:
-        """Create a hard link to a regular file in the folder. A hard link to a symbolic link could point out of the folder."""
+        """Create a hard link to a regular file in the folder. Other targets are refused: a symbolic link could lead out of the folder."""
         *above, name = tar.parts(member.target) or [""]
         source = self._folder(above, make=False)
         try:
@@ -245,14 +254,19 @@ class ArchiveExtractor:
             os.close(source)
 
     def _put(self) -> None:
-        """Rename a complete file to its name."""
+        """Rename a complete temporary file or link to the name of its entry."""
         os.rename(self._temporary, self._names[-1], src_dir_fd=self._at, dst_dir_fd=self._at)
         self._temporary = ""
         os.close(self._at)
         self._at = -1
 
     def _folder(self, names: list[str], *, make: bool = True) -> int:
-        """Open a folder below the root, and return its descriptor, which the caller closes."""
+        """Open a folder below the root, and return its descriptor, which the caller must close.
+
+        Args:
+            names: Names of the folders on the way from the root.
+            make: True to create folders that do not exist.
+        """
         same = 0
         while same < min(len(names), len(self._held)) and names[same] == self._held[same][0]:
             same += 1
@@ -290,7 +304,7 @@ class ArchiveExtractor:
 
 
 def _enter(fd: int, name: str, *, make: bool) -> int:
-    """Open a subfolder of an open folder. Create it if it does not exist."""
+    """Open a subfolder of an open folder, and return its descriptor. If ``make`` is True, create a subfolder that does not exist."""
     try:
         return open_folder(name, fd)
     except FileNotFoundError:
@@ -309,7 +323,7 @@ def _temporary_name() -> str:
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Unpack the archive."""
+    """Unpack the archive from the input into the folder of the request, and return the numbers of unpacked entries."""
     path = request["path"]
     try:
         os.makedirs(path, 0o755, exist_ok=True)
@@ -339,5 +353,5 @@ def _unpack(extractor: ArchiveExtractor) -> None:
 
 
 def main() -> None:
-    """Run the helper."""
+    """Run the helper that unpacks an archive."""
     serve(work)

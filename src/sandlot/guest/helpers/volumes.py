@@ -1,8 +1,10 @@
-"""Binds volumes to their paths. The driver has mounted the volumes in folders of the hub (``link/payload.py``, ``VOLUMES``).
+"""Binds volumes to their paths in a running sandbox, and unbinds them.
+
+The driver has mounted the volumes in subfolders of one folder, the hub (``link/payload.py``, ``VOLUMES``).
 
 Invariants:
-- After a volume was unbound from its path, the former content of the path is visible again. The volume does not change.
-- A request may be repeated. Volumes that are bound as requested already stay bound.
+- After a volume was unbound from a path, the former content of the path is visible again. The volume does not change.
+- A request may be repeated. Volumes that are already bound as requested stay bound.
 """
 
 from __future__ import annotations
@@ -58,13 +60,17 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
         if failed_call:
             number = ctypes.get_errno()
             raise RpcError(
-                "unsupported", f"The volume cannot be mounted at {path}: {os.strerror(number)}.", "Choose another path, or another template."
+                "unsupported", f"The volume cannot be mounted at {path!r}: {os.strerror(number)}.", "Choose another path, or another template."
             )
     return {"used": used}
 
 
 def _files_in(others: str) -> list[str]:
-    """Return the paths of the files in the folder with many files."""
+    """Return the paths of the files in a folder, which are read with stat(2) to push a volume's files out of gVisor's caches.
+
+    Raises:
+        RpcError: ``conflict``: the folder does not exist.
+    """
     try:
         return [f"{others}/{name}" for name in os.listdir(others)]
     except FileNotFoundError:
@@ -73,7 +79,7 @@ def _files_in(others: str) -> list[str]:
 
 
 def _is_bound(source: str, path: str) -> bool:
-    """Return True if a folder of the hub is bound to a path."""
+    """Return True if the folder ``source`` of the hub is bound to ``path``, which means that both are the same folder."""
     try:
         here, there = os.stat(source), os.stat(path)
     except OSError:
@@ -82,5 +88,5 @@ def _is_bound(source: str, path: str) -> bool:
 
 
 def main() -> None:
-    """Run the helper."""
+    """Run the helper that binds and unbinds volumes."""
     serve(bind)

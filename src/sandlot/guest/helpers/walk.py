@@ -28,12 +28,12 @@ class Folder:
     """One folder of a walk.
 
     Args:
-        inside: Path relative to the root, without a slash at either end; empty for the root.
-        fd: Descriptor of the folder, open until the next folder is requested.
+        inside: Path relative to the root of the walk, without a slash at either end; empty for the root.
+        fd: Descriptor of the folder, open until the caller requests the next folder of the walk.
 
     Attributes:
-        cut: True if some entries were not read.
-        error: The failed system call that is the reason, if there is one.
+        cut: True if some entries were not read, because of an error or because the folder has more than ``MAX_NAMES`` entries.
+        error: System call that has failed; None if no call has failed.
     """
 
     __slots__ = ("_below", "cut", "error", "fd", "inside")
@@ -69,12 +69,12 @@ class Folder:
         return f"{self.inside}/{name}" if self.inside else name
 
     def below(self) -> list[tuple[str, Identity]]:
-        """Return the subfolders that were read, last name first."""
+        """Return the subfolders that :meth:`entries` has found, each with its path and identity, in reverse order of names."""
         return self._below[::-1]
 
 
 def walk(root: str, *, follow: bool = True) -> Iterator[Folder]:
-    """Yield a folder and all folders below it. The entries of a folder must be read before the next folder is requested.
+    """Yield a folder and all folders below it. The caller must read the entries of a folder before it requests the next folder.
 
     Args:
         root: Absolute path of the folder.

@@ -45,7 +45,7 @@ _GONE = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.UNMOUNT | inotify.IGNO
 
 
 class TooManyFoldersError(Exception):
-    """The limit of watched folders is exceeded."""
+    """The tree has more folders than the request or the kernel allows to watch."""
 
 
 class Batch:
@@ -58,7 +58,14 @@ class Batch:
         self._known: set[tuple[str, str]] = set()
 
     def add(self, kind: str, path: str = "", *, folder: bool = False, source: str | None = None) -> None:
-        """Add an event. A modification of an entry that was just created is left out."""
+        """Add an event to this batch. Duplicates are left out, and so is the modification of an entry that the batch reports as created.
+
+        Args:
+            kind: Kind of the event, such as ``CREATED``.
+            path: Path of the entry; for a move, its new path. Empty for ``OVERFLOW``.
+            folder: True if the entry is a folder.
+            source: Old path of a moved entry; None for other events.
+        """
         if kind in {CREATED, MODIFIED, OVERFLOW}:
             if (kind, path) in self._known or (kind == MODIFIED and (CREATED, path) in self._known):
                 return
@@ -68,13 +75,13 @@ class Batch:
         self._events.append({"kind": kind, "path": path, "folder": folder, "from": source})
 
     def send(self) -> None:
-        """Report the events."""
+        """Send the events of the batch to the host, at most ``MAX_EVENTS`` in one message."""
         for at in range(0, len(self._events), MAX_EVENTS):
             send_message({"events": self._events[at : at + MAX_EVENTS]})
 
 
 class InotifyWatcher:
-    """Watches a folder by inotify.
+    """Watches a folder by inotify(7).
 
     Args:
         root: Absolute path that contains no link.
@@ -100,7 +107,7 @@ class InotifyWatcher:
             self._enter("", None)
 
     def report(self) -> bool:
-        """Report new events. Return False if the folder is gone."""
+        """Send the events since the last report to the host. Return False if the watched folder was removed, moved or unmounted."""
         batch = Batch()
         events = list(self._queue.read())
         arrived = {event.cookie: event for event in events if event.mask & inotify.MOVED_TO}
@@ -206,7 +213,7 @@ class PollingWatcher:
         self._known, _ = self._scan()
 
     def report(self) -> bool:
-        """Scan again and report the differences. Return False if the folder is gone."""
+        """Scan the folder, and send the differences from the last scan to the host. Return False if the folder cannot be read."""
         batch = Batch()
         try:
             now, whole = self._scan()
@@ -245,7 +252,7 @@ class PollingWatcher:
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Watch until the folder is gone, or until the host closes the input."""
+    """Watch the folder of the request until the folder is removed, moved or unmounted, or until the host closes the input."""
     root = os.path.realpath(request["path"])
     try:
         found = os.stat(root)
@@ -288,7 +295,7 @@ def _watched(root: str, *, recursive: bool, max_folders: int, by: str) -> Inotif
         except TooManyFoldersError:
             raise RpcError(
                 "limit_exceeded",
-                f"More than {max_folders} folders are below the folder, or the user's limit of watches is reached.",
+                f"{root[:300]!r} has more than {max_folders} folders to watch, or the user's limit of inotify watches is reached.",
                 "Watch a smaller folder.",
             ) from None
         except OSError as error:
@@ -298,5 +305,5 @@ def _watched(root: str, *, recursive: bool, max_folders: int, by: str) -> Inotif
 
 
 def main() -> None:
-    """Run the helper."""
+    """Run the helper that watches a folder."""
     serve(work)

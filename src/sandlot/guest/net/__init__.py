@@ -1,1 +1,1 @@
-"""TCP on the sandbox's loopback over the link: the package index for programs inside, and tunnels from the host to their ports."""
+"""TCP over the link: the package index on the sandbox's loopback, and tunnels from the host to ports of programs in the sandbox."""

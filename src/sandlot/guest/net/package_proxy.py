@@ -1,13 +1,14 @@
-"""Port of the package index on the sandbox's loopback, whose connections are forwarded to the host.
+"""Port of the package index on the sandbox's loopback. Its connections are forwarded to the host.
 
 Invariants:
-- One TCP connection is one stream of the service ``packages``; the guest does not interpret its bytes.
-- At most :data:`MAX_CONNECTIONS` are open at once, fewer than the streams that a guest may have. Further connections wait in the
-  kernel's queue; an idle connection is closed for them. A program that opens thousands of connections fills only that queue.
-- A stream is opened with the first bytes of its connection, so a silent connection uses no resources of the host.
+- Each TCP connection is forwarded over its own stream of the host's service ``packages``. The guest does not interpret the bytes.
+- At most :data:`MAX_CONNECTIONS` connections are open at once, fewer than the streams that a guest may open. Further connections
+  wait in the kernel's accept queue until a connection is closed. If a connection is idle, the guest closes it for a waiting one.
+  A program that opens thousands of connections fills only the accept queue.
+- A stream is opened when the first bytes of its connection arrive, so a silent connection uses no resources of the host.
 - When the host connects again or the guest is quiesced, connections with a stream are reset, and the port stays open. Package
-  managers then repeat their request. A request that arrives while no service runs waits in the link's pipe, and is reset by
-  the handshake of the next service.
+  managers then repeat their request. A request that arrives while no service runs waits in the link's pipe. The handshake of
+  the next service resets its connection.
 """
 
 from __future__ import annotations
@@ -29,23 +30,27 @@ if TYPE_CHECKING:
 
 ADDRESS = ("127.0.0.1", schema.PACKAGES_PORT)
 MAX_CONNECTIONS = 48
-"""Three quarters of the streams that a guest may have; more than any package manager opens by default."""
+"""Maximum number of open connections: three quarters of the streams that a guest may open to the host.
+
+No package manager opens as many connections by default.
+"""
 BACKLOG = 128
+"""Length of the kernel's queue of connections that were not accepted yet."""
 PAUSE_S = 0.1
-"""Interval between attempts to accept a connection or to open its stream, while the limit of connections or streams is reached."""
+"""Seconds between two attempts to accept a connection or to open its stream while the limit of connections or streams is reached."""
 IDLE_S = 1.0
-"""An idle connection may be closed for another one after this time without a response, if no request is in progress."""
+"""Seconds without a request in progress and without a byte of a response after which a connection counts as idle."""
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _IFREQ = struct.Struct("16sh14x")
 
 
 class PackageProxy:
-    """The listening port and its connections.
+    """The listening port of the package index, and the open connections to it.
 
     Args:
         loop: The guest's loop.
-        router: Streams of the link.
+        router: Opens the streams to the host.
     """
 
     __slots__ = ("_connections", "_is_paused", "_listener", "_loop", "_router")
@@ -58,11 +63,11 @@ class PackageProxy:
         self._connections: set[ProxiedConnection] = set()
 
     def listen(self) -> None:
-        """Open the port. If that fails, the sandbox has no package index, and the error is logged."""
+        """Open the port and begin to accept connections. If this fails, log the error; the sandbox has no package index then."""
         try:
             listener = _open_listener()
         except OSError as error:
-            log(f"cannot open the port of the package index: {error}")
+            log(f"cannot listen on {ADDRESS[0]}:{ADDRESS[1]} for the package index: {error}")
             return
         self._listener = listener
         self._loop.watch(listener.fileno(), READ, self._accept)
@@ -78,7 +83,7 @@ class PackageProxy:
         return proxied
 
     def remove(self, proxied: ProxiedConnection) -> None:
-        """Forget a closed connection, and accept the next connection."""
+        """Remove a closed connection from the open connections, and continue to accept connections."""
         self._connections.discard(proxied)
         self._resume()
 
@@ -99,7 +104,7 @@ class PackageProxy:
         self.add(connection)
 
     def _close_idle(self) -> bool:
-        """Close the connection that has been idle for longest. Return True if there was an idle connection."""
+        """Close the connection that has been idle for the longest time. Return False if no connection is idle."""
         before_s = time.monotonic() - IDLE_S
         idle = [proxied for proxied in self._connections if proxied.idle_since_s <= before_s]
         if idle:
@@ -119,13 +124,13 @@ class PackageProxy:
 
 
 class ProxiedConnection:
-    """One connection. Its stream is opened with its first bytes.
+    """One connection of a program to the package index. Its stream to the host is opened when its first bytes arrive.
 
     Args:
         loop: The guest's loop.
-        router: Streams of the link.
+        router: Opens the stream to the host.
         proxy: Proxy whose ``remove`` is called when the connection is closed.
-        connection: Non-blocking socket.
+        connection: Accepted, non-blocking socket; ownership passes to this object.
     """
 
     __slots__ = ("_copy", "_has_request", "_is_closed", "_loop", "_opened_s", "_proxy", "_router", "_socket", "_stream")
@@ -144,13 +149,13 @@ class ProxiedConnection:
 
     @property
     def idle_since_s(self) -> float:
-        """Monotonic time since which the connection has been idle; infinite if a response may be due."""
+        """Time in seconds of ``time.monotonic`` since which the connection has been idle; infinite while a response may be due."""
         if self._copy is None:
             return float("inf") if self._has_request else self._opened_s
         return float("inf") if self._copy.awaits_output or self._copy.has_output else self._copy.last_write_s
 
     def close(self) -> None:
-        """Close the connection and reset its stream. Idempotent."""
+        """Close the connection, and reset its stream to the host if the stream was opened. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -159,11 +164,11 @@ class ProxiedConnection:
             self._socket.close()
         else:
             self._copy.close()
-            self._stream.reset("conflict", "The connection was closed.")
+            self._stream.reset("conflict", "The connection to the package index was closed in the sandbox.")
         self._proxy.remove(self)
 
     def cut(self) -> None:
-        """Close the connection with RST. Idempotent."""
+        """Close the connection with RST, so that the client does not take the response for complete. Idempotent."""
         if not self._is_closed:
             send_reset_at_close(self._socket)
             self.close()
@@ -173,9 +178,10 @@ class ProxiedConnection:
             self._loop.watch(self._socket.fileno(), READ, self._on_request)
 
     def _on_request(self, _mask: int) -> None:
-        """Read the first bytes, and open a stream for them."""
+        """Read the first bytes of the connection, and forward them to the host over a new stream."""
         if self._router.is_full:
-            # A closed stream counts as open until its RESET is sent. Until then, the request is not read from its socket.
+            # No stream can be opened now: a closed stream counts against the limit of streams until its RESET frame was written.
+            # The request stays unread in the socket, and is read after a pause.
             self._has_request = True
             self._loop.unwatch(self._socket.fileno())
             self._loop.call_later(PAUSE_S, self._wait_for_request)
@@ -191,7 +197,7 @@ class ProxiedConnection:
             return
         try:
             self._stream = self._router.open({"service": schema.PACKAGES, "args": {}})
-        except ProtocolError:  # no service is connected, or the guest is quiesced
+        except ProtocolError:  # no stream can be opened, because no service is connected or the guest is quiesced
             self.cut()
             return
         self._copy = self._stream.handler = SocketStream(self._loop, self._stream, self)
@@ -201,16 +207,16 @@ class ProxiedConnection:
     # -- ends and errors ----------------------------------------------------------------------------------------------
 
     def on_gone(self) -> None:
-        """Cut the connection off, because the stream is over."""
+        """Close the connection with RST, because its stream to the host is lost."""
         self.cut()
 
     def on_data_end(self) -> None:
-        """Send the end of the client's requests."""
+        """Send the end of the client's bytes to the host."""
         if self._stream is not None:
             self._stream.end()
 
     def on_finished(self) -> None:
-        """Close the connection, because both directions have ended."""
+        """Close the connection, because client and host have both ended their bytes."""
         self.close()
 
     def on_read_error(self) -> None:
@@ -232,7 +238,13 @@ def _open_listener() -> socket.socket:
 
 
 def _bring_loopback_up(any_socket: socket.socket) -> None:
-    """Bring up the loopback of a new network namespace (netdevice(7)). gVisor and container runtimes do so themselves."""
+    """Activate the interface ``lo``, which is down in a new network namespace (netdevice(7)). Does nothing if the interface is up.
+
+    gVisor and container runtimes activate the interface themselves.
+
+    Args:
+        any_socket: Any open socket, because the ioctl(2) needs a descriptor of a socket.
+    """
     name, flags = _IFREQ.unpack(ioctl(any_socket.fileno(), _SIOCGIFFLAGS, _IFREQ.pack(b"lo", 0)))
     if not flags & _IFF_UP:
         ioctl(any_socket.fileno(), _SIOCSIFFLAGS, _IFREQ.pack(name, flags | _IFF_UP))

@@ -1,10 +1,11 @@
-"""Copying between a TCP socket and a stream of the link, both ways.
+"""Copying of bytes between a TCP socket and a stream of the link, in both directions.
 
 Invariants:
-- Bytes move as fast as the slower end reads, and no call blocks. At most one window of the stream waits for the socket, and at
-  most the stream's queue and one read wait for the stream.
-- The end of one direction is passed on after all its bytes; the other direction continues.
-- A connection that is cut off ends with RST, so that its data is not taken for complete.
+- Each direction is as fast as its receiver reads, and no call blocks.
+- Memory is bounded: bytes for the socket are at most one window of the stream, and bytes for the host are at most the stream's
+  queue and one read.
+- When one direction ends, its end of file is passed on after all its bytes. The other direction continues.
+- A connection that is interrupted is closed with RST, so that the program does not take the received data for complete.
 """
 
 from __future__ import annotations
@@ -25,45 +26,50 @@ if TYPE_CHECKING:
     from sandlot.guest.streams import Stream
 
     class SocketStreamOwner(Protocol):
-        """Handles the ends and errors of a :class:`SocketStream`."""
+        """Receiver of the ends and errors of a :class:`SocketStream`."""
 
         def on_gone(self) -> None:
-            """Handle that the stream is over: reset by the host, or gone with an earlier connection of the link."""
+            """Handle the loss of the stream: the host has reset the stream or has connected again, or the guest was quiesced."""
 
         def on_data_end(self) -> None:
-            """Handle the end of the bytes from the socket: send it to the host."""
+            """Send the program's end of file to the host. Called when all bytes of the socket were read and sent."""
 
         def on_finished(self) -> None:
-            """Handle the end of both directions."""
+            """Close the connection. Called when both directions have ended."""
 
         def on_read_error(self) -> None:
-            """Handle a connection that the program has reset."""
+            """Handle a failed read of the socket, which means that the program has reset the connection."""
 
         def on_write_error(self) -> None:
-            """Handle a program that reads no more bytes: close, or call :meth:`SocketStream.drop_output`."""
+            """Handle a failed write to the socket, which means that the program reads no more bytes.
+
+            The owner must close the connection or call :meth:`SocketStream.drop_output`.
+            """
 
 
 READ_BYTES = 65536
+"""Maximum number of bytes of one read of a socket."""
 MAX_PIECES = 64
-"""Maximum number of frames that are joined in one write; Linux allows 1,024 (IOV_MAX)."""
+"""Maximum number of pieces that are joined in one write to a socket; Linux allows 1,024 (IOV_MAX)."""
 
 _NO_LINGER = struct.pack("ii", 1, 0)
-"""SO_LINGER with a time of 0: close(2) sends RST (socket(7))."""
+"""Value of SO_LINGER with a time of 0, which makes close(2) send RST (socket(7))."""
 
 
 class SocketStream:
-    """Copies bytes between a socket and a stream. Its methods ``on_...`` handle the events of the stream.
+    """Copies bytes between a socket and a stream, in both directions. The methods ``on_...`` handle the events of the stream.
 
-    Until :meth:`start`, bytes for the socket are queued.
+    Before :meth:`start`, bytes of the host for the socket are queued.
 
     Args:
         loop: The guest's loop.
         stream: Stream of the link.
-        owner: Handles ends and errors.
+        owner: Receiver of the ends and errors of both directions.
 
     Attributes:
-        awaits_output: True if bytes were read from the socket after the last write to it.
-        last_write_s: Monotonic time of the last write to the socket, or of the creation of this object.
+        awaits_output: True if bytes were read from the socket and no byte was written to the socket since.
+        last_write_s: Time of the last write to the socket, in seconds of ``time.monotonic``. Before the first write, the time at
+            which this object was created.
     """
 
     __slots__ = (
@@ -97,23 +103,29 @@ class SocketStream:
 
     @property
     def has_output(self) -> bool:
-        """True while bytes wait for the socket."""
+        """True while bytes of the host are queued for the socket."""
         return bool(self._output)
 
     def start(self, connection: socket.socket) -> None:
-        """Begin copying.
+        """Begin to copy in both directions.
 
         Args:
             connection: Connected, non-blocking socket; ownership passes to this object.
         """
         self._socket = connection
-        # Writes are batched here. Without TCP_NODELAY, a small last piece would wait for an acknowledgement.
+        # Writes to the socket are already batched. Without TCP_NODELAY, a small last piece would wait for an acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._write_soon()
         self._watch()
 
     def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
-        """Queue bytes for the socket. Their credit is returned after they were written."""
+        """Queue bytes of the host for the socket.
+
+        Args:
+            channel: Channel of the bytes. Bytes of other channels than 0 are dropped.
+            data: Bytes for the socket.
+            credit: Credit that is returned to the host when the bytes were written or dropped.
+        """
         if channel != BODY or self._is_output_dropped:
             self._stream.consumed(credit)
             return
@@ -121,37 +133,37 @@ class SocketStream:
         self._write_soon()
 
     def on_end(self) -> None:
-        """Queue the end of file for the socket."""
+        """Send end of file to the program after the queued bytes, because the host sends no more."""
         self._has_output_end = True
         self._write_soon()
 
     def on_writable(self) -> None:
-        """Continue reading the socket, because the stream has room again."""
+        """Continue to read the socket, because the stream accepts bytes again."""
         self._watch()
 
     def on_gone(self) -> None:
-        """Report to the owner that the stream is over."""
+        """Report to the owner that the stream is lost."""
         self._owner.on_gone()
 
     def send(self, data: bytes) -> None:
-        """Send bytes that were read from the socket."""
+        """Send bytes that were read from the socket to the host."""
         self.awaits_output = True
         self._stream.send_bytes(BODY, data)
 
     def drop_output(self) -> None:
-        """Drop all bytes for the socket from now on. Bytes from the program are still read to their end."""
+        """Drop all bytes of the host for the socket, now and later. Bytes of the program are still read and sent to their end."""
         self._is_output_dropped = True
         while self._output:
             self._stream.consumed(self._output.popleft()[1])
 
     def cut(self) -> None:
-        """Close the socket with RST. Idempotent."""
+        """Close the socket with RST, so that the program does not take the received data for complete. Idempotent."""
         if self._socket is not None:
             send_reset_at_close(self._socket)
         self.close()
 
     def close(self) -> None:
-        """Close the socket. Idempotent."""
+        """Close the socket, and drop queued bytes of the host. Idempotent."""
         connection, self._socket = self._socket, None
         self._output.clear()
         if connection is not None:
@@ -159,13 +171,13 @@ class SocketStream:
             connection.close()
 
     def _watch(self) -> None:
-        """Watch the socket for reading and writing, as far as either is possible now."""
+        """Watch the socket for reading if the stream accepts bytes, and for writing if bytes are queued."""
         if self._socket is None:
             return
         mask = (READ if self._can_read() else 0) | (WRITE if self._output else 0)
         if mask:
             self._loop.watch(self._socket.fileno(), mask, self._on_ready)
-        else:  # epoll would report EPOLLHUP of a closed connection over and over (epoll_ctl(2))
+        else:  # do not watch with an empty mask: epoll would report a closed connection (EPOLLHUP) again and again (epoll_ctl(2))
             self._loop.unwatch(self._socket.fileno())
 
     def _can_read(self) -> bool:
@@ -194,7 +206,7 @@ class SocketStream:
             self._finish()
 
     def _write_soon(self) -> None:
-        if not self._is_write_due:  # one read of the link can bring many frames, which are joined in one write
+        if not self._is_write_due:  # one read of the link can bring many frames, whose bytes are joined in one write
             self._is_write_due = True
             self._loop.call_soon(self._write)
 
@@ -234,5 +246,5 @@ class SocketStream:
 
 
 def send_reset_at_close(connection: socket.socket) -> None:
-    """Make close(2) of a connection send RST instead of FIN."""
+    """Set a socket option that makes the later close(2) of a connection send RST instead of FIN."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

@@ -1,12 +1,13 @@
-"""Tunnels: connections from the host to ports of programs inside, each over the stream of its call.
+"""Tunnels: TCP connections from the host to ports of programs in the sandbox, each over the stream of a ``port.connect`` call.
 
 Invariants:
-- Only 127.0.0.1 and ::1 are connected to, in this order, as the account ``user``. This works in a sandbox without a network.
-- The host's END becomes the end of file for the program. The program's end of file becomes the event ``end``.
-- A program that reads no more bytes may still send: bytes for the program are dropped, and its own are read to their end.
-- A tunnel ends with its stream. When the host connects again or the guest is quiesced, the connection is reset, so a copy of a
-  sandbox has no tunnel of the original.
-- At most :data:`MAX_TUNNELS` are open at once.
+- A tunnel tries 127.0.0.1, then ::1, and no other address, as the account ``user``. It needs no network of the sandbox.
+- An END frame of the host becomes end of file for the program. End of file of the program becomes the event ``end``.
+- A program that has stopped reading may still send. Then bytes of the host are dropped, and the program's bytes are forwarded to
+  their end.
+- A tunnel ends with its stream. When the host connects again or the guest is quiesced, the connection is reset. So a copy of a
+  sandbox has no tunnels of the original.
+- At most :data:`MAX_TUNNELS` tunnels are open at once.
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ if TYPE_CHECKING:
     from sandlot.guest.rpc import Call
 
 MAX_TUNNELS = 64
-"""A third of the streams that the host may open, so that some are left for other calls."""
+"""Maximum number of open tunnels: a third of the streams that the host may open, so that streams are left for other calls."""
 CONNECT_S = 10.0
-"""Timeout for a program that listens and does not accept. The kernel would try for minutes (tcp_syn_retries, tcp(7))."""
+"""Seconds until an attempt to connect fails. The kernel alone would try for minutes (tcp_syn_retries, tcp(7))."""
 
 _IN_PROGRESS = (0, errno.EINPROGRESS)
 
 
 class TunnelService:
-    """The ``port.connect`` call, and the open tunnels.
+    """Handler of the ``port.connect`` call.
 
     Args:
         loop: The guest's loop.
+
+    Attributes:
+        open: Tunnels that are open or connecting.
     """
 
     __slots__ = ("_loop", "open")
@@ -49,7 +53,7 @@ class TunnelService:
         self.open: set[Tunnel] = set()
 
     def connect(self, call: Call) -> None:
-        """Handle ``port.connect``."""
+        """Handle ``port.connect``: open a tunnel to a port of the sandbox's loopback."""
         port = call.args["port"]
         if not 0 < port <= schema.MOST_PORT:
             raise RpcError("invalid_request", f"Port {port} is invalid.", f"Use a port from 1 to {schema.MOST_PORT}.")
@@ -63,13 +67,13 @@ class TunnelService:
 
 
 class Tunnel:
-    """One connection and its call.
+    """One tunnel: a connection to a port of the sandbox, and the call of the host that uses the connection.
 
     Args:
         loop: The guest's loop.
-        call: Call of the host.
+        call: The call ``port.connect``.
         port: Port to connect to.
-        tunnels: All open tunnels. The tunnel removes itself when it is closed.
+        tunnels: All open tunnels. This tunnel removes itself when it is closed.
     """
 
     __slots__ = ("_addresses", "_call", "_connecting", "_copy", "_loop", "_port", "_timer", "_tunnels")
@@ -86,7 +90,7 @@ class Tunnel:
         call.on_bytes, call.on_end, call.on_writable, call.on_gone = self._copy.on_bytes, self._copy.on_end, self._copy.on_writable, self.cut
 
     def connect_to_next(self) -> None:
-        """Connect to the next address. After the last address, respond with an error."""
+        """Begin to connect to the next loopback address. If all addresses have failed, respond to the call with an error."""
         for family, address in self._addresses:
             try:
                 with as_file_user(lookup_account("user")):
@@ -108,7 +112,7 @@ class Tunnel:
         )
 
     def cut(self) -> None:
-        """End the connection with RST, so that the program does not take its data for complete. Idempotent."""
+        """Close the connection with RST, so that the program does not take the received data for complete. Idempotent."""
         if self._connecting is not None:
             send_reset_at_close(self._connecting)
         self._copy.cut()
@@ -118,8 +122,8 @@ class Tunnel:
         connection = self._connecting
         if connection is None:
             return
-        # If nothing listens, and the kernel has chosen the same port for this end, the socket is connected to itself
-        # (simultaneous open, RFC 9293, section 3.5).
+        # A socket without error may be connected to itself. This happens if no program listens on the port, and the kernel has
+        # chosen the same port for this end (simultaneous open, RFC 9293, section 3.5).
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or connection.getsockname()[:2] == (address, self._port):
             self._close_connecting()
             self.connect_to_next()
@@ -151,22 +155,22 @@ class Tunnel:
     # -- ends and errors ----------------------------------------------------------------------------------------------
 
     def on_gone(self) -> None:
-        """Cut the connection off, because the stream is over."""
+        """Close the connection with RST, because the stream of the call is lost."""
         self.cut()
 
     def on_data_end(self) -> None:
-        """Send the event that the program has ended its direction."""
+        """Send the event ``end``, because the program sends no more bytes."""
         self._call.event("end")
 
     def on_finished(self) -> None:
-        """Respond, because both directions have ended."""
+        """Close the tunnel and respond to the call, because both directions have ended."""
         self._close()
         self._call.result()
 
     def on_read_error(self) -> None:
-        """Respond with an error, because the program has reset the connection."""
-        self._fail("conflict", "The program reset the connection.", "Check the output of the program.")
+        """Respond to the call with an error, because the program has reset the connection."""
+        self._fail("conflict", f"The program on port {self._port} reset the connection.", "Check the output of the program.")
 
     def on_write_error(self) -> None:
-        """Drop bytes of the host from now on. Bytes of the program are read to their end."""
+        """Drop bytes of the host from now on, because the program has stopped reading. The program's bytes are still forwarded."""
         self._copy.drop_output()

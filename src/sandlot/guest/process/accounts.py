@@ -27,7 +27,15 @@ _MAX_TABLE_BYTES = 1 << 20
 
 
 class Account:
-    """Ids, groups and home directory that a process runs with."""
+    """Account that a process runs as.
+
+    Args:
+        name: Login name.
+        uid: User id.
+        gid: Id of the primary group.
+        home: Home directory.
+        groups: Ids of all groups, including the primary group.
+    """
 
     __slots__ = ("gid", "groups", "home", "name", "uid")
 
@@ -108,7 +116,7 @@ def _read_table(path: str) -> list[list[str]]:
 
 
 def build_environment(account: Account, *overrides: dict[str, str]) -> dict[str, str]:
-    """Return the account's environment, with each of the overrides applied in order."""
+    """Return the environment of a process: the default variables of an account, replaced by those of each override in order."""
     env = {
         "PATH": (f"{account.home.rstrip('/')}/.local/bin:" if account.uid else "") + DEFAULT_PATH,
         "HOME": account.home,
@@ -132,9 +140,12 @@ class as_process_user:  # noqa: N801 - a context manager, named like a function;
 
     The saved ids stay 0, so that the guest can change back. The guest has one thread: no other code runs under these ids.
 
-    Meanwhile, processes of the same uid may send signals to the guest, because its real uid is theirs (kill(2)). The guest
-    has handlers for all signals that can be caught (main.py). In gVisor, SIGKILL and faults end the guest and with it the
-    sandbox; through ``sudo``, every process inside can end the sandbox at any time.
+    While the context is active, processes of the same uid may send signals to the guest, because the guest has their uid as its
+    real uid (kill(2)). The guest has handlers for the other signals (main.py), but in gVisor, SIGKILL and the signals of faults
+    end the guest and with it the sandbox. This is no new weakness: through ``sudo``, every process inside can end the sandbox.
+
+    Args:
+        account: Account to act as.
     """
 
     __slots__ = ("_account",)
@@ -155,11 +166,14 @@ class as_process_user:  # noqa: N801 - a context manager, named like a function;
             os.setgroups([0])
 
 
-class as_file_user:  # noqa: N801 - as above
+class as_file_user:  # noqa: N801 - a context manager, named like a function
     """Context manager that changes the guest's effective ids to those of an account. Does nothing for root.
 
-    Used around system calls on paths and sockets: the kernel checks them with the effective ids. The real and saved uids
-    stay 0, so processes of the user cannot send signals to PID 1 (kill(2)), however long a file call takes.
+    Used around system calls on paths and sockets, for which the kernel checks the effective ids. The real and saved uids stay 0,
+    so processes of the user cannot send signals to PID 1 while the context is active (kill(2)).
+
+    Args:
+        account: Account to act as.
     """
 
     __slots__ = ("_account",)

@@ -1,6 +1,6 @@
-"""Child processes of PID 1: the table of their owners, and reaping.
+"""Child processes of PID 1: a table of the objects that own them, and reaping of those that have ended.
 
-PID 1 is also the parent of every orphan of the sandbox. Orphans are reaped, and their end is not reported.
+PID 1 also becomes the parent of every orphan in the sandbox. Orphans are reaped too, but they have no owner to notify.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Child(Protocol):
-        """Owner of one child process."""
+        """Object that owns one child process and is notified of its end."""
 
         def on_exit(self, status: int, usage: struct_rusage) -> None:
             """Handle the end of the process.
 
             Args:
                 status: Status of wait(2).
-                usage: Usage of the process and of the children that it waited for (getrusage(2)).
+                usage: Resources that the process and the children it waited for have used (getrusage(2)).
             """
 
         def on_killed(self, reason: str) -> None:
-            """Record why the guest has killed the process and its descendants. ``on_exit`` follows.
+            """Record why the guest has killed the process and its descendants. A call of ``on_exit`` follows.
 
             Args:
-                reason: ``oom`` or ``pids``.
+                reason: ``oom`` for the memory limit, or ``pids`` for the process limit.
             """
 
 
 class ChildTable:
-    """Owners of all child processes that the guest has started or adopted, by pid.
+    """Owners of the child processes that the guest has started or adopted, by pid.
 
-    A process stays in the table until it has been reaped, so its pid cannot belong to another process meanwhile.
+    A process stays in the table until it is reaped. The kernel reuses a pid only after that, so a pid in the table always means
+    the same process.
     """
 
     __slots__ = ("_children",)
@@ -46,11 +47,11 @@ class ChildTable:
         return pid in self._children
 
     def add(self, pid: int, child: Child) -> None:
-        """Register the owner of a child process."""
+        """Register the owner of a child process, which is notified when the process ends."""
         self._children[pid] = child
 
     def reap(self) -> None:
-        """Reap all children that have ended, without blocking, and report each to its owner."""
+        """Reap all child processes that have ended, without blocking, and call ``on_exit`` of the owner of each."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -63,11 +64,11 @@ class ChildTable:
                 child.on_exit(status, usage)
 
     def report_kill(self, pid: int, reason: str) -> None:
-        """Report to the owner of a process, if there is one, that the guest has killed the process and its descendants.
+        """Call ``on_killed`` of the owner of a process that the guest has killed. Does nothing if the process has no owner.
 
         Args:
-            pid: Process that was killed.
-            reason: ``oom`` or ``pids``.
+            pid: Pid of the process.
+            reason: ``oom`` for the memory limit, or ``pids`` for the process limit.
         """
         child = self._children.get(pid)
         if child is not None:

@@ -1,9 +1,9 @@
 """Processes that the host starts: the ``process.*`` calls.
 
 Invariants:
-- The id of a process is the id of the call that started it; a repeated start returns the same process.
+- The id of a process is the id of the call that has started the process. A repeated start call returns the same process.
 - Each process has its own session and group. A timeout or a signal reaches the session, the group and all descendants.
-- At most ``MAX_KEPT`` finished processes are remembered, with at most ``MAX_KEPT_BYTES`` of output.
+- Finished processes are remembered with their output until ``MAX_KEPT`` or ``MAX_KEPT_BYTES`` is exceeded, the oldest are forgotten first.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ if TYPE_CHECKING:
     from sandlot.guest.rpc import Call, RpcServer
 
 MAX_KEPT = 64
+"""Number of processes, running and finished, beyond which the oldest finished processes are forgotten."""
 MAX_KEPT_BYTES = 16 * 1024 * 1024
+"""Number of output bytes of all processes beyond which the oldest finished processes are forgotten."""
 MAX_SIGNAL = 64
 
 
 class ProcessManager:
-    """All processes that the host has started, running or remembered.
+    """The processes that the host has started: those that run, and finished processes that are still remembered.
 
     Args:
         loop: The guest's loop.
         spawner: Starts the programs.
-        rpc: Refuses the ids of processes that are no longer kept.
-        on_first_start: Called when a process starts and no other is running.
-        on_all_ended: Called when the last running process has ended.
+        rpc: Server of the calls. It refuses further start calls with the id of a process that was forgotten.
+        on_first_start: Called when a process has started and no other process of the host is running.
+        on_all_ended: Called when the last running process of the host has ended.
     """
 
     __slots__ = ("_by_id", "_loop", "_on_all_ended", "_on_first_start", "_rpc", "_running_count", "_spawner")
@@ -59,7 +61,10 @@ class ProcessManager:
         self._running_count = 0
 
     def start(self, call: Call) -> None:
-        """Handle ``process.start``."""
+        """Handle ``process.start``: start a process, or find the process that an earlier call with the same id has started.
+
+        With ``attach``, the call follows the output and responds at the end of the process. Without it, the call responds at once.
+        """
         process = self._by_id.get(call.id)
         if process is None:
             process = self._spawn(call.id, call.args)
@@ -71,41 +76,41 @@ class ProcessManager:
             call.result(**process.result())
 
     def attach(self, call: Call) -> None:
-        """Handle ``process.attach``."""
+        """Handle ``process.attach``: send the output of a process from the given offsets on, and its result at the end."""
         self._find(call).attach(call, call.args["stdout_from"], call.args["stderr_from"])
 
     def wait(self, call: Call) -> None:
-        """Handle ``process.wait``."""
+        """Handle ``process.wait``: respond with the result of a process when the process has ended, without its output."""
         self._find(call).wait(call)
 
     def send_signal(self, call: Call) -> None:
-        """Handle ``process.signal``: signal the process, its group, its session and its descendants."""
+        """Handle ``process.signal``: send a signal to a process, its group, its session and its descendants."""
         process = self._find(call)
         number = call.args["signal"]
         if not 1 <= number <= MAX_SIGNAL:
-            raise RpcError("invalid_request", f"Signal {number} is invalid.", f"Use 1 to {MAX_SIGNAL}.")
+            raise RpcError("invalid_request", f"Signal {number} is invalid.", f"Use a signal number from 1 to {MAX_SIGNAL}.")
         running = process.running
         if running:
             kill_tree(process.pid, number)
         call.result(running=running)
 
     def resize(self, call: Call) -> None:
-        """Handle ``process.resize``."""
+        """Handle ``process.resize``: change the size of a process's terminal."""
         process = self._find(call)
         process.resize(call.args["rows"], call.args["cols"])
         call.result(running=process.running)
 
     def get(self, call: Call) -> None:
-        """Handle ``process.get``."""
+        """Handle ``process.get``: respond with the record of one process."""
         call.result(**self._find(call).describe())
 
     def list_all(self, call: Call) -> None:
-        """Handle ``process.list``."""
+        """Handle ``process.list``: respond with the records of the newest processes, without hidden ones."""
         newest = [process for process in self._by_id.values() if not process.hidden][-LIMITS["processes"] :]
         call.result(processes=[process.describe() for process in newest])
 
     def forget(self, call: Call) -> None:
-        """Handle ``process.forget``: forget a finished process."""
+        """Handle ``process.forget``: forget a finished process and its output."""
         process = self._find(call)
         if process.running:
             raise RpcError("conflict", "The process cannot be removed while it runs.", "Kill the process first.")
@@ -113,11 +118,11 @@ class ProcessManager:
         call.result()
 
     def running(self) -> list[Process]:
-        """Return the processes that have not been reaped."""
+        """Return the processes of the host that are still running, which means that they were not reaped yet."""
         return [process for process in self._by_id.values() if process.running]
 
     def forget_finished(self) -> None:
-        """Forget the processes that have ended, because they belong to the sandbox that this one is a copy of."""
+        """Forget all finished processes. Called in a copy of a sandbox, because these processes belong to the original."""
         for process in [each for each in self._by_id.values() if not each.running]:
             process.discard()
             del self._by_id[process.id]
@@ -130,7 +135,7 @@ class ProcessManager:
 
     def _spawn(self, id_: str, args: dict[str, Any]) -> Process:
         if not args["argv"] or not args["argv"][0]:
-            raise RpcError("invalid_request", "The command is empty.")
+            raise RpcError("invalid_request", "The command is empty.", "Pass a program to run as the first item of `argv`.")
         account = lookup_account(args["user"])
         process = Process(self._loop, id_, args, self._on_ended)
         if process.is_terminal:
@@ -149,7 +154,7 @@ class ProcessManager:
         ours, theirs = open_terminal(args["rows"], args["cols"], account)
         opened = [ours]
         try:
-            ours_for_input = os.dup(ours)  # reading and writing are watched separately, which takes two descriptors
+            ours_for_input = os.dup(ours)  # the loop watches a descriptor for reading or for writing, so the terminal needs two
             opened.append(ours_for_input)
             fds = (theirs, theirs, theirs)
             process.pid = self._spawner.spawn(args["argv"], account, fds, process, env=args["env"], cwd=args["cwd"], terminal=True)
@@ -192,7 +197,7 @@ class ProcessManager:
             self._on_all_ended()
 
     def _trim(self) -> None:
-        """Forget the oldest finished processes without readers, beyond ``MAX_KEPT`` and ``MAX_KEPT_BYTES``."""
+        """Forget finished processes without readers, the oldest first, until ``MAX_KEPT`` and ``MAX_KEPT_BYTES`` are respected."""
         finished = [process for process in self._by_id.values() if process.finished and not process.readers]
         kept_bytes = sum(process.outputs.kept_bytes for process in self._by_id.values())
         count = len(self._by_id)

@@ -1,15 +1,15 @@
-"""The limit of processes and threads: setting it for all processes, counting, and killing when it is exceeded.
+"""Limit of processes and threads of the sandbox: soft limits of the kernel, a regular count, and killing beyond the limit.
 
 Invariants:
 - RLIMIT_NPROC makes a fork beyond the limit fail. It does not apply to root in gVisor.
 - Only soft limits are set. A lowered hard limit cannot be raised again: in a user namespace not even by root (prlimit(2)), and in
   gVisor not for a process of ``user``. With hard limits, the limit of a running sandbox could never be raised.
-- So processes of root, and processes that raise their own soft limit, are counted. If the number exceeds the limit and a slack,
-  the largest session is killed, at most ``COUNT_EVERY_S`` later. Within the slack, root can still start programs while ``user``
-  is at the limit.
+- Processes of root, and processes that have raised their own soft limit, can exceed the limit. Therefore the guest counts all
+  processes and threads every ``COUNT_EVERY_S``. If the count exceeds the limit plus a slack (``most_pids``), the largest session is
+  killed. With the slack, root can still start programs while ``user`` is at the limit.
 - All processes are stopped while the largest session is found. Afterwards all continue, even those that were stopped before.
-- A zombie counts for the parent that does not wait for it, as with RLIMIT_NPROC. Zombies that PID 1 is about to reap do not count.
-- PID 1 does not count.
+- A zombie is counted in the session of its parent, which does not wait for it. Zombies that PID 1 is about to reap, and PID 1
+  itself, are not counted.
 - A new limit below the number of running processes is refused, and nothing changes.
 """
 
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
     from sandlot.guest.process.procfs import ProcStat
 
 COUNT_EVERY_S = 0.2
-"""Interval between two counts while processes other than PID 1 exist."""
+"""Seconds between two counts while processes other than PID 1 exist."""
 MIN_LIMIT = 16
+"""Smallest limit that is applied. A smaller requested limit is raised to this number."""
 SELF = 0
-"""Pid 0 is the caller of prlimit(2). It works even if root inside has mounted something over /proc, and children inherit the limit."""
+"""Pid that means the guest itself in prlimit(2). Needs no /proc, over which root in the sandbox may have mounted something."""
 _NPROC = resource.RLIMIT_NPROC
 _UNLIMITED = resource.RLIM_INFINITY
 
 
 class PidLimit:
-    """The process limit of the sandbox.
+    """Limit of the number of processes and threads in the sandbox.
 
     Args:
         loop: The guest's loop.
-        children: Owners of processes, which get a report when their process is killed.
+        children: Owners of processes, which are notified when the guest kills their process.
     """
 
     __slots__ = ("_children", "_is_counting", "_limit", "_loop")
@@ -56,17 +57,24 @@ class PidLimit:
         self._limit = 0
 
     def set(self, limit: int) -> None:
-        """Set the limit for all running processes, and for all that start from now on."""
+        """Apply a limit to the running processes and to those that start later.
+
+        Args:
+            limit: Number of processes and threads; raised to ``MIN_LIMIT`` if smaller.
+        """
         before, self._limit = self._limit, max(MIN_LIMIT, limit)
         for _ in range(PASSES):  # processes that were forked during a pass have inherited the old limit
             if not _set_soft_limits([SELF, *all_pids()], before, self._limit):
                 return
 
     def change(self, limit: int) -> None:
-        """Change the limit of a running sandbox.
+        """Change the limit of a running sandbox, unless the sandbox exceeds the new limit already.
+
+        Args:
+            limit: New number of processes and threads.
 
         Raises:
-            RpcError: ``conflict``: more processes and threads are running.
+            RpcError: ``conflict``: more processes and threads than ``limit`` are running. The old limit stays.
         """
         running = count_tasks()
         if limit < running:
@@ -74,14 +82,14 @@ class PidLimit:
         self.set(limit)
 
     def watch(self) -> None:
-        """Count processes from now on until none runs. To be called when a process was started."""
+        """Begin to count processes regularly, until none except PID 1 is left. The caller must call this after it starts a process."""
         if not self._is_counting and self._limit:
             self._is_counting = True
             self._loop.call_later(COUNT_EVERY_S, self._count)
 
     def _count(self) -> None:
         total = count_tasks_fast()
-        # The fast count includes zombies that do not count, so it only decides whether the exact count is needed.
+        # The fast count is too high if there are zombies that the limit ignores. If it exceeds the limit, count exactly.
         if total > most_pids(self._limit) and self._is_exceeded(tasks_per_session(all_processes())):
             self.kill_largest_session()
         if total:
@@ -90,9 +98,9 @@ class PidLimit:
             self._is_counting = False
 
     def kill_largest_session(self) -> None:
-        """Kill the session with the most processes and threads. If that is not enough, kill all processes.
+        """Kill the session with the most processes and threads. If the limit is still exceeded then, kill all processes.
 
-        All processes are stopped meanwhile. Otherwise they could fork faster than they are found, and use up the CPU time of PID 1.
+        All processes are stopped first. Running processes could fork faster than the guest finds them, and use its CPU time.
         """
         kill_all(signal.SIGSTOP)
         try:
@@ -119,7 +127,9 @@ class PidLimit:
 
 
 def tasks_per_session(found: list[ProcStat]) -> dict[int, int]:
-    """Return session -> number of its processes and threads, without PID 1 and the zombies that it is about to reap. Pure.
+    """Return a dictionary from session id to the number of processes and threads of the session. Pure.
+
+    PID 1 and the zombies that PID 1 is about to reap are not counted.
 
     Args:
         found: All processes, zombies included.
@@ -134,13 +144,13 @@ def tasks_per_session(found: list[ProcStat]) -> dict[int, int]:
 
 
 def new_soft_limit(soft: int, hard: int, before: int, after: int) -> int:
-    """Return the soft limit of a process after the sandbox's limit has changed. Pure.
+    """Return the soft RLIMIT_NPROC that a process gets when the sandbox's limit changes. Pure.
 
     Args:
-        soft: Soft limit of the process.
-        hard: Hard limit of the process.
-        before: Limit of the sandbox until now; 0 for no limit.
-        after: Limit of the sandbox from now on.
+        soft: Present soft limit of the process.
+        hard: Present hard limit of the process.
+        before: Old limit of the sandbox; 0 if there was no limit.
+        after: New limit of the sandbox.
     """
     # A process that has lowered its own limit keeps it.
     wanted = soft if soft != _UNLIMITED and soft < before else after
@@ -148,7 +158,7 @@ def new_soft_limit(soft: int, hard: int, before: int, after: int) -> int:
 
 
 def _set_soft_limits(pids: list[int], before: int, after: int) -> bool:
-    """Set the soft limits of processes. Return True if any limit has changed."""
+    """Set the soft limits of processes after the sandbox's limit has changed. Return True if the limit of any process has changed."""
     has_changed, denied = _set_soft_limits_as_current_user(pids, before, after)
     if denied:
         # Without CAP_SYS_RESOURCE, only processes with the caller's own ids may be limited (prlimit(2)).
@@ -159,7 +169,11 @@ def _set_soft_limits(pids: list[int], before: int, after: int) -> bool:
 
 
 def _set_soft_limits_as_current_user(pids: list[int], before: int, after: int) -> tuple[bool, list[int]]:
-    """Set the soft limits of processes. Return whether any limit has changed, and the pids for which permission was denied."""
+    """Set the soft limits of processes under the guest's present ids.
+
+    Returns:
+        True if the limit of any process has changed, and the pids for which the kernel has denied permission.
+    """
     has_changed, denied = False, []
     for pid in pids:
         try:

@@ -1,9 +1,9 @@
-"""One process: its output, its input, the calls that follow or await it, and its end.
+"""One process of the host: its output, its input, the calls that follow its output or wait for its end, and its result.
 
 Invariants:
-- The result is sent when the process itself has ended and its own output was read. If children keep the pipes open, their
-  output is kept for readers that attach later.
-- ``process.wait`` responds at the end of the process, even if other calls read the output slowly.
+- Calls that follow the output receive the result when the process has ended and the output that it has written was sent. If
+  children of the process keep the pipes open, their later output is kept for readers that attach later.
+- ``process.wait`` responds at the end of the process, even if calls that follow the output read slowly.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 MAX_SHOWN_ARGUMENTS = 64
 MAX_SHOWN_ARGUMENT_CHARS = 512
 ARRIVAL_S = 3.0
-"""Time after the start of a program on a terminal in which no output is dropped, because a client is expected to attach."""
+"""Seconds after the start of a program on a terminal in which no output is dropped, because a client is expected to attach."""
 LINGER_S = 0.05
-"""Time for which the pipes of an ended process are still read if its children keep them open."""
+"""Seconds for which the pipes of an ended process are still read if its children keep the pipes open."""
 
 
 class Process:
-    """A process that the host has started, running or remembered.
+    """A process that the host has started. It is running, or it has finished and is remembered.
 
     Args:
         loop: The guest's loop.
         id_: Id of the call that started the process.
-        args: Arguments of that call.
+        args: Arguments of the call ``process.start``.
         on_ended: Called once when the process was reaped.
     """
 
@@ -95,23 +95,25 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """True until the process itself was reaped."""
+        """True until the process was reaped, even if its children still run."""
         return self.exit_code is None and self.signal is None
 
     def attach(self, call: Call, stdout_from: int | None, stderr_from: int | None) -> None:
-        """Let a call follow the output and receive the result.
+        """Send the output to a call from now on, and the result of the process at the end.
 
         Args:
-            call: The call.
-            stdout_from: Offset of standard output to begin at; None for the oldest byte that is kept.
-            stderr_from: Offset of standard error, likewise.
+            call: Call that receives output and result. Bytes that the host sends with the call are written to standard input.
+            stdout_from: Offset in bytes of the first byte of standard output to send. None sends from the oldest byte that is kept.
+            stderr_from: Offset in bytes of the first byte of standard error to send. None sends from the oldest byte that is kept.
 
         Raises:
             RpcError: ``invalid_request``: an offset lies beyond the output so far.
         """
         wanted = {STDOUT: stdout_from, STDERR: stderr_from}
         if not self.outputs.has(wanted):
-            raise RpcError("invalid_request", "The offset is beyond the end of the output.", "Use an offset up to the end of the output.")
+            ends = self.outputs.buffers[STDOUT].end, self.outputs.buffers[STDERR].end
+            message = f"Offset {stdout_from} of standard output or {stderr_from} of standard error is not within the output so far."
+            raise RpcError("invalid_request", message, f"Use at most {ends[0]} for standard output and {ends[1]} for standard error.")
         call.event("started", pid=self.pid)
         reader = self.outputs.attach(call, wanted)
         entry = (call, reader)
@@ -123,7 +125,7 @@ class Process:
         self.pump()
 
     def wait(self, call: Call) -> None:
-        """Let a call receive the result without output."""
+        """Respond to a call with the result when the process has ended, without sending output."""
         if not self.running:
             call.result(**self.result())
             return
@@ -131,7 +133,7 @@ class Process:
         call.on_gone = lambda: self._waiting.remove(call)
 
     def pump(self) -> None:
-        """Send as much output as the readers accept, and the result to those that have received all output."""
+        """Send as much output to each reader as it accepts. After the end of the process, send the result to readers without backlog."""
         for entry in list(self.readers):
             call, reader = entry
             if reader.pump(self.outputs.buffers) and self.finished:
@@ -155,7 +157,7 @@ class Process:
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return a record of ``process.list``."""
+        """Return the record of the process as ``process.get`` and ``process.list`` send it."""
         return {
             "process": self.id,
             "pid": self.pid,
@@ -173,14 +175,21 @@ class Process:
         }
 
     def feed(self, call: Call, channel: int, data: bytes, credit: int) -> None:
-        """Write bytes to standard input. Their credit is returned when the process has read them."""
+        """Queue bytes of the host for standard input. Drop them if standard input is closed or ``channel`` is another one.
+
+        Args:
+            call: Call with which the host has sent the bytes.
+            channel: Channel of the bytes.
+            data: The bytes.
+            credit: Credit that is returned to the host when the bytes were written to the pipe or dropped.
+        """
         if channel == STDIN and self.input is not None and self.input.is_open:
             self.input.write(data, lambda: call.consumed(credit))
         else:
             call.consumed(credit)
 
     def end_input(self) -> None:
-        """Close standard input after the queued bytes."""
+        """Close standard input as soon as the queued bytes were written."""
         if self.input is not None:
             self.input.finish()
 
@@ -196,7 +205,11 @@ class Process:
             resize(self.pipes[0].fd, rows, cols, self.pid)
 
     def hold(self, seconds: float) -> None:
-        """Drop no output for a time in which a reader is expected to attach."""
+        """Drop no output for a time, because a reader is expected to attach. A full buffer blocks the process instead.
+
+        Args:
+            seconds: Length of that time.
+        """
         self.outputs.held = True
         self._loop.call_later(seconds, self._release)
 
@@ -211,14 +224,18 @@ class Process:
             self.on_killed(reason)
 
     def discard(self) -> None:
-        """Close all descriptors."""
+        """Close the pipes or the terminal of the process. Does not end the process."""
         for pipe in self.pipes:
             pipe.close()
         if self.input is not None:
             self.input.close()
 
     def on_killed(self, reason: str) -> None:
-        """Record the reason for which the guest has killed the process."""
+        """Record why the guest has killed the process. Does nothing if the process has ended.
+
+        Args:
+            reason: Reason of the end in the result, such as ``timeout``, ``oom`` or ``pids``.
+        """
         if self.running:
             self._reason = reason
 
@@ -227,7 +244,7 @@ class Process:
 
         Args:
             status: Status of wait(2).
-            usage: Usage of the process and of the children that it waited for (getrusage(2)).
+            usage: Resources that the process and the children it waited for have used (getrusage(2)).
         """
         if self.timer is not None:
             self.timer.cancel()
@@ -255,13 +272,13 @@ class Process:
         self._on_ended()
 
     def on_output(self) -> None:
-        """Send the output after a pipe was read or closed, and the result if no more output can follow."""
+        """Send new output to the readers. Called after a pipe was read or closed. If no output can follow, also send the result."""
         if not self.running and not any(pipe.is_open for pipe in self.pipes):
             self.finished = True
         self.pump()
 
     def _finish_lingering(self) -> None:
-        """Send the result even if children keep a pipe open, after the present content of the pipe was read."""
+        """Read what the pipes contain, and send the result, even if children of the process keep a pipe open."""
         if self.finished:
             return
         for pipe in self.pipes:

@@ -1,7 +1,7 @@
-"""Processes of the sandbox, read from /proc: lists, counts, and signals to whole trees.
+"""Processes of the sandbox as /proc shows them: lists, counts, and signals to trees of processes.
 
-A process leaves its group and session by setsid(2), and its parent when the parent ends. So the tree of a process consists of
-its descendants, its session and its group.
+The tree of a process consists of its descendants, its session and its group. None of these alone is enough: a descendant can
+leave the session and group by setsid(2), and a process whose parent ends becomes a child of PID 1.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ import resource
 from sandlot.protocol.fast_imports import signal
 
 PASSES = 20
-"""Maximum number of passes over a tree that keeps forking. After that, the process limit stops it."""
+"""Maximum number of passes over processes that keep forking during an operation. The process limit ends such a tree later."""
 
 
 class ProcStat:
-    """One process as proc(5) describes it in ``/proc/PID/stat``."""
+    """One process, parsed from ``/proc/PID/stat`` (proc(5)).
+
+    Args:
+        pid: Process id.
+        fields: Fields of the file after the name of the program.
+    """
 
     __slots__ = ("group", "parent", "pid", "session", "state", "threads", "ticks")
 
@@ -31,12 +36,15 @@ class ProcStat:
         self.threads = max(1, int(fields[17]))
 
     def is_dead(self) -> bool:
-        """Return True if no thread runs any more. If only the first thread has ended, the state is that of a zombie too (proc(5))."""
+        """Return True if all threads of the process have ended.
+
+        The state alone does not show this: it is also that of a zombie if only the first thread has ended (proc(5)).
+        """
         return self.state in {b"Z", b"X"} and self.threads == 1
 
 
 def all_pids() -> list[int]:
-    """Return all process ids of the sandbox; an empty list if root inside has mounted something over /proc."""
+    """Return the ids of all processes of the sandbox. Empty if root in the sandbox has mounted something else over /proc."""
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -44,12 +52,12 @@ def all_pids() -> list[int]:
 
 
 def live_processes() -> list[ProcStat]:
-    """Return all processes except zombies."""
+    """Return all processes of the sandbox except zombies."""
     return [task for task in all_processes() if not task.is_dead()]
 
 
 def all_processes() -> list[ProcStat]:
-    """Return all processes, zombies included."""
+    """Return all processes of the sandbox, zombies included."""
     found = []
     for pid in all_pids():
         try:
@@ -57,7 +65,7 @@ def all_processes() -> list[ProcStat]:
         except OSError:
             continue
         try:
-            # The name is in parentheses and may contain any character, also parentheses.
+            # The program's name is in parentheses and may itself contain parentheses. So parse what follows the last one.
             found.append(ProcStat(pid, os.read(fd, 4096).rpartition(b")")[2].split()))
         except (OSError, ValueError, IndexError):
             continue
@@ -67,21 +75,21 @@ def all_processes() -> list[ProcStat]:
 
 
 def cpu_s() -> float:
-    """Return the CPU time in seconds of all processes so far, including those that have ended, except PID 1."""
+    """Return the CPU time in seconds that all processes except PID 1 have used so far, including processes that have ended."""
     ticks = sum(task.ticks for task in all_processes() if task.pid != 1)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ticks / os.sysconf("SC_CLK_TCK") + ended.ru_utime + ended.ru_stime
 
 
 def count_tasks() -> int:
-    """Return the number of processes and threads that are alive, except PID 1."""
+    """Return the number of threads of all live processes except PID 1. A process without further threads counts as one."""
     return sum(task.threads for task in live_processes() if task.pid != 1)
 
 
 def count_tasks_fast() -> int:
-    """Return the number of processes and threads, zombies included, except PID 1. Takes a fifth of :func:`live_processes`.
+    """Return the number of threads of all processes except PID 1, zombies included. Takes a fifth of the time of :func:`count_tasks`.
 
-    The link count of a directory contains the number of its subdirectories; ``/proc/PID/task`` has one for each thread (proc(5)).
+    The number of threads is derived from the link count of ``/proc/PID/task``, which has one subdirectory for each thread (proc(5)).
     """
     total = 0
     for pid in all_pids():
@@ -95,7 +103,12 @@ def count_tasks_fast() -> int:
 
 
 def tree(root: int, everything: list[ProcStat]) -> list[int]:
-    """Return the pids of a process, its session, its group and its descendants, without PID 1. Pure."""
+    """Return the sorted pids of a process, its session, its group and the descendants of all these, without PID 1. Pure.
+
+    Args:
+        root: Pid of the process. It is in the result even if the process has ended.
+        everything: Processes to search.
+    """
     members = {root}
     grew = True
     while grew:
@@ -109,15 +122,17 @@ def tree(root: int, everything: list[ProcStat]) -> list[int]:
 
 
 def kill_tree(root: int, number: int) -> None:
-    """Send a signal to a process and its tree. SIGKILL is sent until nothing is left, because a tree may fork meanwhile.
+    """Send a signal to a process, its session, its group and all descendants.
+
+    SIGKILL is sent repeatedly until no member is left, at most ``PASSES`` times, because members may fork meanwhile.
 
     Args:
-        root: Pid of the process, which may have ended.
+        root: Pid of the process. The process itself may have ended.
         number: Number of the signal.
     """
     alive = live_processes()
     if not alive:
-        # Root inside has mounted something over /proc. Without /proc, only the process group can be signalled.
+        # An empty list means that root in the sandbox has mounted something over /proc. Then only the process group can be signalled.
         try:
             os.killpg(root, number)
         except OSError:
@@ -127,23 +142,27 @@ def kill_tree(root: int, number: int) -> None:
         for pid in tree(root, alive):
             send_signal(pid, number)
         return
-    # Find the members before the first kill: after that, orphans have PID 1 as parent and can no longer be attributed.
+    # Find all members before the first kill: descendants of a killed process get PID 1 as parent, and can no longer be found by it.
     members = {root}
     for _ in range(PASSES):
         members = {pid for known in members for pid in tree(known, alive)} & {task.pid for task in alive}
         if not members:
             return
-        # Kill parents before their children, which usually have higher pids: a parent that outlives its child may print how the child ended.
+        # Kill parents before their children, because a parent that outlives a child may print how the child ended. Children usually
+        # have higher pids than their parents.
         for pid in sorted(members, key=lambda pid: (pid != root, pid)):
             send_signal(pid, signal.SIGKILL)
         alive = live_processes()
 
 
 def hang_up(session: int) -> None:
-    """Send SIGHUP and SIGCONT to a session whose leader has ended, because its terminal is gone.
+    """Send SIGHUP and SIGCONT to the processes of a session whose leader has ended, as Linux does when a terminal is closed.
 
-    Linux does so for the foreground group and for stopped groups (exit(3p)); gVisor does not. Programs that must continue are
-    started by nohup(1) or setsid(1).
+    Linux sends these signals to the foreground group and to stopped groups (exit(3p)); gVisor sends none. Users start programs that
+    must continue by nohup(1) or setsid(1).
+
+    Args:
+        session: Id of the session, which is the pid of its leader.
     """
     for task in live_processes():
         if task.session == session and task.pid != session:
@@ -160,7 +179,7 @@ def kill_all(number: int = signal.SIGKILL) -> None:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal to one process, if it exists."""
+    """Send a signal to one process. Does nothing if the process does not exist."""
     try:
         os.kill(pid, number)
     except OSError:

@@ -1,10 +1,10 @@
-"""Terminals of processes: opening, resizing, output and input.
+"""Pseudoterminals of processes: opening, resizing, output and input.
 
 Invariants:
-- A terminal never blocks the guest. Input that the program does not read is queued in the guest; output that the guest does not
+- A terminal never blocks the guest. Input that the program does not read is queued in the guest. Output that the guest does not
   read stays in the terminal.
-- When the leader of a terminal's session has ended, the session receives SIGHUP, and the terminal is closed after its output was
-  read.
+- When the leader of a terminal's session has ended, the other processes of the session receive SIGHUP. The guest closes the
+  terminal after it has read the output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sandlot.guest.process.accounts import Account
 
 READ_AGAIN_S = 0.05
-"""Interval between reads of a terminal that no process holds open."""
+"""Seconds between two reads of a terminal that no process has open."""
 END_OF_FILE = b"\x04"
 """Ctrl-D, the end of input for a terminal in canonical mode (VEOF, termios(3))."""
 
@@ -38,7 +38,15 @@ _WINSIZE = struct.Struct("HHHH")
 
 
 def open_terminal(rows: int, cols: int, account: Account) -> tuple[int, int]:
-    """Open a terminal. Return the guest's end and the end for a process of an account, both close-on-exec.
+    """Open a pseudoterminal for a process.
+
+    Args:
+        rows: Height in characters.
+        cols: Width in characters.
+        account: Account of the process, which becomes the owner of the terminal.
+
+    Returns:
+        Descriptor of the guest's end, descriptor of the process's end. Both are close-on-exec.
 
     Raises:
         RpcError: The size is invalid, or no terminal is free.
@@ -62,10 +70,10 @@ def resize(fd: int, rows: int, cols: int, session: int) -> None:
     """Change the size of a terminal, and send SIGWINCH to its processes.
 
     Args:
-        fd: The guest's end.
+        fd: Descriptor of the guest's end of the terminal.
         rows: Height in characters.
         cols: Width in characters.
-        session: Session that the terminal controls.
+        session: Id of the session whose controlling terminal this is.
 
     Raises:
         RpcError: The size is invalid.
@@ -75,8 +83,8 @@ def resize(fd: int, rows: int, cols: int, session: int) -> None:
     try:
         fcntl.ioctl(fd, _TIOCGPGRP, bytes(4))
     except OSError:
-        # gVisor neither reports the foreground group to this end nor sends SIGWINCH to it. Send the signal to the whole session
-        # instead: a process without a handler ignores it (signal(7)).
+        # The failed call shows that this is gVisor, which sends no SIGWINCH to the terminal's foreground group. Send the signal to
+        # all processes of the session instead: a process without a handler ignores SIGWINCH (signal(7)).
         for process in live_processes():
             if process.session == session:
                 send_signal(process.pid, signal.SIGWINCH)
@@ -93,11 +101,11 @@ def _set_size(fd: int, rows: int, cols: int) -> None:
 
 
 class TerminalOutput(OutputPipe):
-    """Output of a terminal.
+    """Output of a process on a terminal.
 
-    If no process has the terminal open, a read fails with EIO. This is not the end of the output, because a process of the session
-    may open the terminal again. The guest must not close its end then either: a process that has closed the terminal and is
-    about to exit, such as cat(1), would be killed by SIGHUP. So the terminal is read again until its process has ended.
+    While no process has the terminal open, reads fail with EIO. EIO is not the end of the output, because a process of the session
+    may open the terminal again. Nor may the guest close its end after EIO: a process that has closed the terminal and is about to
+    exit, such as cat(1), would be killed by SIGHUP. So the guest retries every ``READ_AGAIN_S`` until the process has ended.
     """
 
     __slots__ = ("_has_process_ended", "_pause")
@@ -108,7 +116,7 @@ class TerminalOutput(OutputPipe):
         super().__init__(loop, fd, channel, outputs, changed)
 
     def refresh(self) -> None:
-        """Watch the terminal, unless the buffer is full or no process has the terminal open."""
+        """Watch the terminal if its buffer accepts more bytes and a process has the terminal open."""
         if self._pause is None:
             super().refresh()
 
@@ -119,7 +127,7 @@ class TerminalOutput(OutputPipe):
         self.drain()
 
     def close(self) -> None:
-        """Close the terminal. Idempotent."""
+        """Close the guest's end of the terminal. Idempotent."""
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
@@ -142,7 +150,7 @@ class TerminalOutput(OutputPipe):
 
 
 class TerminalInput(InputPipe):
-    """Input of a terminal. Its end is sent as Ctrl-D, because closing the terminal would hang up its processes."""
+    """Input of a process on a terminal. The end of the input is sent as Ctrl-D, because closing the terminal would send SIGHUP."""
 
     __slots__ = ("_in_line",)
 
@@ -151,17 +159,22 @@ class TerminalInput(InputPipe):
         self._in_line = False
 
     def write(self, data: bytes, taken: Callable[[], object]) -> None:
-        """Queue bytes. ``taken`` is called when they were written or dropped."""
+        """Queue bytes for the process.
+
+        Args:
+            data: Bytes to write.
+            taken: Called once all these bytes were written, or were dropped because the terminal is closed.
+        """
         self._in_line = data[-1:] not in {b"\n", b"\r", END_OF_FILE}
         super().write(data, taken)
 
     def finish(self) -> None:
-        """Queue the end of the input. Idempotent."""
+        """Queue Ctrl-D, which the process reads as the end of its input. Idempotent."""
         if self.is_open:
-            # In the middle of a line, the first Ctrl-D only submits the line so far.
+            # In the middle of a line, the first Ctrl-D only submits the incomplete line. A second Ctrl-D then ends the input.
             self._queue.append((memoryview(END_OF_FILE * (2 if self._in_line else 1)), _nothing))
         super().finish()
 
 
 def _nothing() -> None:
-    """Do nothing: Ctrl-D has no credit to return."""
+    """Do nothing after Ctrl-D was written: the guest itself has queued it, so there is no credit to return to the host."""

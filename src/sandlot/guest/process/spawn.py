@@ -1,8 +1,8 @@
 """Starting programs. This is the only place in the guest that calls fork and exec.
 
-``_posixsubprocess.fork_exec`` is the C function below the standard library's subprocess, which takes longer to import than
-the rest of the guest. Its signature is that of Python 3.11 (Modules/_posixsubprocess.c), the interpreter that ships with the
-guest; a test checks the signature.
+The guest calls ``_posixsubprocess.fork_exec``, the C function on which the module ``subprocess`` is built. Importing ``subprocess``
+takes longer than importing the rest of the guest. The arguments are those of Python 3.11 (Modules/_posixsubprocess.c), the
+interpreter that ships with the guest; a test checks the function's signature.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Spawner:
     """Starts programs with the environment of the sandbox, and registers their owners.
 
     Args:
-        identity: Environment and workspace of the sandbox.
-        children: Owners of child processes.
-        pid_limit: Process limit, which counts processes as long as any run.
-        dev_null: Descriptor of /dev/null.
+        identity: Source of the sandbox's variables and of its workspace.
+        children: Table in which the owners of started programs are registered.
+        pid_limit: Process limit of the sandbox, which begins to count processes when a program is started.
+        dev_null: Descriptor of /dev/null, opened for reading and writing.
 
     Attributes:
-        dev_null: Descriptor of /dev/null, for standard descriptors that are not used.
+        dev_null: Descriptor of /dev/null, for callers that need no input or output of a program.
     """
 
     __slots__ = ("_children", "_identity", "_pid_limit", "dev_null")
@@ -70,15 +70,15 @@ class Spawner:
         Args:
             argv: Program and arguments, as for :func:`spawn`.
             account: Account to run as.
-            fds: Descriptors that become 0, 1 and 2.
-            child: Owner of the process. None if the caller adds the owner to ``children`` before it returns to the loop.
+            fds: Descriptors that become standard input, standard output and standard error of the program.
+            child: Owner of the process. If None, the caller must register the owner before it returns to the loop.
             env: Variables in addition to those of the account and the sandbox.
-            cwd: Working directory; None for the workspace.
-            keep: Further descriptors to inherit, under their own numbers.
-            terminal: True to make the first of ``fds`` the controlling terminal of the session.
+            cwd: Working directory. None uses the workspace of the sandbox.
+            keep: Further descriptors that the program inherits under the same numbers.
+            terminal: True to make the first of ``fds`` the controlling terminal of the program's session.
 
         Raises:
-            RpcError: The directory or the program does not exist or cannot be used, or no further process can be started.
+            RpcError: The working directory or the program does not exist or cannot be used, or no further process can be started.
         """
         defaults = {"TERM": TERM} if terminal else {}
         variables = build_environment(account, defaults, self._identity.env, env or {})
@@ -101,20 +101,20 @@ def spawn(
 ) -> int:
     """Start a program and return its pid once exec(2) has succeeded.
 
-    The program leads its own session and process group, has default signal handlers, and inherits no descriptors
-    but ``fds`` and ``keep``. If ``argv[0]`` is /bin/bash and the image has no bash, /bin/sh runs instead.
+    The program leads a new session and process group. All signals have their default action, and the program inherits no
+    descriptors except ``fds`` and ``keep``. If ``argv[0]`` is /bin/bash and the image has no bash, /bin/sh is started instead.
 
     Args:
         argv: Program and arguments. A program without a slash is searched for in the ``PATH`` of ``env``.
         env: Complete environment.
         cwd: Absolute path of the working directory.
         account: Account to run as.
-        fds: Descriptors that become 0, 1 and 2.
-        keep: Further descriptors to inherit, under their own numbers.
-        terminal: True to make the first of ``fds`` the controlling terminal of the session.
+        fds: Descriptors that become standard input, standard output and standard error of the program.
+        keep: Further descriptors that the program inherits under the same numbers.
+        terminal: True to make the first of ``fds`` the controlling terminal of the program's session.
 
     Raises:
-        RpcError: The directory or the program does not exist or cannot be used, or no further process can be started.
+        RpcError: The working directory or the program does not exist or cannot be used, or no further process can be started.
     """
     pid, failure = _fork_and_wait_for_exec(argv, env, cwd, account, fds, keep, terminal=terminal)
     if not failure:
@@ -122,13 +122,13 @@ def spawn(
         return pid
     os.waitpid(pid, 0)
     if argv[0] == BASH and not os.path.exists(BASH):
-        # argv[0] has to change too: busybox, which may be the image's sh, chooses its applet by that name.
+        # Pass /bin/sh as argv[0] too: the image's sh may be busybox, which chooses what to run by argv[0].
         return spawn((SH, *argv[1:]), env, cwd, account, fds, keep, terminal=terminal)
     raise _exec_error(failure, argv, cwd)
 
 
 def search_path(program: str, env: dict[str, str]) -> list[bytes]:
-    """Return the paths at which a program may be, in the order in which execvp(3) tries them."""
+    """Return the paths to try for a program, in the order of execvp(3): the program's own path, or one for each folder of PATH."""
     if "/" in program:
         return [os.fsencode(program)]
     directories = env.get("PATH", DEFAULT_PATH).split(":")
@@ -145,16 +145,19 @@ def _fork_and_wait_for_exec(
     *,
     terminal: bool,
 ) -> tuple[int, bytes]:
-    """Fork, exec, and return the child's pid with its failure report; the report is empty after a successful exec.
+    """Start a program, and wait until its exec(2) has succeeded or failed.
+
+    Returns:
+        Pid of the child, and the failure report that ``fork_exec`` has written. The report is empty if exec(2) has succeeded.
 
     Raises:
-        RpcError: ``limit_exceeded``: the fork failed.
+        RpcError: ``limit_exceeded``: the fork has failed.
     """
     status_read, status_write = os.pipe2(os.O_CLOEXEC)
     try:
         low_fds: list[int] = []
         try:
-            # fork_exec needs the status pipe above the standard descriptors, which it overwrites in the child.
+            # In the child, fork_exec overwrites descriptors 0 to 2. So the status pipe needs a higher number.
             while status_write <= _MAX_STANDARD_FD:
                 low_fds.append(status_write)
                 status_write = os.dup(status_write)
@@ -174,7 +177,7 @@ def _fork_and_wait_for_exec(
             os.close(status_write)
             for fd in low_fds:
                 os.close(fd)
-        # A successful exec closes the pipe. A failed one writes "OSError:<errno in hex>:<step>", in several writes.
+        # A successful exec closes the status pipe. A failed exec writes "OSError:<errno in hex>:<step>" to it, in several pieces.
         report = b""
         while piece := os.read(status_read, 4096):
             report += piece
@@ -192,11 +195,11 @@ def _fork_exec(
     status_pipe: tuple[int, int],
     before_exec: Callable[[], None] | None,
 ) -> int:
-    """Fork and exec under an account; return the child's pid.
+    """Fork and exec under an account, and return the child's pid.
 
-    The guest changes its own ids for the length of one vfork, and the child inherits them. ``fork_exec`` could change the
-    ids in the child instead, but then it cannot vfork: in gVisor a fork of the guest takes 10 to 18 ms and a vfork 1 ms
-    (measured). exec(2) drops the saved ids and the capabilities.
+    The guest changes its own ids during the vfork, and the child inherits them. ``fork_exec`` could change the ids in the child
+    instead, but then it would use fork: in gVisor, a fork of the guest takes 10 to 18 ms, and a vfork 1 ms (measured). exec(2)
+    drops the saved ids and the capabilities of the child.
     """
     stdin, stdout, stderr = fds
     arguments = [os.fsencode(argument) for argument in argv]
@@ -230,10 +233,11 @@ def _fork_exec(
 
 
 def _take_terminal() -> None:
-    """Make standard input the controlling terminal of this session (TIOCSCTTY(2const)).
+    """Make standard input the controlling terminal of the session (TIOCSCTTY(2const)). Runs in the child, as its preexec_fn.
 
-    The only preexec_fn of Sandlot: a terminal has to be taken after setsid(2) and before exec(2). The guest has one
-    thread, so running Python between fork and exec is safe. A preexec_fn rules out vfork: 10 ms more in gVisor.
+    A terminal must be taken between setsid(2) and exec(2), so this is the only preexec_fn of Sandlot. Running Python code between
+    fork and exec is safe, because the guest has one thread. With a preexec_fn, ``fork_exec`` uses fork instead of vfork, which takes
+    at least 10 ms more in gVisor.
     """
     fcntl.ioctl(0, _TIOCSCTTY, 0)
 
@@ -241,8 +245,8 @@ def _take_terminal() -> None:
 def _prefer_for_oom_kill(pid: int) -> None:
     """Make the kernel kill a process and its children before PID 1 when the sandbox runs out of memory.
 
-    The kernel kills the process with the largest oom_score_adj and memory (proc(5)). Among many small processes that
-    would be PID 1. No effect in gVisor, where the host's kernel kills the whole sandbox.
+    The kernel kills the process with the highest sum of memory use and oom_score_adj (proc(5)). Among many small processes, this
+    could be PID 1. The setting has no effect in gVisor, where the host's kernel kills the whole sandbox.
     """
     try:
         fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
@@ -257,7 +261,13 @@ def _prefer_for_oom_kill(pid: int) -> None:
 
 
 def _exec_error(report: bytes, argv: Sequence[str], cwd: str) -> RpcError:
-    """Return the error for a failure report of ``fork_exec``."""
+    """Return the error for a program that could not be started.
+
+    Args:
+        report: Failure report of ``fork_exec``.
+        argv: Program and arguments.
+        cwd: Working directory.
+    """
     _, _, rest = report.partition(b":")
     number, _, step = rest.partition(b":")
     code = int(number or b"0", 16)

@@ -1,4 +1,4 @@
-"""The socket of ``sudo``, through which programs inside start programs as root.
+"""Server of ``sudo``: a socket through which programs in the sandbox start programs as root.
 
 gVisor ignores set-uid bits, so an ordinary sudo cannot work. The ``sudo`` of the images sends its command to the guest, which
 runs as root. This does not weaken the isolation: the boundary is the sandbox, not the uid inside.
@@ -37,7 +37,7 @@ _REQUEST = {"op": "str", "argv": "list[str]", "env": "map[str]", "cwd": "str"}
 
 
 class SudoServer:
-    """The listening socket and its clients.
+    """Listening socket of ``sudo``, and its connected clients.
 
     Args:
         loop: The guest's loop.
@@ -52,7 +52,7 @@ class SudoServer:
         self._clients: set[SudoRequest] = set()
 
     def listen(self) -> None:
-        """Open the socket. If that fails, the sandbox has no sudo, and the error is logged."""
+        """Open the socket and begin to accept clients. If this fails, log the error; the sandbox has no sudo then."""
         try:
             os.makedirs(os.path.dirname(SOCKET_PATH), 0o755, exist_ok=True)
             if os.path.lexists(SOCKET_PATH):
@@ -62,7 +62,7 @@ class SudoServer:
             os.chmod(SOCKET_PATH, 0o666)  # noqa: S103 - every program in a sandbox may become root of the sandbox
             listener.listen(64)
         except OSError as error:
-            log(f"cannot open the socket of sudo: {error}")
+            log(f"cannot open the socket of sudo, {SOCKET_PATH}: {error}")
             return
         self._loop.watch(listener.fileno(), READ, lambda _mask: self._accept(listener))
 
@@ -80,13 +80,13 @@ class SudoServer:
 
 
 class SudoRequest:
-    """One client of the socket, and the program that was started for it.
+    """One client of ``sudo``: its connection, and the program that was started for its request.
 
     Args:
         loop: The guest's loop.
         spawner: Starts the program.
-        connection: Connection to the client.
-        clients: All clients of the socket. The client removes itself when it is closed.
+        connection: Accepted, non-blocking socket; ownership passes to this object.
+        clients: All connected clients. This object removes itself when its connection is closed.
     """
 
     __slots__ = ("_clients", "_fds", "_has_response", "_loop", "_out", "_pid", "_requests", "_socket", "_spawner")
@@ -104,22 +104,26 @@ class SudoRequest:
         loop.watch(connection.fileno(), READ, self._on_ready)
 
     def on_exit(self, status: int, _usage: struct_rusage) -> None:
-        """Respond with the status of the program."""
+        """Send the exit status of the program to the client.
+
+        Args:
+            status: Status of wait(2).
+        """
         self._pid = 0
         if self in self._clients:
             self._respond({"status": 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)})
 
     def on_killed(self, _reason: str) -> None:
-        """Ignore the reason: the response contains the signal."""
+        """Do nothing when the guest kills the program: ``on_exit`` follows and responds with the signal."""
 
     def _respond(self, message: dict[str, Any]) -> None:
-        """Send the response and close the connection."""
+        """Send a response to the client, then close the connection."""
         self._out += values.encode_message(message)
         self._has_response = True
         self._write()
 
     def _close(self) -> None:
-        """Close the connection and kill the program that was started for it. Idempotent."""
+        """Close the connection, and kill the program if it still runs. Idempotent."""
         if self not in self._clients:
             return
         self._clients.discard(self)
@@ -165,14 +169,14 @@ class SudoRequest:
         try:
             raw = self._requests.take()
         except values.MessageTooLargeError:
-            self._respond({"error": "The request is too large."})
+            self._respond({"error": f"The command with its environment is larger than {MAX_MESSAGE_BYTES} bytes."})
             return
         if raw is None:
             return
         try:
             self._start(values.decode(raw))
         except values.EncodingError as error:
-            self._respond({"error": f"The request is invalid: {error}."})
+            self._respond({"error": f"The message of the sudo client cannot be decoded: {error}."})
         except RpcError as error:
             self._respond({"error": error.message})
         finally:
@@ -180,7 +184,7 @@ class SudoRequest:
 
     def _start(self, request: Any) -> None:
         if schema.validate_fields(_REQUEST, request) or request["op"] != "sudo" or not request["argv"] or len(self._fds) != STANDARD_STREAMS:
-            self._respond({"error": "The request is invalid."})
+            self._respond({"error": f"The request needs `op`, `argv`, `env`, `cwd` and {STANDARD_STREAMS} descriptors; {len(self._fds)} were sent."})
             return
         account = lookup_account("root")
         env = {**request["env"], "HOME": account.home, "USER": "root", "LOGNAME": "root"}

@@ -444,7 +444,7 @@ class MemoryGuest:
 
     def _wake(self, call: Call) -> None:
         if not self.connection.asleep:
-            raise RpcError("conflict", "The guest is awake already.")
+            raise RpcError("conflict", "The guest is already awake; `guest.wake` is allowed only before the guest has been woken.")
         args = call.args
         before, self.identity = self.identity, args["identity"]
         self.timers.release()
@@ -543,7 +543,8 @@ class MemoryGuest:
     def _read(self, call: Call) -> None:
         uid, offset, length = _checked(call), call.args["offset"], call.args["length"]
         if offset < 0 or (length or 0) < 0:
-            raise RpcError("invalid_request", "The offset or the length is negative.")
+            shown = f"`offset` is {offset} and `length` is {length}; neither may be negative."
+            raise RpcError("invalid_request", shown, "Pass numbers of bytes that are 0 or more.")
         try:
             data, stat = self.files.read(call.args["path"], uid), self.files.stat(call.args["path"], uid)
         except FileError as error:
@@ -610,7 +611,7 @@ class MemoryGuest:
         try:
             await handler(connection)
         except ConnectionResetError:
-            call.fail("conflict", "The program reset the connection.")
+            call.fail("conflict", f"The program on port {call.args['port']} reset the connection.")
             return
         call.event("end")
         call.result()

@@ -196,7 +196,8 @@ class Process:
         call.event("started", pid=self.pid)
         follower = self.output.follow(call, stdout_from, stderr_from)
         if follower is None:
-            raise RpcError("invalid_request", "The offset is beyond the end of the output.", "Use an offset up to the end of the output.")
+            message = f"Offset {stdout_from} of standard output or {stderr_from} of standard error is not within the output so far."
+            raise RpcError("invalid_request", message, "Use an offset up to the end of the output.")
         entry = (call, follower)
         self._followers.append(entry)
         call.on_bytes = lambda channel, data, credit: self._feed(call, channel, data, credit)
@@ -377,7 +378,7 @@ class Processes:
         """
         argv = args["argv"]
         if not argv or not argv[0]:
-            raise RpcError("invalid_request", "The command is empty.")
+            raise RpcError("invalid_request", "The command is empty.", "Pass a program to run as the first item of `argv`.")
         if args["user"] not in UIDS:
             raise RpcError("invalid_request", f"There is no user {args['user'][:50]!r}.", "Use 'user' or 'root'.")
         for name in ("rows", "cols"):
@@ -451,7 +452,7 @@ class Processes:
     def _signal(self, call: Call) -> None:
         process, number = self._find(call), call.args["signal"]
         if not 1 <= number <= LIMITS["signal"]:
-            raise RpcError("invalid_request", f"Signal {number} is invalid.", "Use 1 to 64.")
+            raise RpcError("invalid_request", f"Signal {number} is invalid.", "Use a signal number from 1 to 64.")
         running = process.running
         process.signal(number)
         call.result(running=running)

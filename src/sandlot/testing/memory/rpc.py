@@ -153,7 +153,8 @@ class RpcServer:
 
     def expire(self, id_: str, name: str) -> None:
         """Refuse an id from now on, because its process or execution is no longer kept."""
-        self._remember(id_, name, RpcError("process_not_found", "A call with this id has ended, and its result is no longer kept.", "Use a new id."))
+        message = f"The call {name} with the id {id_} has ended, and its result is no longer kept."
+        self._remember(id_, name, RpcError("process_not_found", message, "Use a new id."))
 
     def settle(self, call: Call) -> None:
         """Record the outcome of a call for repeated calls with the same id. If the host has sent END, forget the stream of the call."""
@@ -178,7 +179,7 @@ class RpcServer:
         call = Call(self, event.stream, name, id_, head["args"])
         self._by_stream[event.stream] = call
         if (known := self.remembered.get(id_)) is not None:
-            reused = RpcError("conflict", f"The id was used for an earlier call of {known[0]}.", "Use a new id.")
+            reused = RpcError("conflict", f"The id {id_} of this call {name} was used for an earlier call {known[0]}.", "Use a new id.")
             call.finish(known[1] if known[0] == name else reused)
             return
         earlier = self._in_progress.get(id_)
@@ -199,9 +200,9 @@ class RpcServer:
 
     def _problem(self, head: Any) -> RpcError | None:  # noqa: ANN401 - whatever the host sent
         if type(head) is not dict or type(head.get("call")) is not str or type(head.get("args")) is not dict:
-            return RpcError("invalid_request", "The call has no name or no arguments.")
+            return RpcError("invalid_request", "The first message of the stream has no name of a call (`call`) or no arguments (`args`).")
         if type(head.get("id")) is not bytes or len(head["id"]) != schema.CALL_ID_BYTES:
-            return RpcError("invalid_request", "The id of the call is not 16 bytes.")
+            return RpcError("invalid_request", f"The id of the call {head['call'][:50]!r} is not {schema.CALL_ID_BYTES} bytes.")
         name = head["call"]
         if name not in self._handlers:
             return RpcError("unsupported", f"The call {name[:50]!r} is unknown to this guest.")
