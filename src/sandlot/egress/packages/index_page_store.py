@@ -124,7 +124,7 @@ class IndexPageStore:
         return CachedPage(digests, data=variants)
 
     def _verify(self, opened: OpenFile, digest: str) -> bool:
-        """Return whether a file has the expected SHA-256. A service verifies each file once: only a power failure damages files, and it ends the service."""
+        """Return whether a file has the expected SHA-256. One check is enough: only a power failure damages files."""
         if digest in self._verified:
             return True
         running, offset = hashlib.sha256(), 0
