@@ -209,7 +209,8 @@ class HttpConnection:
         """Send an error response to a malformed request. Do nothing if a part of another response has been sent."""
         if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
-        response = error_response(HttpError(error.error_status_hint, f"The request is not valid HTTP/1.1: {str(error)[:200]}.", (("Connection", "close"),)))
+        text = f"The request is not valid HTTP/1.1: {str(error)[:200]}."
+        response = error_response(HttpError(error.error_status_hint, text, (("Connection", "close"),)))
         head = h11.Response(status_code=response.status, headers=[*response.headers, ("Content-Length", str(response.length))])
         await self._write(self._http.send(head))
         async for piece in response.body():
