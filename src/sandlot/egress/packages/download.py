@@ -432,7 +432,7 @@ def _ended_at(response: UpstreamResponse, done: int) -> bool:
 
 
 def _version(response: UpstreamResponse) -> str:
-    """Return the ``If-Range`` header (RFC 9110 section 13.1.5) for a response: its strong ETag or modification time, or an empty text if it has none."""
+    """Return the ``If-Range`` value (RFC 9110 section 13.1.5) for a response: its strong ETag or modification time; empty if it has neither."""
     etag = response.headers.get("etag", "")
     return etag if etag.startswith('"') else "" if etag else response.headers.get("last-modified", "")
 

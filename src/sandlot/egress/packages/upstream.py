@@ -152,7 +152,7 @@ class Upstream:
 
     @asynccontextmanager
     async def _keep_connections(self) -> AsyncIterator[None]:
-        """Keep the connections open during a request. Close them after :data:`IDLE_S` without requests, because httpx does not close idle connections."""
+        """Keep the connections open during a request, and close them after :data:`IDLE_S` without requests: httpx itself never does."""
         self._active += 1
         if self._idle is not None:
             self._idle.cancel()
