@@ -161,5 +161,5 @@ async def _paced(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, N
             taken_bytes += len(piece)
             if waited_s >= PACE_WINDOW_S:
                 if taken_bytes < MIN_PACE_BYTES_S * waited_s:
-                    raise UpstreamError(f"the sandbox reads too slowly: it read {taken_bytes} bytes in {waited_s:.0f} s of a file that is passed through")
+                    raise UpstreamError(f"the sandbox is too slow: it read {taken_bytes} bytes in {waited_s:.0f} s of a file that is passed through")
                 waited_s, taken_bytes = 0.0, 0
