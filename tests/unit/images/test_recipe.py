@@ -105,7 +105,7 @@ def test_unknown_parent_and_circular_recipes_are_refused() -> None:
     known = {"a": Recipe("a", parent="b"), "b": Recipe("b", parent="a"), "c": Recipe("c", parent="d")}
     with pytest.raises(InvalidRequestError, match="a <- b <- a"):
         recipes.lineage(known, "a")
-    with pytest.raises(NotFoundError, match=r"c begins with 'd'"):
+    with pytest.raises(NotFoundError, match=r"parent 'd' of the recipe c does not exist"):
         recipes.lineage(known, "c")
 
 
