@@ -41,7 +41,7 @@ def architecture() -> str:
     """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
-        raise HostError(f"Sandboxes do not run on {machine}.", hint="Use an x86-64 or 64-bit ARM machine.")
+        raise HostError(f"Sandboxes do not run on {machine}.", hint="Use a machine with an x86-64 or 64-bit ARM processor.")
     return _ARCHITECTURES[machine]
 
 

@@ -126,7 +126,9 @@ def _translated_errors(cache: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise LimitError(
-                f"The disk of {cache} is full.", code=ErrorCode.DISK_FULL, hint="Free space, or set SANDLOT_CACHE_DIR to a folder on another disk."
+                f"The disk of the image cache {cache} is full.",
+                code=ErrorCode.DISK_FULL,
+                hint="Free space, or set SANDLOT_CACHE_DIR to a folder on another disk.",
             ) from error
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise HostError(

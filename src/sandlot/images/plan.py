@@ -16,7 +16,7 @@ from sandlot.images.recipe import Debian
 from sandlot.model.specs import User
 
 USER_ID = 1000
-"""User id and group id of ``user`` inside an image."""
+"""Number that is both the user id and the group id of ``user`` inside an image."""
 
 BUILD_TIME_S = 1_735_689_600
 """Modification time of the files that a build creates (2025-01-01), in seconds since the epoch.
@@ -25,7 +25,7 @@ The fixed time makes two builds of the same packages equal. It is not passed to 
 byte code that reads its source at every import.
 """
 
-WHEELS = "/tmp/.wheels"  # noqa: S108 - inside of the tree that is being built
+WHEELS = "/tmp/.wheels"  # noqa: S108 - a path inside the tree that is being built
 """Path inside the tree of the folder with the downloaded wheels. The folder exists only while the wheels are installed."""
 
 _MACHINE_ENV = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY", "all_proxy")

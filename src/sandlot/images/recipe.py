@@ -4,22 +4,22 @@ A recipe begins with Debian packages or with the image of another recipe. It add
 and commands to run::
 
     description = "one line for people"
-    from = "base"                        # or [debian], never both
+    from = "base"                        # or the table [debian], never both
 
     [debian]
     suite = "bookworm"
     variant = "apt"                      # mmdebstrap(1), VARIANTS
     packages = ["python3"]
-    exclude = ["/usr/share/man/*"]       # dpkg(1), --path-exclude; include wins over it
+    exclude = ["/usr/share/man/*"]       # files that are not installed (dpkg(1), --path-exclude); include overrides it
     include = []
 
     [python]
-    lock = "name.lock"                   # pip's requirements format, every line with hashes; a file beside the recipe
+    lock = "name.lock"                   # a file in the folder of the recipe: pip's requirements format, with hashes on every line
 
-    [env]                                # of every process in the sandbox
-    [files]                              # absolute path = text; mode 0644, or 0755 where it begins with "#!"
+    [env]                                # environment variables of every process in the sandbox
+    [files]                              # absolute path = text; the mode is 0644, or 0755 if the text begins with "#!"
 
-    [[run]]                              # inside, without network, in this order, after everything else
+    [[run]]                              # a command that runs inside the image, without network, after all other parts are built; repeatable
     user = "root"                        # or "user"
     argv = ["python3", "-c", "import this"]
 
@@ -255,7 +255,7 @@ def _debian(table: _Table) -> Debian:
             raise InvalidRequestError(f"{package!r} in {table.where} is not the name of a Debian package.")
     for pattern in (*debian.exclude, *debian.include):
         if not pattern.startswith("/") or "\n" in pattern:
-            raise InvalidRequestError(f"{pattern!r} in {table.where} is not an absolute path pattern.")
+            raise InvalidRequestError(f"The path pattern {pattern!r} in {table.where} is not an absolute path in one line.")
     return debian
 
 
@@ -263,7 +263,7 @@ def _lock(table: _Table, locks: Mapping[str, str]) -> str:
     name = table.text("lock")
     table.done()
     if name not in locks or not name.endswith(".lock"):
-        raise InvalidRequestError(f"The lock {name!r} of {table.where} does not exist.", hint="Name a .lock file beside the recipe.")
+        raise InvalidRequestError(f"The lock {name!r} of {table.where} does not exist.", hint="Name a .lock file in the folder of the recipe.")
     return locks[name]
 
 
@@ -271,7 +271,7 @@ def _step(table: _Table) -> Step:
     argv, user = table.text_list("argv"), table.text("user") or User.ROOT
     table.done()
     if not argv:
-        raise InvalidRequestError(f"A step of {table.where} has no `argv`.")
+        raise InvalidRequestError(f"A step of {table.where} has no `argv`.", hint="Set `argv` to the program and its arguments.")
     if user not in set(User):
         raise InvalidRequestError(f"A step of {table.where} has the `user` {user!r}; it must be 'root' or 'user'.")
     return Step(argv=argv, user=User(user))

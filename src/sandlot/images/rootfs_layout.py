@@ -87,7 +87,7 @@ _FILES: Mapping[str, str] = {
 }
 
 _DEVICES: Mapping[str, tuple[int, int]] = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
-"""Device nodes for the commands of the build, with major and minor numbers (devices.txt of the kernel)."""
+"""Major and minor number of each device node in /dev that commands of a build need, by name (the kernel's devices.txt)."""
 
 
 def apply_layout(root: Path, files: Mapping[str, str]) -> None:

@@ -42,7 +42,7 @@ def cache_from(env: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A built image.
+    """A built image in the cache.
 
     Args:
         name: Name of the recipe.
@@ -191,7 +191,7 @@ class ImageStore:
             NotFoundError: No build result has this key.
         """
         if not sum(builds.remove(key) for builds in self._caches()):
-            raise NotFoundError(f"Nothing in {self._cache} has the key {key}.", hint="`python -m sandlot.images list` lists all keys.")
+            raise NotFoundError(f"No build result in {self._cache} has the key {key}.", hint="`python -m sandlot.images list` lists all keys.")
 
     def prune(self, keep: Collection[str] = ()) -> int:
         """Remove all build results that neither the known recipes nor this version's guest need, and incomplete builds of dead processes.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class TreeSummary:
-    """Digest and size of a tree.
+    """Digest and size of a tree of files.
 
     Args:
         digest: SHA-256, in hexadecimal, of every path with its type, mode, owner, time and content.
@@ -46,7 +46,7 @@ def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def summarize(root: Path) -> TreeSummary:
-    """Read a whole tree and return its digest and size."""
+    """Read all files of a tree. Return the digest and size of the tree."""
     total = hashlib.sha256()
     files = size = 0
     seen: dict[tuple[int, int], bytes] = {}

@@ -46,7 +46,7 @@ class FolderBlobs:
         """Store the content of a file and return its size in bytes. If the write fails, nothing is stored.
 
         Args:
-            file: Id of the file. It must be new.
+            file: Id of the file.
             chunks: The content, in pieces of any size.
 
         Raises:
@@ -135,7 +135,9 @@ def translate_error(error: Exception, folder: Path) -> SandlotError:
     """
     if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC})" in str(error):
         return LimitError(
-            f"The disk of {folder} is full.", code=ErrorCode.DISK_FULL, hint="Remove files from the file store, or free space on the server."
+            f"The disk of the file store {folder} is full.",
+            code=ErrorCode.DISK_FULL,
+            hint="Remove files from the file store, or free space on the server.",
         )
     reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0][:300]
     return HostError(

@@ -94,11 +94,11 @@ class _ThreadRunner:
         self._threads = ThreadPoolExecutor(count, name)
 
     async def run(self, work: Work[_Result]) -> _Result:
-        """Run a transaction."""
+        """Run ``work`` as one transaction and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close all connections. Idempotent."""
         await asyncio.to_thread(self._threads.shutdown)
         self._engine.dispose()
 
@@ -119,12 +119,12 @@ class _AsyncRunner:
         self._engine = engine
 
     async def run(self, work: Work[_Result]) -> _Result:
-        """Run a transaction."""
+        """Run ``work`` as one transaction and return its result."""
         async with self._engine.begin() as connection:
             return await connection.run_sync(work)
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close all connections. Idempotent."""
         await self._engine.dispose()
 
 

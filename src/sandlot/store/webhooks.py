@@ -59,7 +59,7 @@ class SqlWebhookRepository:
 
         Args:
             webhook: Id of the webhook.
-            change: New values; fields that are None stay as they are. A new URL resets the number of failed attempts to 0.
+            change: New values; fields that are None stay as they are. A new URL also resets the number of failed attempts to 0.
         """
         values = {name: value for name, value in asdict(change).items() if value is not None}
         if change.events is not None:

@@ -33,7 +33,7 @@ _IPV6_UNICAST: Final = ip_network("2000::/3")
 """Global unicast IPv6 addresses (RFC 4291, 2.4). Checked in addition to Python's ``is_global``, which is also true for unassigned addresses."""
 _NOT_PUBLIC: Final[tuple[Network, ...]] = (
     ip_network("192.88.99.0/24"),  # 6to4 relays (RFC 7526)
-    ip_network("168.63.129.16/32"),  # Azure's host, reachable from its guests only
+    ip_network("168.63.129.16/32"),  # service of Azure that only its virtual machines can reach
     ip_network("2001::/23"),  # IETF protocols: Teredo, ORCHID and others embed other addresses or keys
     ip_network("2002::/16"),  # 6to4: embeds an IPv4 address
     ip_network("2001:db8::/32"),  # documentation (RFC 3849)
@@ -76,7 +76,7 @@ def check_url(url: str, allow: Collection[Network] = ()) -> httpx.URL:
     except (httpx.InvalidURL, ValueError):
         raise _invalid("The URL is malformed.") from None
     if parsed.scheme not in _DEFAULT_PORTS or not host:
-        raise _invalid("The URL does not begin with http:// or https:// and a host.")
+        raise _invalid(f"The URL must begin with http:// or https:// and a host; its scheme is {parsed.scheme[:16]!r}, its host {host[:64]!r}.")
     literal = address_of(host)
     if literal is None and _NAME.fullmatch(host) is None:
         raise _invalid(f"The host {host[:64]!r} of the URL is malformed.")
@@ -85,7 +85,7 @@ def check_url(url: str, allow: Collection[Network] = ()) -> httpx.URL:
     if host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"):  # RFC 6761, 6.3
         literal = ip_address("127.0.0.1")
     if literal is not None and not is_allowed(literal, allow):
-        raise _invalid(f"{host} is not a public address.")
+        raise _invalid(f"The host {host} of the URL is not a public address.")
     if not is_port_allowed(port_of(parsed)) and not (literal is not None and _in_any(literal, allow)):
         raise _invalid(f"Port {port_of(parsed)} is not allowed.", f"Use port 80, port 443, or a port from {FIRST_USER_PORT} on.")
     return parsed
@@ -115,7 +115,7 @@ def address_of(host: str) -> Address | None:
 
 
 def _in_any(address: Address, networks: Collection[Network]) -> bool:
-    return any(address in network for network in networks)  # False if the IP versions differ
+    return any(address in network for network in networks)  # for an IPv4 address and an IPv6 network (or the reverse), `in` is False
 
 
 def _invalid(message: str, hint: str = "Pass an http or https URL of a host on the internet.") -> InvalidRequestError:

@@ -129,7 +129,7 @@ class OutboundHttpClient:
             headers={"User-Agent": "Sandlot", "Accept": "*/*", "Connection": "close", **headers},
             extensions={"sni_hostname": host_of(url), "timeout": dict.fromkeys(("connect", "read", "write", "pool"), CALL_S)},
         )
-        request.url = url.copy_with(host=str(address))  # the Host header is set already and keeps the name
+        request.url = url.copy_with(host=str(address))  # Request() has already set the Host header to the name
         response = await self._open_transport().handle_async_request(request)
         try:
             read = 0
@@ -163,7 +163,7 @@ def is_own_address(address: Address) -> bool:
             probe.connect((str(address), 9))
             return str(probe.getsockname()[0]) == str(address)
         except OSError:
-            return False  # no route to the address
+            return False  # this machine has no route to the address
 
 
 def _look_up(host: str, port: int) -> list[Address]:

@@ -108,7 +108,9 @@ class PackageCache:
         if self._opened is None:
             async with self._opening:
                 if self._closed:
-                    raise UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_STOPPING)
+                    raise UnavailableError(
+                        "The service is stopping, and its package cache accepts no more connections.", code=ErrorCode.SERVICE_STOPPING
+                    )
                 if self._opened is None:
                     (router, connection), sources = await asyncio.gather(self._threads.run(_import), self._threads.run(self._read_sources))
                     opened = router(sources, self._store, self._threads, self._counters, ttl_s=self._ttl_s, origin=self._origin)

@@ -1,4 +1,4 @@
-"""Counters of the package cache, for ``/metrics``."""
+"""Counters of the package cache, which the service reports at ``/metrics``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Counters:
     """Numbers of events in the package cache since the service started.
 
     Args:
-        hits: Requests for index pages and files that were answered from the store.
+        hits: Requests for index pages and files that were served from the store.
         misses: Requests for index pages and files that needed upstream.
         stale: Expired index pages that were served because upstream did not respond.
         refused: Requests that the network policy of the requesting sandbox did not allow.

@@ -55,7 +55,7 @@ class WrongFileError(UpstreamError):
 
 @dataclass(frozen=True, slots=True)
 class PackageFile:
-    """A package file of an upstream index.
+    """A package file: its upstream URLs, and the digest to verify it with.
 
     Args:
         urls: URLs of the file, in the order in which they are tried.
@@ -200,7 +200,7 @@ class Download:
         return self.length
 
     async def wait_until_complete(self) -> int:
-        """Wait until the file is complete and return its size in bytes.
+        """Wait until the whole file has arrived and matches its digest. Return its size in bytes.
 
         Raises:
             NotFoundError: Upstream has no such file.

@@ -32,7 +32,7 @@ class ConcurrencyLimiter:
     def slots(self, sandbox: str) -> Iterator[asyncio.Semaphore]:
         """Yield the semaphore that all connections of a sandbox share. The caller must acquire it for each request until the response is sent.
 
-        Use the context manager for the duration of one connection.
+        The context must last as long as the caller uses the semaphore, such as for one connection.
 
         Args:
             sandbox: Id of the sandbox.

@@ -120,7 +120,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """A range of bytes of a file.
+    """A range of consecutive bytes of a file.
 
     Args:
         start: Offset of the first byte.

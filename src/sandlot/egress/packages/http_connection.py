@@ -170,7 +170,11 @@ class HttpConnection:
         if request.method not in _METHODS:
             # npm requests security audits by POST. Status 404 tells npm that the registry does not support audits.
             status = 404 if segments[:2] == ("npm", "-") else 405
-            raise HttpError(status, "The package cache is read-only: use GET or HEAD.", (("Allow", "GET, HEAD"),))
+            raise HttpError(
+                status,
+                f"The package cache is read-only and refuses {request.method.decode('ascii', 'replace')[:16]}: use GET or HEAD.",
+                (("Allow", "GET, HEAD"),),
+            )
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
         return Request(segments, is_folder, headers, head=request.method == b"HEAD")
 
@@ -185,16 +189,16 @@ class HttpConnection:
             await self._write(self._http.send(h11.EndOfMessage()))
         except UpstreamError as error:
             self._counters.errors += 1
-            _log.warning("a response to a sandbox was cut: %s", error)
-            raise _cut("The package could not be downloaded completely.") from None
+            _log.warning("a response of the package cache to a sandbox was cut off: %s", error)
+            raise _cut("A package file could not be downloaded completely, so its response was cut off.") from None
         except h11.LocalProtocolError:
-            raise _cut("The package does not have the length that its index names.") from None
+            raise _cut("A response was cut off: its body does not have the length in its Content-Length header.") from None
 
     async def _send_body(self, response: Response) -> None:
         async with contextlib.aclosing(response.body()) as pieces:
             async for piece in pieces:
                 if response.status < _FIRST_ERROR and not self._allowed():  # the text of an error may be sent even without permission
-                    raise _cut("The sandbox's network policy closed the package index during a response.")
+                    raise _cut("A response was cut off: the sandbox's network policy no longer allows the package index.")
                 await self._write(self._http.send(h11.Data(data=piece)))
                 self._counters.served_bytes += len(piece)
 

@@ -76,7 +76,7 @@ class IndexPageCache:
         self._refreshing = asyncio.Semaphore(MAX_REFRESHES)
 
     async def aclose(self) -> None:
-        """Cancel all refreshes in progress. Clients that wait for one get an error."""
+        """Cancel all refreshes in progress and wait until they have ended."""
         tasks = [refresh.task for refresh in self._refreshes.values()]
         for task in tasks:
             task.cancel()
@@ -159,7 +159,7 @@ class IndexPageCache:
         """Return the stored version of a page that could not be refreshed. Raise HttpError if no version is stored."""
         if record is None:
             self._counters.errors += 1
-            _log.warning("a package index could not be read: %s", error)
+            _log.warning("an index page could not be fetched, and no older version is stored: %s", error)
             raise HttpError(502, TOO_LARGE if isinstance(error, TooLargeError) else UNREACHABLE) from None
         self._counters.stale += 1
         _log.warning("a package index is served as it was %.0f s ago, because it cannot be refreshed: %s", time.time() - record.checked_s, error)

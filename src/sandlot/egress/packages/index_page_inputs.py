@@ -161,7 +161,7 @@ class InputFetcher:
             pieces.append(piece)
             size += len(piece)
             if size > MAX_BYTES:
-                raise TooLargeError(f"{redacted(response.url)} is larger than {MAX_BYTES} bytes")
+                raise TooLargeError(f"{redacted(response.url)} is larger than {MAX_BYTES} bytes, the maximum for an index page")
             if size > SMALL_BYTES:
                 await self._wait_until_alone()
         return b"".join(pieces)

@@ -30,7 +30,7 @@ from sandlot.host.blocking import BlockingPool
 
 MAX_LINGERING: Final = 4
 """Maximum number of downloads that continue for some seconds (``LINGER_S``) after their last client has disconnected."""
-NOT_FOUND = "The package index has no such file."
+NOT_FOUND = "The package index that this host uses has no such file. Check its name and version."
 UNREACHABLE = "The file could not be fetched from the package index that this host uses. Try again; the service's log has the reason."
 BUSY = "Too many files that the package cache cannot store are being downloaded at once. Try again in 10 seconds."
 
@@ -111,7 +111,7 @@ class PackageFiles:
         except UpstreamError as error:
             # The response must not contain the URL of the upstream index: sandboxes may not see the machine's configuration.
             self._counters.errors += 1
-            _log.warning("a package could not be fetched: %s", error)
+            _log.warning("a package file could not be fetched: %s", error)
             raise HttpError(502, UNREACHABLE) from None
 
     async def _open_existing(self, file: PackageFile, range_: str | None) -> Response | None:

@@ -97,7 +97,7 @@ class PassThrough:
                     async with asyncio.timeout(WAIT_S):
                         await self._slots.acquire()
                 except TimeoutError:
-                    raise BusyError(f"{redacted(file.urls[0])}: no slot to pass the file through became free in {WAIT_S:g} s") from None
+                    raise BusyError(f"{redacted(file.urls[0])}: {MAX_FILES} other files have been passing through for {WAIT_S:g} s") from None
                 try:
                     async with aclosing(_paced(self._fetch(self._wrong_urls.sort(file), upstream, skip, on_length))) as pieces:
                         async for piece in pieces:

@@ -88,7 +88,7 @@ class UpstreamResponse:
                     self._counters.upstream_bytes += len(piece)
                     yield piece
             except (httpx.HTTPError, httpx.StreamError) as error:
-                raise UpstreamError(f"{redacted(self.url)}: the response broke off: {type(error).__name__}") from error
+                raise UpstreamError(f"{redacted(self.url)}: the connection broke during the response: {type(error).__name__}") from error
 
 
 class Upstream:

@@ -17,7 +17,7 @@ _FALSE = frozenset({"0", "false", "no", "off", "without", "disable"})
 
 
 def parse_sources(targets: str, dump: str, logins: Iterable[tuple[str, str, str]], *, architecture: str) -> DebianSources:
-    """Return the upstream archives of Debian packages.
+    """Return the upstream archives of Debian packages that this machine's apt is configured to use.
 
     Args:
         targets: Output of ``apt-get indextargets``.

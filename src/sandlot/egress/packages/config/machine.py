@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackageSources:
-    """Upstream indexes of all registries.
+    """Upstream indexes of Python, JavaScript and Debian packages.
 
     Args:
         pypi: Indexes of Python packages.
@@ -42,7 +42,7 @@ class PackageSources:
 
     @classmethod
     def of_this_machine(cls, env: Mapping[str, str] | None = None) -> Self:
-        """Return the indexes that pip, npm and apt of this machine use. This runs apt, which takes about half a second.
+        """Return the indexes that pip, npm and apt of this machine use. It runs apt, which takes about half a second.
 
         Args:
             env: Environment variables that name the configuration files and override their options. None: those of this process.

@@ -60,7 +60,7 @@ def parse_options(texts: Iterable[str], env: Mapping[str, str]) -> dict[str, str
 
 
 def parse_sources(options: Mapping[str, str], env: Mapping[str, str]) -> NpmSources:
-    """Return the upstream registries of JavaScript packages.
+    """Return the upstream registries of JavaScript packages that npm options name, with the access to them.
 
     Args:
         options: npm options by key, as :func:`parse_options` returns them.

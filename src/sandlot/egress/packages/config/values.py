@@ -84,7 +84,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class PypiSources:
-    """Upstream indexes of Python packages.
+    """Upstream indexes of Python packages, and the access to them.
 
     Args:
         indexes: Root URLs of simple indexes (PEP 503), each with a trailing slash. ``file://`` is allowed. Earlier indexes take precedence.
@@ -99,7 +99,7 @@ class PypiSources:
 
 @dataclass(frozen=True, slots=True)
 class NpmSources:
-    """Upstream registries of JavaScript packages.
+    """Upstream registries of JavaScript packages, and the access to them.
 
     Args:
         registry: Root URL of the default registry, with a trailing slash.
@@ -114,7 +114,7 @@ class NpmSources:
 
 @dataclass(frozen=True, slots=True)
 class DebianSources:
-    """Upstream archives of Debian packages.
+    """Upstream archives of Debian packages, and the access to them.
 
     Args:
         archives: Root URLs of the archives ``debian`` and ``debian-security``, by name, each with a trailing slash.

@@ -1,10 +1,10 @@
-"""Debian packages: ``/debian/`` and ``/debian-security/``, each with ``dists/`` and ``pool/``.
+"""Debian packages: the archives ``/debian/`` and ``/debian-security/``, each with indexes in ``dists/`` and packages in ``pool/``.
 
 apt in the sandbox verifies all files: Release files by their signatures, indexes by the digests in the Release file, and packages by the digests in
 their index.
 
 Invariants:
-- Release files are cached as index pages and refreshed when they expire. All other files in ``dists/`` must match the digests in the cached Release
+- Release files are cached as index pages and refreshed when they expire. Indexes in ``dists/`` must match their digests in the cached Release
   file, so that all indexes that a sandbox gets belong to the same version of the archive.
 - An index is stored under its digest. A package is stored under its URL, because its name contains the version and its content never changes. Only
   complete files are stored.
@@ -41,7 +41,7 @@ _SHA256_LINE = re.compile(r"^ ([0-9a-f]{64}) +(\d+) (\S+)$", re.MULTILINE)
 
 
 class DebianRegistry:
-    """Serves Debian archives.
+    """Responds to requests for files of the Debian archives.
 
     Args:
         sources: Root URLs of the upstream archives.

@@ -17,7 +17,7 @@ from sandlot.egress.packages.upstream import Upstream
 
 
 class NpmRegistry:
-    """Serves an npm registry.
+    """Responds to requests for metadata and tarballs of JavaScript packages.
 
     Args:
         sources: Root URLs of the upstream registries.

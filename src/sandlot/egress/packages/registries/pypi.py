@@ -21,7 +21,7 @@ _VARIANTS = {pypi_index.JSON_TYPE: "json", "application/vnd.pypi.simple.latest+j
 
 
 class PypiRegistry:
-    """Serves a Python package index.
+    """Responds to requests for project pages and files of Python packages.
 
     Args:
         sources: URLs of the upstream indexes.
@@ -50,7 +50,7 @@ class PypiRegistry:
             case ("simple",):
                 raise HttpError(404, "This index does not list all projects. Request one at /pypi/simple/NAME/.")
             case _:
-                raise HttpError(404, "This index has /pypi/simple/NAME/ and the files that those pages link to.")
+                raise HttpError(404, "This index has only pages at /pypi/simple/NAME/ and the files that these pages link to.")
 
     async def _respond_with_page(self, request: Request, name: str) -> Response:
         project = pypi_index.normalize(name)

@@ -45,7 +45,7 @@ class RegistryRouter:
         }
 
     async def respond(self, request: Request) -> Response:
-        """Return the response to a request.
+        """Return the response of the registry that the request's path names.
 
         Raises:
             HttpError: There is no such page or file, or upstream does not respond.

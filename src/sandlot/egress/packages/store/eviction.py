@@ -12,7 +12,7 @@ TARGET_FILL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file in the store.
+    """A file in the package store: its size and the time of its last use.
 
     Args:
         path: Path of the file.

@@ -85,7 +85,7 @@ class DraftFile:
             self.allocated_bytes += more_bytes
 
     def finish(self, *, durable: bool) -> None:
-        """Free the space that was allocated but not written.
+        """End the writing of the file: free the disk space that was allocated but not written.
 
         Args:
             durable: True: wait until the data is on disk (fdatasync(2)).
@@ -105,7 +105,7 @@ class DraftFile:
             return os.pread(self.descriptor, min(length, self.size_bytes - offset), offset)
 
     def close(self) -> None:
-        """Close the file, and remove it unless it was published. Idempotent."""
+        """Close the file. If it was not published, remove it from the disk. Idempotent."""
         with self._lock:
             if self.descriptor >= 0:
                 if not self.is_published:

@@ -40,7 +40,7 @@ from sandlot.egress.packages.store.open_files import DraftFile, OpenFile
 from sandlot.model.errors import ErrorCode, HostError
 
 BLOCK_BYTES = 512
-"""Unit of ``st_blocks`` in stat(2), on every file system."""
+"""Bytes in one unit of ``st_blocks`` (stat(2)), the same on every file system."""
 PAGE_BYTES = 4096
 """Smallest unit in which disk space is allocated."""
 RESERVE_BYTES = 64 * 1024 * 1024
@@ -145,7 +145,7 @@ class PackageStore:
             draft.write(data)
             self.publish(draft, kind, name, durable=False)
         except OSError as error:
-            _log.warning("the package cache cannot write a file: %s", error.strerror)
+            _log.warning("the package cache cannot store an index page: %s", error.strerror)
             return False
         finally:
             if draft is not None:
