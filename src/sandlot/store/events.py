@@ -68,7 +68,7 @@ class SqlEventRepository:
 
 
 def append(connection: Connection, new_events: Sequence[NewEvent]) -> None:
-    """Append events as part of a transaction. It must be the transaction's last step, because it locks the event counter until the commit.
+    """Append events as part of a transaction. This must be the transaction's last step, because the event counter is then locked until the commit.
 
     Args:
         connection: Connection with the open transaction.

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Refresh:
-    """A refresh in progress, and the number of clients that wait for it. It is cancelled when that number falls to 0."""
+    """A refresh in progress, and the number of clients that wait for the result. At 0 waiting clients the refresh is cancelled."""
 
     task: asyncio.Task[CachedPage]
     waiting: int = 0

@@ -1,7 +1,7 @@
 """A separate process that builds large index pages. In the service, parsing tens of megabytes would hold the interpreter lock and delay all requests.
 
-Invariant: the process only reads inputs from its standard input and writes pages to its standard output. It ends when the service ends, because
-the other ends of its streams are then closed.
+Invariant: the process only reads inputs from its standard input and writes pages to its standard output. The process ends when the service ends,
+because the service's ends of these streams are then closed.
 """
 
 from __future__ import annotations

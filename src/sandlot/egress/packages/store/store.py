@@ -44,7 +44,7 @@ BLOCK_BYTES = 512
 PAGE_BYTES = 4096
 """Smallest unit in which disk space is allocated."""
 RESERVE_BYTES = 64 * 1024 * 1024
-"""Disk space that the store leaves free for other programs. On disks below 1.25 GiB it is a twentieth of the disk instead."""
+"""Disk space that the store leaves free for other programs. On disks smaller than 1.25 GiB, a twentieth of the disk is left free."""
 _PRIVATE = 0o700
 _TOUCH_S = 60.0
 """Seconds in which only the first use of a file is recorded, because updating a file's time takes as long as reading the file."""
