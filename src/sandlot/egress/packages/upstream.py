@@ -228,7 +228,7 @@ class Upstream:
 
 
 def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
-    """Return a TLS context for connections to upstream. If a certificate cannot be read, that certificate and all later ones are skipped, and a warning is logged.
+    """Return a TLS context for connections to upstream. An unreadable certificate and all later ones are skipped, and a warning is logged.
 
     Args:
         access: Certificates of the registry.

@@ -101,7 +101,7 @@ def _fetchable_url(base: str, link: str) -> str | None:
 
 
 def _abbreviate(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the abbreviated form of metadata, which contains all that an install needs. For some packages the abbreviated form is a tenth of the full size."""
+    """Return the abbreviated form of metadata, which contains all that an install needs: for some packages a tenth of the full form."""
     versions = {}
     for version, manifest in metadata["versions"].items():
         if not isinstance(manifest, dict):
