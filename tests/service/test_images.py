@@ -158,7 +158,7 @@ def test_concurrent_builders_make_an_image_once_with_progress_and_it_is_then_fou
     assert first == second
     progress = told + also_told
     assert progress.count("tiny: installing Debian bookworm with mmdebstrap") == 1
-    assert "tiny: waiting for another process that builds it" in progress
+    assert "tiny: waiting for another process that is building this image" in progress
     assert "tiny: running /bin/busybox" in progress
     assert left_in(built.cache) == []
     lines: list[str] = []

@@ -1,9 +1,9 @@
-"""Root filesystem images: recipes that are built once into content-addressed folders.
+"""Root filesystem images: each recipe is built once, into a folder that is named by the SHA-256 of its inputs.
 
 - A *recipe* (TOML) describes the content of an image; ``recipes/`` has the built-in ones.
-- An *image* is a built recipe: a folder in the cache, which never changes after it has its final name.
+- An *image* is the result of building a recipe: a folder in the cache that never changes.
 - The *guest layer* is the content of ``/.sandlot`` in every sandbox: the guest's own interpreter and the guest itself.
-- A *root* is an image and a guest layer, combined by hard links. Drivers start sandboxes from it.
+- A *root* is a folder that combines an image and a guest layer by hard links. Drivers start sandboxes from roots.
 
-``python -m sandlot.images build NAME`` builds images from a shell, :class:`sandlot.images.store.ImageStore` from Python.
+Build images with ``python -m sandlot.images build NAME`` in a shell, or with :class:`sandlot.images.store.ImageStore` in Python.
 """

@@ -1,4 +1,7 @@
-"""``python -m sandlot.images``: build, list and remove images from a shell. Progress goes to stderr, results to stdout."""
+"""Command ``python -m sandlot.images``: build, list and remove images from a shell.
+
+Progress is printed to standard error, results to standard output.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,13 @@ from sandlot.model.errors import SandlotError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line.
+    """Run the command.
+
+    Args:
+        argv: Arguments of the command line. None: the arguments of this process.
 
     Returns:
-        The exit status: 0, or 1 with the reason on stderr.
+        The exit status: 0 for success, 1 for an error, 130 for an interruption by Ctrl+C. The reason is printed to standard error.
     """
     parser = argparse.ArgumentParser(prog="python -m sandlot.images", description="Build and manage the images that sandboxes start from.")
     shared = argparse.ArgumentParser(add_help=False)
@@ -34,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("prune", parents=[shared], help="remove builds that this version does not use; no sandbox may be running")
     arguments = parser.parse_args(argv)
 
-    # SIGTERM raises SystemExit, so that a build removes its incomplete files.
+    # On SIGTERM, raise SystemExit, so that a running build removes its incomplete files.
     signal.signal(signal.SIGTERM, _exit)
     try:
         own = recipe.load_folder(arguments.recipes) if arguments.recipes else {}
@@ -62,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _TimedProgress:
-    """Prints progress with the seconds since the first line."""
+    """Prints each line of progress with the seconds since this object was created."""
 
     def __init__(self) -> None:
         self._started_s = time.monotonic()

@@ -1,7 +1,7 @@
-"""The steps of building images, interpreters, guest layers and roots.
+"""Builds images, interpreters, guest layers and roots.
 
-Each function fills one folder of a :class:`~sandlot.images.build_cache.BuildCache` and knows nothing about the cache. The decisions are in
-:mod:`~sandlot.images.plan` and :mod:`~sandlot.host.apt_sources`; this module carries them out.
+Each ``build_*`` function fills one folder of a :class:`~sandlot.images.build_cache.BuildCache`, whose lock the caller holds. The command lines come
+from :mod:`~sandlot.images.plan`, and the apt sources from :mod:`~sandlot.host.apt_sources`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sandlot.link import payload
 from sandlot.model.errors import HostError
 
 TREE = "tree"
-"""Folder with the file system, in every build result."""
+"""Name of the folder with the built tree of files, in every build result."""
 MANIFEST = "manifest.json"
-"""File with name, digest and size of a build result, beside the tree."""
+"""Name of the JSON file beside :data:`TREE` with the name, digest and size of the build result."""
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -37,26 +37,26 @@ def architecture() -> str:
     """Return Debian's name of this machine's architecture.
 
     Raises:
-        HostError: gVisor does not support the architecture.
+        HostError: Sandboxes do not run on this architecture.
     """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
-        raise HostError(f"Sandboxes do not run on {machine}.", hint="Use an x86-64 or 64-bit ARM machine.")
+        raise HostError(f"Sandboxes do not run on {machine}.", hint="Use a machine with an x86-64 or 64-bit ARM processor.")
     return _ARCHITECTURES[machine]
 
 
 def build_image(folder: Path, recipe: Recipe, parent: Path | None, runner: CommandRunner, report: ProgressReporter) -> None:
-    """Build an image.
+    """Build the image of a recipe.
 
     Args:
-        folder: Folder to fill with ``tree`` and ``manifest.json``.
+        folder: Empty folder to fill with ``tree`` and ``manifest.json``. Temporary files are written into its parent folder.
         recipe: Recipe of the image.
-        parent: Tree of the image that the recipe begins with.
-        runner: Runs the commands.
-        report: Reports the progress.
+        parent: Tree of the parent image. None if the recipe begins with Debian packages.
+        runner: Runs the commands of the build.
+        report: Reports the progress of the build.
 
     Raises:
-        HostError: A command failed. The message contains the end of its output and the path of the log.
+        HostError: A command failed, or this process is not root. The message contains the last lines of the command's output.
         LimitError: The disk is full.
     """
     _require_root()
@@ -87,14 +87,14 @@ def build_image(folder: Path, recipe: Recipe, parent: Path | None, runner: Comma
 
 
 def install_debian(debian: Debian, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter) -> None:
-    """Create a tree of Debian packages from the machine's own mirrors.
+    """Create a tree with Debian packages, downloaded from the mirrors that this machine is configured to use.
 
     Args:
-        debian: The packages.
-        root: Folder to create.
+        debian: Packages to install.
+        root: Folder to create for the tree.
         scratch: Folder for temporary files.
         runner: Runs mmdebstrap.
-        report: Reports the progress.
+        report: Reports the progress of the build.
     """
     require_programs("mmdebstrap", "unshare", "setpriv")
     sources = _apt_sources(debian.suite)
@@ -117,13 +117,19 @@ def install_debian(debian: Debian, root: Path, scratch: Path, runner: CommandRun
             "installing the Debian packages", argv, env=plan.mmdebstrap_env(os.environ), on_line=lambda line: _report_detail(report, parser, line)
         )
     finally:
-        # The files may contain the address and the password of a private mirror.
+        # Both files may contain the address and the password of a private mirror.
         sources_file.unlink(missing_ok=True)
         options_file.unlink(missing_ok=True)
 
 
 def build_interpreter(folder: Path, runner: CommandRunner, report: ProgressReporter) -> None:
-    """Build the guest's interpreter. Its ``tree`` is the beginning of ``/.sandlot``."""
+    """Build the guest's interpreter.
+
+    Args:
+        folder: Empty folder to fill with ``tree`` and ``manifest.json``. Temporary files are written into its parent folder.
+        runner: Runs the commands of the build.
+        report: Reports the progress of the build.
+    """
     _require_root()
     scratch = folder.parent
     extracted = scratch / "debian"
@@ -137,19 +143,19 @@ def build_interpreter(folder: Path, runner: CommandRunner, report: ProgressRepor
 
 
 def build_guest_layer(folder: Path, base: Path, runner: CommandRunner) -> None:
-    """Build ``/.sandlot``: an interpreter and the guest's own code.
+    """Build a guest layer, the content of ``/.sandlot``: the guest's interpreter and the guest's own code.
 
     Args:
-        folder: Folder to fill.
-        base: Tree of the interpreter.
-        runner: Runs the interpreter to compile the guest.
+        folder: Empty folder to fill with ``tree`` and ``manifest.json``. Temporary files are written into its parent folder.
+        base: Tree of the built interpreter.
+        runner: Runs the interpreter, to compile the guest.
 
     Raises:
         InternalError: The guest imports a module that the interpreter does not have.
     """
     sources = dict(payload.guest_sources())
     programs = dict(payload.programs())
-    # Kernels of Python and JavaScript run on the image's interpreters, which have the whole standard library.
+    # Programs such as the Python kernel run on the image's own interpreter, which has the whole standard library, so they are not checked.
     own = {**sources, **{name: text for name, text in programs.items() if not payload.runs_on_the_image(name)}}
     interpreter.check_imports(own, base, beside=[Path(path).stem for path in programs])
 
@@ -170,7 +176,13 @@ def build_guest_layer(folder: Path, base: Path, runner: CommandRunner) -> None:
 
 
 def build_root(folder: Path, image_tree: Path, guest_tree: Path) -> None:
-    """Combine an image and a guest layer by hard links. Nothing is copied or mounted."""
+    """Build a root: combine an image and a guest layer by hard links, without copying or mounting.
+
+    Args:
+        folder: Empty folder to fill with ``tree``.
+        image_tree: Tree of the image.
+        guest_tree: Tree of the guest layer. It becomes ``/.sandlot``.
+    """
     root = folder / TREE
     tree.link_tree(image_tree, root)
     tree.link_tree(guest_tree, root / payload.GUEST_ROOT.strip("/"))
@@ -179,13 +191,17 @@ def build_root(folder: Path, image_tree: Path, guest_tree: Path) -> None:
 
 
 def read_manifest(folder: Path) -> Mapping[str, object]:
-    """Return the manifest of a build result."""
+    """Return the manifest of a build result, as parsed JSON.
+
+    Args:
+        folder: Folder of the build result.
+    """
     manifest: dict[str, object] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     return manifest
 
 
 def _install_python(lock: str, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter, started_s: float) -> None:
-    """Download the locked wheels outside the tree and install them inside."""
+    """Install the Python packages of a lock: download their wheels outside the tree, with network, and install them inside the tree, without."""
     loader, libraries = interpreter.loader_of(root)
     python = plan.own_python_argv(root, loader, libraries, Path("usr/bin/python3"))
     wheels = root / plan.WHEELS.strip("/")

@@ -1,10 +1,10 @@
-"""Build results of one kind in the image cache. Each result has a folder named by its key and never changes.
+"""Cache of build results of one kind, such as images. Each result is a folder that is named by its key and never changes.
 
 Invariants, beside those of :mod:`sandlot.host.locked_folder`:
-- A key is built once: a second builder waits for the first and uses its result.
-- Only root can read the folders: images contain files of uid 1000, which may be a user of the host.
+- Each key is built once. If another process is building the key already, this process waits for it and uses its result.
+- Only root can read the folders, because images contain files of uid 1000, which may be the uid of a user of the host.
 
-The kinds share two folders of the cache: ``tmp/`` for incomplete builds, and ``locks/`` with one lock for each key.
+All kinds use the same folders ``tmp/``, for incomplete builds, and ``locks/``, with one lock file for each kind and key.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from sandlot.model.errors import ErrorCode, HostError, LimitError
 KEY = re.compile(r"[0-9a-f]{64}")
 
 Build = Callable[[Path, int], None]
-"""Fills an empty folder. The second argument is the descriptor of its lock; commands that write into the folder inherit it."""
+"""Fills the empty folder in the first argument. The second argument is the descriptor of the folder's lock.
+
+Commands that write into the folder must inherit the descriptor, so that the folder stays locked until all of them have ended.
+"""
 
 
 class BuildCache:
-    """All results of one kind.
+    """Build results of one kind.
 
     Args:
-        cache: The cache directory; created when it is needed.
-        kind: Name of the kind and of its folder.
+        cache: The cache directory. The first build creates it if it does not exist.
+        kind: Name of the kind, and of the folder with its results in the cache directory.
     """
 
     __slots__ = ("_cache", "_folder", "kind")
@@ -42,25 +45,25 @@ class BuildCache:
         self._folder = cache / kind
 
     def find(self, key: str) -> Path | None:
-        """Return the folder of a key, or None if it has not been built."""
+        """Return the folder with the result of a key, or None if the key has not been built."""
         folder = self._folder / key
         return folder if folder.is_dir() else None
 
     def keys(self) -> list[str]:
-        """Return the keys of all results, sorted."""
+        """Return the keys of all results of this kind, sorted."""
         return sorted(folder.name for folder in self._folder.iterdir() if KEY.fullmatch(folder.name)) if self._folder.is_dir() else []
 
     def ensure(self, key: str, build: Build, waiting: Callable[[], None]) -> Path:
-        """Return the folder of a key. Build it first if it does not exist.
+        """Return the folder with the result of a key. Build the result first if it does not exist.
 
         Args:
-            key: SHA-256 in hexadecimal.
-            build: Fills the folder. May write scratch files beside it.
-            waiting: Called once before waiting for another builder of the same key.
+            key: Key of the build: a SHA-256 in hexadecimal.
+            build: Fills the folder with the result. It may write temporary files into the parent folder.
+            waiting: Called without arguments before this call waits for another process that builds the same key.
 
         Raises:
-            HostError: The cache cannot be written.
-            LimitError: The disk is full.
+            HostError: The cache directory is not writable.
+            LimitError: The disk of the cache directory is full.
         """
         with _translated_errors(self._cache):
             found = self.find(key)
@@ -79,7 +82,10 @@ class BuildCache:
         return self._folder / key
 
     def remove(self, key: str) -> bool:
-        """Remove the folder of a key: first its name, then its files. Return False if there is none."""
+        """Remove the result of a key. Return False if there is none.
+
+        The folder is moved away before its files are removed, so that no process finds an incomplete result.
+        """
         if self.find(key) is None:
             return False
         self._make_folders()
@@ -91,7 +97,7 @@ class BuildCache:
         return True
 
     def sweep(self) -> int:
-        """Remove incomplete builds of all kinds whose builders died. Return the number of removed folders."""
+        """Remove incomplete builds, of all kinds, that dead processes left behind. Return the number of removed folders."""
         return locked_folder.sweep(self._cache / "tmp")
 
     def _make_folders(self) -> None:
@@ -114,17 +120,19 @@ class BuildCache:
 
 @contextmanager
 def _translated_errors(cache: Path) -> Iterator[None]:
-    """Turn errors of the operating system into errors with a hint."""
+    """Translate OSErrors for a full disk or missing permissions into Sandlot's errors, with a hint."""
     try:
         yield
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise LimitError(
-                f"The disk of {cache} is full.", code=ErrorCode.DISK_FULL, hint="Free space, or set SANDLOT_CACHE_DIR to a folder on another disk."
+                f"The disk of the image cache {cache} is full.",
+                code=ErrorCode.DISK_FULL,
+                hint="Free space, or set SANDLOT_CACHE_DIR to a folder on another disk.",
             ) from error
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise HostError(
-                f"{cache} cannot be written: {error.strerror}.",
+                f"The image cache {cache} cannot be written: {error.strerror}.",
                 code=ErrorCode.HOST_NOT_READY,
                 hint="Run as root, or set SANDLOT_CACHE_DIR to a folder that you can write to.",
             ) from error

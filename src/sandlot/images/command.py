@@ -1,4 +1,4 @@
-"""Running the commands of a build. Their output goes to a log; a failure becomes an error that names the log."""
+"""Runs the commands of a build and appends their output to a log file. If a command fails, the error names the log file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CommandRunner:
     """Runs commands one after another and logs their output.
 
     Args:
-        log: File to which the output is appended.
-        inherit: File descriptors that the commands keep open: the lock of the folder they write to, so that the folder counts as used until
-            the last of them has ended.
+        log: Path of the file to which the output is appended.
+        inherit: File descriptors that the commands inherit, such as the lock of the folder that they write to. The folder then stays locked until
+            the last process of the commands has ended.
     """
 
     __slots__ = ("_inherit", "log")
@@ -33,17 +33,17 @@ class CommandRunner:
         self._inherit = tuple(inherit)
 
     def run(self, what: str, argv: tuple[str, ...], *, env: Mapping[str, str], on_line: Callable[[str], object] = lambda _line: None) -> None:
-        """Run a command to its end.
+        """Run a command and wait until it has ended.
 
         Args:
-            what: Description for the error message, such as "installing the Debian packages".
-            argv: The command. It runs in its own session, without standard input.
+            what: Description of the command for error messages, such as "installing the Debian packages".
+            argv: Program and arguments. The command runs in its own session, without standard input.
             env: The whole environment of the command.
-            on_line: Called with each line of the output.
+            on_line: Called with each line of the command's output. If it raises, the command is killed.
 
         Raises:
             LimitError: The command failed because the disk is full.
-            HostError: The command is not installed or failed. The message contains the end of its output.
+            HostError: The program is not installed, or the command failed. The message contains the last lines of the output.
         """
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
         full = False
@@ -63,7 +63,7 @@ class CommandRunner:
             except FileNotFoundError:
                 raise missing_program(argv[0]) from None
             with process:
-                # A build takes minutes of CPU time and much memory. It must not have the protection of the service's own process.
+                # A build uses minutes of CPU time and much memory. It must not have the priority and protection of the service's control group.
                 leave_service_cgroup(process.pid)
                 output = process.stdout
                 assert output is not None  # noqa: S101 - it is a pipe
@@ -76,7 +76,7 @@ class CommandRunner:
                             full = full or _FULL in line
                             on_line(line)
                 except BaseException:
-                    # Remaining processes of the command hold the pipe open. So when the pipe ends, no process writes to the tree any more.
+                    # All processes of the command have the pipe open. Reading to its end waits until none of them can write to the tree any more.
                     process.kill()
                     output.read()
                     raise
@@ -91,15 +91,15 @@ class CommandRunner:
             return LimitError(
                 f"The disk is full: {what} failed.\n{end}\n",
                 code=ErrorCode.DISK_FULL,
-                hint=f"{free >> 20} MiB are free. Free more space, or set SANDLOT_CACHE_DIR to a folder on another disk. The full log is {self.log}.",
+                hint=f"{free >> 20} MiB are free. Free more space, or set SANDLOT_CACHE_DIR to a folder on another disk. See the log {self.log}.",
                 fields=fields,
             )
         how = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
-        return HostError(f"{what} {how}.\n{end}\n", hint=f"The full log is {self.log}.", fields=fields)
+        return HostError(f"{what} {how}.\n{end}\n", hint=f"See the log {self.log}.", fields=fields)
 
 
 def output_of(argv: tuple[str, ...]) -> str:
-    """Return the output of a short command of the host, or an empty text if it is not installed or fails."""
+    """Return the standard output of a short command on the host. Return an empty text if the program is not installed or the command fails."""
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except FileNotFoundError:
@@ -108,10 +108,10 @@ def output_of(argv: tuple[str, ...]) -> str:
 
 
 def require_programs(*programs: str) -> None:
-    """Check that programs are installed on the host.
+    """Raise an error unless all programs are installed on the host.
 
     Raises:
-        HostError: A program is missing.
+        HostError: A program is not installed.
     """
     for program in programs:
         if shutil.which(program) is None:
@@ -119,6 +119,6 @@ def require_programs(*programs: str) -> None:
 
 
 def missing_program(program: str) -> HostError:
-    """Return the error for a program that is not installed."""
+    """Return the error for a program that is not installed. Its hint names the Debian package to install."""
     package = {"unshare": "util-linux", "setpriv": "util-linux", "dpkg": "dpkg"}.get(program, program)
     return HostError(f"{program} is not installed.", hint=f"Install it: apt-get install {package}", fields={"program": program})

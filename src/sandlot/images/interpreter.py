@@ -1,12 +1,12 @@
 """The guest's own interpreter: Debian's python3.11, made relocatable by copying. Nothing is patched.
 
-The interpreter is Debian's binary with its libraries and dynamic loader, so that it runs in any image, also in one without Python or with another
-C library. It has only the part of the standard library that the guest may need, as byte code in one stored zip. The interpreter therefore reads
-no source, checks no times and opens few files. Each file would be a round trip to gVisor's file server.
+The interpreter is Debian's binary with its libraries and dynamic loader. It runs in any image, even in an image without Python or with another C
+library. It has only the part of the standard library that the guest may need, as byte code in one uncompressed zip. It therefore opens few files at
+its start, which matters because opening a file takes a round trip to gVisor's file server.
 
 Invariants:
-- The suite is fixed: every host builds the same interpreter, whatever its own release.
-- The modules in :data:`ROOTS` can be imported, with all that they import. :func:`unknown_imports` finds other imports.
+- The Debian suite is fixed, so that every host builds the same interpreter, whatever Debian release the host runs.
+- The guest can import the modules in :data:`ROOTS` and all modules that they import. :func:`check_imports` refuses a guest that imports others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sandlot.images.recipe import Debian
 from sandlot.model.errors import HostError, InternalError
 
 GENERATION = 1
-"""Part of the key. Raise this number when this module builds another interpreter from the same packages."""
+"""Part of the interpreter's key. Raise this number when a change of this module makes it build another interpreter from the same packages."""
 
 DEBIAN = Debian(suite="bookworm", variant="extract", packages=("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"))
 VERSION = "3.11"
@@ -67,10 +67,10 @@ ROOTS = (
     *("socket", "stat", "string", "struct", "subprocess", "sys", "tempfile", "termios", "textwrap", "threading", "time", "token", "tokenize"),
     *("traceback", "tty", "types", "typing", "unicodedata", "warnings", "weakref", "zipimport", "zlib"),
 )
-"""Modules that the guest may import. asyncio, dataclasses and argparse are missing, because each would double the guest's start-up time."""
+"""Modules that the guest may import. asyncio, dataclasses and argparse are left out, because each would double the guest's start-up time."""
 
 _LEFT_OUT = frozenset({"_hashlib", "_bz2", "_lzma", "_ssl", "bz2", "lzma", "_compression"})
-"""Optional modules that hashlib and shutil import but do not need. Each depends on another C library, so they are left out."""
+"""Optional modules that hashlib and shutil try to import. They are left out, because each depends on another C library."""
 
 _CLOSURE = """
 import importlib, sys
@@ -105,27 +105,35 @@ for folder, _, names in os.walk(source_folder):
 
 
 def key(architecture: str) -> str:
-    """Return the SHA-256 of everything that an interpreter is built from, in hexadecimal."""
+    """Return the key of the interpreter: the SHA-256, in hexadecimal, of everything that it is built from.
+
+    Args:
+        architecture: Debian's name of the machine's architecture, such as ``amd64``.
+    """
     inputs = [GENERATION, architecture, DEBIAN.suite, DEBIAN.packages, ROOTS, sorted(_LEFT_OUT), _COMPILE]
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def argv_in(folder: Path) -> tuple[str, ...]:
-    """Return the command that starts the interpreter of a folder on the host. The folder may be anywhere."""
+    """Return the command that starts a built interpreter on the host.
+
+    Args:
+        folder: Folder of the interpreter, at any path of the host.
+    """
     return (str(folder / "lib/ld.so"), "--library-path", str(folder / "lib"), str(folder / "bin/python3"), "-SI")
 
 
 def assemble(debian: Path, target: Path, scratch: Path, runner: CommandRunner) -> None:
-    """Assemble the interpreter from an extracted Debian tree.
+    """Assemble the interpreter from extracted Debian packages.
 
     Args:
         debian: Folder with the extracted packages of :data:`DEBIAN`.
-        target: Folder that becomes ``/.sandlot``.
+        target: Empty folder to fill. It becomes ``/.sandlot`` in sandboxes.
         scratch: Folder for temporary files.
-        runner: Runs the interpreter.
+        runner: Runs the interpreter, to list and compile the standard library.
 
     Raises:
-        HostError: The tree is incomplete.
+        HostError: The packages contain no dynamic loader, or the interpreter does not run.
     """
     loader, libraries = loader_of(debian)
     python = plan.own_python_argv(debian, loader, libraries, Path(f"usr/bin/python{VERSION}"))
@@ -152,14 +160,14 @@ def assemble(debian: Path, target: Path, scratch: Path, runner: CommandRunner) -
 
 
 def compile_zip(python: tuple[str, ...], sources: Path, archive: Path, seen_as: str, runner: CommandRunner) -> None:
-    """Compile a folder of sources into a stored zip of byte code. The same sources give the same bytes.
+    """Compile a folder of Python sources into an uncompressed zip of byte code. The same sources give the same bytes.
 
     Args:
-        python: Command of the interpreter that will read the zip.
-        sources: The folder.
-        archive: The zip to write.
-        seen_as: Later path of the zip, for tracebacks.
-        runner: Runs the interpreter.
+        python: Command of the interpreter that will import from the zip.
+        sources: Folder with the sources.
+        archive: Path of the zip to write.
+        seen_as: Path of the zip inside sandboxes, for tracebacks.
+        runner: Runs the interpreter, to compile the sources.
     """
     compiled = sources.with_name(f"{sources.name}-compiled")
     runner.run("compiling the guest", (*python, "-c", _COMPILE, str(sources), str(compiled), seen_as), env={"PYTHONHASHSEED": "0"})
@@ -172,7 +180,11 @@ def compile_zip(python: tuple[str, ...], sources: Path, archive: Path, seen_as: 
 
 
 def available_modules(folder: Path) -> frozenset[str]:
-    """Return the names of an interpreter's modules, without those that are built into the binary."""
+    """Return the names of the modules that a built interpreter can import, without the modules that are built into its binary.
+
+    Args:
+        folder: Folder of the interpreter.
+    """
     with zipfile.ZipFile(folder / f"lib/python{VERSION.replace('.', '')}.zip") as archive:
         names = [name.removesuffix(".pyc").removesuffix("/__init__").replace("/", ".") for name in archive.namelist()]
     extensions = [path.name.partition(".")[0] for path in (folder / "lib" / f"python{VERSION}" / "lib-dynload").iterdir()]
@@ -180,12 +192,12 @@ def available_modules(folder: Path) -> frozenset[str]:
 
 
 def unknown_imports(sources: Mapping[str, bytes], known: Iterable[str]) -> dict[str, list[str]]:
-    """Return the imported modules that are not known, each with the files that import it.
+    """Return the imported modules that are not known, each with the names of the files that import it.
 
-    Imports for type checkers do not count, nor do those of ``sandlot`` itself.
+    Imports under ``if TYPE_CHECKING`` and imports of ``sandlot`` modules are ignored.
 
     Args:
-        sources: Source by file name.
+        sources: Source text by file name.
         known: Names of modules that can be imported.
     """
     known = {"__future__", "sandlot", *known}
@@ -198,15 +210,15 @@ def unknown_imports(sources: Mapping[str, bytes], known: Iterable[str]) -> dict[
 
 
 def check_imports(sources: Mapping[str, bytes], folder: Path, *, beside: Iterable[str] = ()) -> None:
-    """Check that the guest's sources import only modules that its interpreter has.
+    """Check that the guest's sources import only modules that the guest's interpreter has.
 
     Args:
-        sources: Source by file name.
-        folder: The interpreter.
-        beside: Names of the guest's own modules beside a source.
+        sources: Source text by file name.
+        folder: Folder of the built interpreter.
+        beside: Names of the guest's own modules that its sources may import.
 
     Raises:
-        InternalError: A source imports another module.
+        InternalError: A source imports a module that the interpreter does not have.
     """
     builtin = output_of((*argv_in(folder), "-c", "import sys; print(*sys.builtin_module_names)")).split()
     unknown = unknown_imports(sources, {*builtin, *available_modules(folder), *ROOTS, *beside})
@@ -218,10 +230,15 @@ def check_imports(sources: Mapping[str, bytes], folder: Path, *, beside: Iterabl
 
 
 def loader_of(root: Path) -> tuple[Path, list[Path]]:
-    """Return the dynamic loader of a tree and its library folders. ``lib64/ld-linux*`` is not used, because it links out of the tree.
+    """Return the paths of a Debian tree's dynamic loader and of its library folders.
+
+    ``lib64/ld-linux*`` is not used, because it is an absolute link, which leads out of the tree.
+
+    Args:
+        root: Folder that contains the tree.
 
     Raises:
-        HostError: The tree has no loader.
+        HostError: The tree has no dynamic loader.
     """
     found = sorted(root.glob("lib/*-linux-gnu*/ld-linux*.so.*")) or sorted(root.glob("usr/lib/*-linux-gnu*/ld-linux*.so.*"))
     if not found:
@@ -244,7 +261,7 @@ def _imports(node: ast.AST) -> list[str]:
 
 
 def _closure(python: tuple[str, ...], runner: CommandRunner) -> tuple[dict[str, Path], list[Path]]:
-    """Return the modules that importing :data:`ROOTS` loads: sources by their path in the zip, and extension modules."""
+    """Return the modules that importing :data:`ROOTS` loads: path of each source by its path in the zip, and paths of extension modules."""
     modules: dict[str, Path] = {}
     extensions: list[Path] = []
 
@@ -264,7 +281,7 @@ def _closure(python: tuple[str, ...], runner: CommandRunner) -> tuple[dict[str, 
 
 
 def _needed_libraries(binaries: Iterable[Path], loader: Path, libraries: list[Path]) -> dict[str, Path]:
-    """Return the libraries that binaries need, by the name that the binaries use (ld.so(8), --list)."""
+    """Return the path of each shared library that binaries need, by the name that the binaries contain (ld.so(8), --list)."""
     found: dict[str, Path] = {}
     for binary in binaries:
         text = output_of((str(loader), "--library-path", ":".join(map(str, libraries)), "--list", str(binary)))

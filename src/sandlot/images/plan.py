@@ -1,11 +1,10 @@
-"""Command lines and environments of a build's commands. Pure.
+"""Command lines and environments of the commands that a build runs. Pure.
 
 Invariants:
-- Every command runs in its own mount and process namespaces and ends with the builder, however the builder ends: setpriv(1) sets the
-  parent-death signal, and unshare(1) kills its process namespace when it ends. No mount and no process outlives a build, and no mount is
-  visible in the host's mount table.
-- Commands *inside* the tree have no network, no terminal and no variable of the host's environment.
-- Commands that need the network (apt, pip's downloads) run *outside*, with the machine's own configuration.
+- Every command is killed when the builder dies (setpriv(1), --pdeathsig). mmdebstrap and all commands inside the tree also have their own mount and
+  process namespaces, which unshare(1) ends with the command. No mount and no process outlives a build, and the host's mount table shows no mount.
+- Commands that run *inside* the tree have no network, no terminal and no environment variable of the host.
+- Commands that need the network (apt, pip's downloads) run *outside* the tree, with the machine's own configuration.
 """
 
 from __future__ import annotations
@@ -17,17 +16,20 @@ from sandlot.images.recipe import Debian
 from sandlot.model.specs import User
 
 USER_ID = 1000
-"""User id and group id of ``user`` inside an image."""
+"""Number that is both the user id and the group id of ``user`` inside an image."""
 
 BUILD_TIME_S = 1_735_689_600
-"""Time of files that a build creates (2025-01-01), so that two builds of the same packages are equal. It is not passed as SOURCE_DATE_EPOCH,
-which makes py_compile write byte code that reads its source at every import."""
+"""Modification time of the files that a build creates (2025-01-01), in seconds since the epoch.
 
-WHEELS = "/tmp/.wheels"  # noqa: S108 - inside of the tree that is being built
-"""Folder of the downloaded wheels inside the tree while they are installed."""
+The fixed time makes two builds of the same packages equal. It is not passed to commands as SOURCE_DATE_EPOCH, because py_compile would then write
+byte code that reads its source at every import.
+"""
+
+WHEELS = "/tmp/.wheels"  # noqa: S108 - a path inside the tree that is being built
+"""Path inside the tree of the folder with the downloaded wheels. The folder exists only while the wheels are installed."""
 
 _MACHINE_ENV = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY", "all_proxy")
-"""Variables with the machine's proxies."""
+"""Environment variables that name the machine's proxies. They are passed to commands that need the network."""
 
 _PIP_ENV = (
     "PIP_CERT",
@@ -49,21 +51,21 @@ _PIP_ENV = (
     "XDG_CONFIG_DIRS",
     "XDG_CONFIG_HOME",
 )
-"""Variables that name pip's sources. Variables that name its target, such as PIP_TARGET or PIP_USER, are about the machine and not used."""
+"""Environment variables that say where pip downloads from. They are passed to pip; others, such as PIP_TARGET or PIP_USER, are not."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
 
 
 def mmdebstrap_argv(debian: Debian, target: Path, *, sources: Path | None, apt_options: Path, file_mirrors: bool) -> tuple[str, ...]:
-    """Return the command that creates a tree of Debian packages (mmdebstrap(1)).
+    """Return the command that creates a tree with Debian packages (mmdebstrap(1)).
 
     Args:
-        debian: Packages of the recipe.
-        target: Folder to create.
-        sources: A deb822 file with the machine's mirrors; None for mmdebstrap's default.
-        apt_options: A file with the machine's apt options, which mmdebstrap does not read by itself.
-        file_mirrors: True if a mirror is a folder of this machine, which must be visible inside the tree as well.
+        debian: Packages to install.
+        target: Folder to create for the tree.
+        sources: Path of a deb822 file with the machine's mirrors. None: mmdebstrap's default mirrors.
+        apt_options: Path of a file with the machine's apt options, which mmdebstrap does not read by itself.
+        file_mirrors: True if a mirror is a folder of this machine. The folder is then mounted into the tree.
     """
     return (
         *_NAMESPACES,
@@ -87,7 +89,7 @@ def mmdebstrap_argv(debian: Debian, target: Path, *, sources: Path | None, apt_o
 
 
 def mmdebstrap_env(machine: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of mmdebstrap: only the proxies of the machine's environment."""
+    """Return the environment of mmdebstrap. Of the machine's environment variables, only those that name proxies are passed on."""
     return {
         **_select(machine, _MACHINE_ENV),
         "PATH": _PATH,
@@ -98,31 +100,31 @@ def mmdebstrap_env(machine: Mapping[str, str]) -> dict[str, str]:
 
 
 def copy_argv(source: Path, target: Path) -> tuple[str, ...]:
-    """Return the command that copies a tree with owners, modes, times and attributes. Blocks are shared if the file system supports it."""
+    """Return the command that copies a tree with owners, modes, times and attributes. Disk blocks are shared if the file system supports reflinks."""
     return ("setpriv", "--pdeathsig", "KILL", "cp", "-a", "--reflink=auto", str(source), str(target))
 
 
 def own_python_argv(root: Path, loader: Path, libraries: Iterable[Path], python: Path) -> tuple[str, ...]:
-    """Return the command that starts a tree's Python without chroot, through the tree's own loader, so that it sees the host's files.
+    """Return the command that starts a tree's Python without chroot, so that Python can read and write files of the host.
 
     Args:
-        root: The tree.
-        loader: Dynamic loader of the tree.
-        libraries: Library folders of the tree.
-        python: Path of the interpreter, relative to the tree.
+        root: Folder that contains the tree.
+        loader: Path of the tree's dynamic loader, which starts the interpreter.
+        libraries: Paths of the tree's library folders.
+        python: Path of the interpreter, relative to ``root``.
     """
     return (str(loader), "--library-path", ":".join(str(folder) for folder in libraries), str(root / python))
 
 
 def download_argv(python: tuple[str, ...], lock: Path, wheels: Path) -> tuple[str, ...]:
-    """Return the command that downloads the locked wheels with the image's own pip and the machine's configuration.
+    """Return the command that downloads the locked wheels with the image's own pip and the machine's configuration of pip.
 
-    Only wheels are downloaded: a source archive would run its own build as root, with build requirements that no hash covers.
+    Only wheels are downloaded. A source archive would run its build as root, with build requirements that the lock does not verify by hashes.
 
     Args:
         python: Command of the image's Python (:func:`own_python_argv`).
-        lock: The requirements file.
-        wheels: Folder for the wheels.
+        lock: Path of the lock file, in pip's requirements format.
+        wheels: Folder for the downloaded wheels.
     """
     return (
         *("setpriv", "--pdeathsig", "KILL"),
@@ -133,7 +135,7 @@ def download_argv(python: tuple[str, ...], lock: Path, wheels: Path) -> tuple[st
 
 
 def download_env(machine: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of pip's download: the machine's proxies and package sources."""
+    """Return the environment of pip's download. The variables that name the machine's proxies and package sources are passed on."""
     return {
         **_select(machine, (*_MACHINE_ENV, *_PIP_ENV, "HOME")),
         "PATH": machine.get("PATH", _PATH),
@@ -144,13 +146,13 @@ def download_env(machine: Mapping[str, str]) -> dict[str, str]:
 
 
 def inside_argv(root: Path, argv: Iterable[str], user: User = User.ROOT) -> tuple[str, ...]:
-    """Return a command that runs ``argv`` inside a tree: with chroot, its own /proc and no network."""
+    """Return the command that runs ``argv`` inside the tree ``root``: with chroot, its own /proc and no network."""
     drop = (f"--setgid={USER_ID}", f"--setuid={USER_ID}") if user is User.USER else ()
     return (*_NAMESPACES, "--net", "--ipc", "--uts", f"--root={root}", "--wd=/", "--mount-proc=/proc", *drop, "--", *argv)
 
 
 def inside_env(user: User = User.ROOT) -> dict[str, str]:
-    """Return the environment of a command inside a tree."""
+    """Return the environment of a command that runs inside a tree as ``user``."""
     return {
         "PATH": _PATH,
         "HOME": "/home/user" if user is User.USER else "/root",
@@ -161,7 +163,13 @@ def inside_env(user: User = User.ROOT) -> dict[str, str]:
 
 
 def install_argv(lock: str) -> tuple[str, ...]:
-    """Return the command that installs the wheels inside the tree. Byte code is compiled later, because it contains the time of its source."""
+    """Return the command that installs the downloaded wheels inside the tree, without compiling them.
+
+    Byte code contains the time of its source, and is compiled after the times of all files are set.
+
+    Args:
+        lock: Path of the lock file inside the tree.
+    """
     return (
         *("python3", "-m", "pip", "install", "--no-input", "--no-cache-dir", "--progress-bar=off", "--disable-pip-version-check"),
         *(
@@ -177,9 +185,12 @@ def install_argv(lock: str) -> tuple[str, ...]:
 
 
 def compile_argv(folders: Iterable[str]) -> tuple[str, ...]:
-    """Return the command that compiles installed packages inside the tree.
+    """Return the command that compiles installed Python packages to byte code inside the tree.
 
-    Byte code is checked against the time and size of its source, as usual, so that an edited library takes effect.
+    As usual, Python compares byte code with the time and size of its source, so that users can edit a library.
+
+    Args:
+        folders: Paths of the package folders inside the tree.
     """
     return ("python3", "-m", "compileall", "-j", "0", "--invalidation-mode=timestamp", *folders)
 

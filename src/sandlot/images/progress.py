@@ -1,4 +1,4 @@
-"""Progress of a build: one line for each step, and details of long steps, which are read from the output of the tools."""
+"""Progress of a build: a line of text for each step, and further lines during long steps, derived from the output of the tools."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable
 
 Progress = Callable[[str], None]
-"""Called with one line of text. If it raises, the build ends and removes its incomplete files."""
+"""Callback that receives one line of text about the progress of a build. If it raises, the build stops and removes its incomplete files."""
 
 DETAIL_EVERY_S = 2.0
 
 
 def discard_progress(_line: str) -> None:
-    """Ignore a line."""
+    """Ignore a line of progress; the callback of callers that want none."""
 
 
 class ProgressReporter:
-    """Reports the progress of one build. Lines begin with its name; details of a long step are reported at most every 2 s.
+    """Reports the progress of one build. Each line begins with the name of the build.
 
     Args:
         name: Name of the build.
-        progress: Called with each line.
-        clock: Returns monotonic seconds.
+        progress: Callback that receives each line.
+        clock: Returns the monotonic time in seconds.
     """
 
     __slots__ = ("_clock", "_last_s", "_name", "_progress")
@@ -34,27 +34,27 @@ class ProgressReporter:
         self._last_s = clock()
 
     def step(self, text: str) -> None:
-        """Report that a step begins."""
+        """Report that a step of the build begins."""
         self._last_s = self._clock()
         self._progress(f"{self._name}: {text}")
 
     def detail(self, text: str) -> None:
-        """Report the progress of a step, unless the last line is younger than 2 s."""
+        """Report the progress within a step. Do nothing if the last line was reported less than :data:`DETAIL_EVERY_S` ago."""
         if self._clock() - self._last_s >= DETAIL_EVERY_S:
             self.step(text)
 
 
 class OutputParser:
-    """Derives progress from the output of a tool. Use one parser for each run of a tool.
+    """Derives lines of progress from the output of apt, dpkg, pip and compileall. Each run of a tool needs a new parser.
 
     Args:
-        total: Number of packages or modules, if known beforehand.
+        total: Number of packages or modules that the tool processes; 0 if unknown.
     """
 
     __slots__ = ("_done", "_total")
 
     _NEW = re.compile(r"\d+ upgraded, (\d+) newly installed")
-    #: Lines of apt-get, dpkg and pip, with the step that they count. Lines about package lists have two words less than those about packages.
+    #: Pattern of an output line, and the step that the number of such lines measures. apt's "Get:" lines about package lists have two words less.
     _COUNTED = (
         (re.compile(r"Get:\d+ (?:\S+ ){6}\["), "downloading Debian packages"),
         (re.compile(r"Unpacking "), "unpacking Debian packages"),
@@ -74,7 +74,7 @@ class OutputParser:
         self._done: dict[str, int] = {}
 
     def feed(self, line: str) -> str | None:
-        """Return the progress after a line of output, or None if it has not changed."""
+        """Read one line of the tool's output. Return the new progress as text, or None if the line does not change the progress."""
         found = self._NEW.match(line)
         if found is not None:
             self._total = int(found.group(1))

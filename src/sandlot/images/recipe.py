@@ -1,25 +1,25 @@
-"""Recipes: the content of an image, as TOML.
+"""Recipes: TOML files that describe the content of an image.
 
-A recipe either begins with Debian packages or with another recipe, and adds Python packages from a lock, files, an
-environment and commands to run::
+A recipe begins with Debian packages or with the image of another recipe. It adds Python packages from a lock file, files, environment variables
+and commands to run::
 
     description = "one line for people"
-    from = "base"                        # or [debian], never both
+    from = "base"                        # or the table [debian], never both
 
     [debian]
     suite = "bookworm"
     variant = "apt"                      # mmdebstrap(1), VARIANTS
     packages = ["python3"]
-    exclude = ["/usr/share/man/*"]       # dpkg(1), --path-exclude; include wins over it
+    exclude = ["/usr/share/man/*"]       # files that are not installed (dpkg(1), --path-exclude); include overrides it
     include = []
 
     [python]
-    lock = "name.lock"                   # pip's requirements format, every line with hashes; a file beside the recipe
+    lock = "name.lock"                   # a file in the folder of the recipe: pip's requirements format, with hashes on every line
 
-    [env]                                # of every process in the sandbox
-    [files]                              # absolute path = text; mode 0644, or 0755 where it begins with "#!"
+    [env]                                # environment variables of every process in the sandbox
+    [files]                              # absolute path = text; the mode is 0644, or 0755 if the text begins with "#!"
 
-    [[run]]                              # inside, without network, in this order, after everything else
+    [[run]]                              # a command that runs inside the image, without network, after all other parts are built; repeatable
     user = "root"                        # or "user"
     argv = ["python3", "-c", "import this"]
 
@@ -45,7 +45,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.specs import User, check_env
 
 GENERATION = 3
-"""Part of every key. Raise this number when the builder makes another image from the same recipe."""
+"""Part of every image key. Raise this number when a change of the builder makes it build another image from the same recipe."""
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _SUITE = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -57,7 +57,15 @@ _VARIANTS = ("extract", "custom", "essential", "apt", "required", "minbase", "im
 
 @dataclass(frozen=True, slots=True)
 class Debian:
-    """Debian packages of an image; see the example of the module."""
+    """Debian packages of an image: the table ``[debian]`` of a recipe.
+
+    Args:
+        suite: Debian suite, such as ``bookworm``.
+        variant: Set of packages to begin with (mmdebstrap(1), VARIANTS).
+        packages: Names of the packages to install in addition.
+        exclude: Path patterns of files that are not installed (dpkg(1), --path-exclude).
+        include: Path patterns of files that are installed although ``exclude`` matches them.
+    """
 
     suite: str
     variant: str = "apt"
@@ -68,7 +76,12 @@ class Debian:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command of the build. It runs inside the image, without network."""
+    """A command that runs inside the image during its build, without network: a table ``[[run]]`` of a recipe.
+
+    Args:
+        argv: Program and arguments.
+        user: User that runs the command.
+    """
 
     argv: tuple[str, ...]
     user: User = User.ROOT
@@ -80,13 +93,13 @@ class Recipe:
 
     Args:
         name: Name of the recipe and of its template.
-        description: One line for people.
-        debian: Debian packages that the image begins with.
-        parent: Name of the recipe that the image begins with (``from``).
-        lock: Text of the lock of Python packages.
-        env: Environment of every process, in addition to the parent's.
-        files: Text by absolute path inside the image.
-        run: Commands of the build, in order.
+        description: Description of the image in one line, for people.
+        debian: Debian packages that the image begins with. None if the recipe has a parent.
+        parent: Name of the recipe whose image this image begins with (``from``). None if the recipe begins with Debian packages.
+        lock: Text of the lock file with the Python packages to install. Empty for none.
+        env: Environment variables of every process in the sandbox, in addition to those of the parent.
+        files: Text of each file to create, by absolute path inside the image.
+        run: Commands that run at the end of the build, in this order.
     """
 
     name: str
@@ -103,15 +116,15 @@ def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
     """Parse a recipe.
 
     Args:
-        name: Name of the recipe, 1 to 63 characters of ``a-z 0-9 -``.
-        text: The TOML.
-        locks: Text of the locks beside the recipe, by file name.
+        name: Name of the recipe: 1 to 63 characters of ``a-z 0-9 -``.
+        text: Text of the TOML file.
+        locks: Text of the lock files in the folder of the recipe, by file name.
 
     Raises:
         InvalidRequestError: The text is not TOML, or has an unknown key or an invalid value.
     """
     if not NAME.fullmatch(name):
-        raise InvalidRequestError(f"{name!r} is not a name for a recipe.", hint="Names are 1 to 63 characters of a-z, 0-9 and '-'.")
+        raise InvalidRequestError(f"The recipe name {name!r} is not valid.", hint="Use 1 to 63 characters of a-z, 0-9 and '-'.")
     try:
         table = _Table(f"recipe {name}", tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -130,11 +143,14 @@ def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
     )
     table.done()
     if (recipe.debian is None) == (recipe.parent is None):
-        raise InvalidRequestError(f"The recipe {name} needs either [debian] or from, and not both.")
+        raise InvalidRequestError(
+            f"The recipe {name} has {'both' if recipe.debian else 'neither'} of `[debian]` and `from`.",
+            hint="Use exactly one of `[debian]` and `from`.",
+        )
     check_env(recipe.env)
     for path in recipe.files:
         if not path.startswith("/") or any(part in {"", ".", ".."} for part in path[1:].split("/")):
-            raise InvalidRequestError(f"The recipe {name} has the file {path!r}.", hint="Paths of [files] are absolute and plain, without '..'.")
+            raise InvalidRequestError(f"The path {path!r} in [files] of the recipe {name} is not valid.", hint="Use an absolute path without '..'.")
     return recipe
 
 
@@ -150,7 +166,7 @@ def builtin() -> Mapping[str, Recipe]:
 
 
 def load_folder(folder: Path) -> Mapping[str, Recipe]:
-    """Load the recipes of a folder: every ``NAME.toml``, with the locks beside it.
+    """Load all recipes of a folder: each ``NAME.toml``, with the lock files in the same folder. Return the recipes by name.
 
     Raises:
         InvalidRequestError: A recipe is invalid.
@@ -159,31 +175,39 @@ def load_folder(folder: Path) -> Mapping[str, Recipe]:
 
 
 def lineage(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
-    """Return a recipe and its ancestors, the first ancestor first.
+    """Return a recipe and its ancestors. The recipe itself is last, and each recipe follows its parent.
+
+    Args:
+        recipes: All known recipes by name.
+        name: Name of the recipe.
 
     Raises:
-        NotFoundError: There is no such recipe, or no such parent.
-        InvalidRequestError: A recipe begins with itself.
+        NotFoundError: There is no recipe of this name, or the parent of a recipe does not exist.
+        InvalidRequestError: A recipe is its own ancestor.
     """
     line: list[Recipe] = []
     wanted: str | None = name
     while wanted is not None:
         recipe = recipes.get(wanted)
         if recipe is None:
-            message = f"There is no template {wanted!r}." if not line else f"The recipe {line[-1].name} begins with {wanted!r}, which does not exist."
+            message = f"There is no template {wanted!r}." if not line else f"The parent {wanted!r} of the recipe {line[-1].name} does not exist."
             known = ", ".join(sorted(recipes)) or "none"
             raise NotFoundError(
                 message, code=ErrorCode.TEMPLATE_NOT_FOUND, hint=f"Known templates: {known}.", fields={"template": wanted, "known": sorted(recipes)}
             )
         if recipe in line:
-            raise InvalidRequestError(f"The recipe {recipe.name} begins with itself: {' <- '.join(r.name for r in [*line, recipe])}.")
+            raise InvalidRequestError(f"The recipe {recipe.name} is its own ancestor: {' <- '.join(r.name for r in [*line, recipe])}.")
         line.append(recipe)
         wanted = recipe.parent
     return tuple(reversed(line))
 
 
 def environment(line: Sequence[Recipe]) -> dict[str, str]:
-    """Return the environment of a recipe's processes. The recipe's own variables override those of its ancestors."""
+    """Return the environment variables of every process in sandboxes of a recipe. Variables of a recipe override those of its ancestors.
+
+    Args:
+        line: The recipe and its ancestors, as :func:`lineage` returns them.
+    """
     env: dict[str, str] = {}
     for recipe in line:
         env.update(recipe.env)
@@ -191,12 +215,12 @@ def environment(line: Sequence[Recipe]) -> dict[str, str]:
 
 
 def image_key(line: Sequence[Recipe], architecture: str) -> str:
-    """Return the SHA-256 of everything that an image is built from, in hexadecimal.
+    """Return the key of an image: the SHA-256, in hexadecimal, of everything that the image is built from.
 
-    Names and descriptions do not count, nor does the environment, because it is not in the image.
+    The key does not depend on names and descriptions of recipes, nor on environment variables, which are not part of the image.
 
     Args:
-        line: The recipe and its ancestors, the first ancestor first.
+        line: The recipe and its ancestors, as :func:`lineage` returns them.
         architecture: Debian's name of the machine's architecture, such as ``amd64``.
     """
     parts = []
@@ -223,15 +247,15 @@ def _debian(table: _Table) -> Debian:
     )
     table.done()
     if not _SUITE.fullmatch(debian.suite):
-        raise InvalidRequestError(f"The suite {debian.suite!r} of {table.where} is not a valid suite name.", hint='For example "bookworm".')
+        raise InvalidRequestError(f"The suite {debian.suite!r} of {table.where} is not a valid suite name.", hint='Use a name such as "bookworm".')
     if debian.variant not in _VARIANTS:
-        raise InvalidRequestError(f"The variant {debian.variant!r} of {table.where} is not known.", hint=f"One of: {', '.join(_VARIANTS)}.")
+        raise InvalidRequestError(f"The variant {debian.variant!r} of {table.where} is not known.", hint=f"Use one of: {', '.join(_VARIANTS)}.")
     for package in debian.packages:
         if not _PACKAGE.fullmatch(package):
             raise InvalidRequestError(f"{package!r} in {table.where} is not the name of a Debian package.")
     for pattern in (*debian.exclude, *debian.include):
         if not pattern.startswith("/") or "\n" in pattern:
-            raise InvalidRequestError(f"{pattern!r} in {table.where} is not an absolute path pattern.")
+            raise InvalidRequestError(f"The path pattern {pattern!r} in {table.where} is not an absolute path in one line.")
     return debian
 
 
@@ -239,7 +263,7 @@ def _lock(table: _Table, locks: Mapping[str, str]) -> str:
     name = table.text("lock")
     table.done()
     if name not in locks or not name.endswith(".lock"):
-        raise InvalidRequestError(f"The lock {name!r} of {table.where} does not exist.", hint="Name a .lock file beside the recipe.")
+        raise InvalidRequestError(f"The lock {name!r} of {table.where} does not exist.", hint="Name a .lock file in the folder of the recipe.")
     return locks[name]
 
 
@@ -247,14 +271,19 @@ def _step(table: _Table) -> Step:
     argv, user = table.text_list("argv"), table.text("user") or User.ROOT
     table.done()
     if not argv:
-        raise InvalidRequestError(f"A step of {table.where} has no `argv`.")
+        raise InvalidRequestError(f"A step of {table.where} has no `argv`.", hint="Set `argv` to the program and its arguments.")
     if user not in set(User):
         raise InvalidRequestError(f"A step of {table.where} has the `user` {user!r}; it must be 'root' or 'user'.")
     return Step(argv=argv, user=User(user))
 
 
 class _Table:
-    """A TOML table that is read key by key. A key that was not read is an error."""
+    """A TOML table that is read key by key. ``done`` raises an error if the table has a key that was not read.
+
+    Args:
+        where: Description of the table for error messages.
+        values: Values of the table by key.
+    """
 
     def __init__(self, where: str, values: dict[str, Any]) -> None:
         self.where = where

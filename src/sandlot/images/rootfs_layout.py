@@ -1,10 +1,10 @@
-"""The layout of a sandbox's root file system: its user, its folders and ``sudo``, and the removal of traces of the build.
+"""The layout of a sandbox's root file system: creates its user, its folders and ``sudo``, and removes the traces of the build.
 
 Invariants:
-- Nothing of the host remains: no host name, resolver, apt sources, apt options, credentials, logs or device nodes.
-- ``/usr/local`` belongs to ``user``, so that pip, uv and npm can install there. It is the one place where every Python and Node.js of the image
-  looks for packages, for all users.
-- Nothing is written through a symbolic link: every path is opened folder by folder without following links.
+- Nothing of the host stays in an image: no host name, resolver, apt sources, apt options, credentials, logs or device nodes.
+- ``/usr/local`` belongs to ``user``, so that pip, uv and npm can install packages there. Every Python and Node.js of the image looks for packages in
+  ``/usr/local``, whichever user runs it.
+- Nothing is written through a symbolic link: every path is opened folder by folder, without following links.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OUTPUT = "/output"
 OWNED = "/usr/local"
 
 SUDO = f'#!/bin/sh\nexec {" ".join(INTERPRETER_ARGV)} {GUEST_ROOT}/helpers/sudo.py "$@"\n'
-"""Set-uid bits have no effect in a gVisor sandbox, so ``sudo`` sends the command to the guest, which runs as root."""
+"""Text of ``/usr/bin/sudo``. It sends the command to the guest, which runs as root: set-uid bits have no effect in a gVisor sandbox."""
 
 _FOLDERS: Mapping[str, tuple[int, int]] = {
     "/dev": (0o755, 0),
@@ -49,13 +49,13 @@ _FOLDERS: Mapping[str, tuple[int, int]] = {
     WORKSPACE: (0o755, USER_ID),
     OUTPUT: (0o755, USER_ID),
 }
-"""Mode and owner (also the group) by path."""
+"""Folders of every image: mode, and the id of both owner and group, by path."""
 
 _SCRATCH = ("/dev", "/tmp")  # noqa: S108 - inside the image
-"""Folders that are emptied completely."""
+"""Folders of which everything is removed after a build, also the subfolders."""
 
 _EMPTIED = (*_SCRATCH, "/proc", "/sys", "/run", "/var/tmp", "/var/log", "/var/cache/apt", "/var/lib/apt/lists", "/root/.cache")  # noqa: S108 - the same
-"""Folders whose files are removed. Their subfolders stay, because packages expect them."""
+"""Folders of which all files are removed after a build. Subfolders stay, because installed packages expect them."""
 
 _REMOVED = (
     "/.dockerenv",
@@ -87,18 +87,18 @@ _FILES: Mapping[str, str] = {
 }
 
 _DEVICES: Mapping[str, tuple[int, int]] = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
-"""Device nodes for the commands of the build, with major and minor numbers (devices.txt of the kernel)."""
+"""Major and minor number of each device node in /dev that commands of a build need, by name (the kernel's devices.txt)."""
 
 
 def apply_layout(root: Path, files: Mapping[str, str]) -> None:
-    """Create the user, the folders, ``sudo`` and the files of a recipe. Idempotent.
+    """Create the user, the folders, ``sudo`` and the files of a recipe in a tree. Idempotent.
 
     Args:
-        root: The tree.
-        files: Text by absolute path. A text that begins with ``#!`` becomes executable.
+        root: Folder that contains the tree.
+        files: Text of each file of the recipe, by absolute path inside the tree. Files that begin with ``#!`` become executable.
 
     Raises:
-        InvalidRequestError: A parent of a path is not a folder.
+        InvalidRequestError: A parent of one of the paths is not a folder.
     """
     for path, (mode, owner) in _FOLDERS.items():
         _make_folder(root, path, mode, owner)
@@ -115,7 +115,7 @@ def apply_layout(root: Path, files: Mapping[str, str]) -> None:
 
 
 def remove_apt_sources(root: Path) -> None:
-    """Remove the apt sources of a new tree. They name the machine's mirrors, which a sandbox must not see."""
+    """Remove the apt sources from a new tree, because they name the machine's mirrors, which sandboxes must not see."""
     for path in _SOURCES:
         with _open_parent(root, path) as (folder, name):
             if folder is not None:
@@ -123,7 +123,7 @@ def remove_apt_sources(root: Path) -> None:
 
 
 def chown_usr_local(root: Path) -> None:
-    """Make ``user`` the owner of everything in ``/usr/local``, if the tree has it."""
+    """Make ``user`` the owner of ``/usr/local`` and everything in it. Do nothing if the tree has no ``/usr/local``."""
     top = root / OWNED[1:]
     if top.is_symlink() or not top.is_dir():
         return
@@ -133,7 +133,7 @@ def chown_usr_local(root: Path) -> None:
 
 
 def remove_build_traces(root: Path) -> None:
-    """Remove from a tree the files that it has of the machine that built it, and the caches and logs of the build."""
+    """Remove from a tree all files that came from the machine that built it, and the caches and logs of the build."""
     for path in _REMOVED:
         with _open_parent(root, path) as (folder, name):
             if folder is not None:
@@ -151,7 +151,7 @@ def remove_build_traces(root: Path) -> None:
 
 
 def create_device_nodes(root: Path) -> None:
-    """Create device nodes for the commands of the build, so that the host's /dev need not be mounted. :func:`remove_build_traces` removes them."""
+    """Create device nodes for the commands of a build, so that the host's /dev need not be mounted. :func:`remove_build_traces` removes the nodes."""
     for name, (major, minor) in _DEVICES.items():
         path = root / "dev" / name
         path.unlink(missing_ok=True)
@@ -161,7 +161,13 @@ def create_device_nodes(root: Path) -> None:
 
 
 def write_file(root: Path, path: str, text: str, mode: int) -> None:
-    """Write a file that belongs to root, replacing anything of that name.
+    """Write a file that belongs to root, replacing a file or folder at its path.
+
+    Args:
+        root: Folder that contains the tree.
+        path: Absolute path of the file inside the tree. Missing parent folders are created.
+        text: Content of the file.
+        mode: Permission bits of the file.
 
     Raises:
         InvalidRequestError: A parent of the path is not a folder.
@@ -194,7 +200,7 @@ def _copy_skeleton(root: Path) -> None:
 
 
 def _add_entry(root: Path, path: str, name: str, line: str, mode: int) -> None:
-    """Add a line to a file such as /etc/passwd, unless the name has an entry."""
+    """Add a line to a file such as /etc/passwd, unless the file already has an entry for ``name``."""
     with _open_parent(root, path) as (folder, file):
         assert folder is not None  # noqa: S101 - /etc was created before
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
@@ -217,7 +223,7 @@ def _make_folder(root: Path, path: str, mode: int, owner: int) -> None:
 
 @contextmanager
 def _open_parent(root: Path, path: str, *, create: bool = False) -> Iterator[tuple[int | None, str]]:
-    """Open the parent folder of a path. Yield its descriptor, or None if the folder does not exist, and the last part of the path."""
+    """Open the parent folder of a path. Yield the folder's descriptor (None if the folder does not exist) and the last part of the path."""
     *above, name = path.strip("/").split("/")
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -242,7 +248,7 @@ def _open_folder(parent: int, name: str, path: str, *, create: bool) -> int:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except (NotADirectoryError, OSError) as error:
         if error.errno in {errno.ENOTDIR, errno.ELOOP}:
-            raise InvalidRequestError(f"{path} in the image leads through {name}, which is not a folder.") from None
+            raise InvalidRequestError(f"The path {path} cannot be created in the image: {name} is not a folder.") from None
         raise
 
 

@@ -1,16 +1,16 @@
-"""The image store: from the name of a template to its root file system. Every part is built once and cached.
+"""The image store: builds and caches the root file systems of templates.
 
-Parts and what they are built from::
+A root is built from these parts, each of which is built once and cached::
 
     recipe ──────────────► images/KEY ──────┐
                                             ├──► roots/DIGEST ──► RootFs
     interpreters/KEY ────► guests/KEY ──────┘
 
 Invariants:
-- A KEY identifies the inputs of a build. A DIGEST identifies its content: two roots with the same digest are equal byte for byte, even if
-  Debian's packages changed between two builds of a recipe.
-- Calls block, for minutes if something must be built; call them in a thread. Existing builds are found in milliseconds.
-- Returned folders are never written, because their files are shared by hard links.
+- A KEY is a hash of a build's inputs. A DIGEST is a hash of the built content: two roots with the same digest are equal byte for byte. Two builds
+  of one recipe have different digests if Debian's packages changed in between.
+- Calls block: some milliseconds if nothing has to be built, else minutes. Call them in a thread.
+- Callers must not write into returned folders, because other builds share their files by hard links.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from sandlot.model.specs import RootFs
 
 DEFAULT_CACHE = Path("/var/cache/sandlot")
 GUEST_GENERATION = 2
-"""Part of the key. Raise this number when :func:`~sandlot.images.build.build_guest_layer` builds another layer from the same sources."""
+"""Part of a guest layer's key. Raise this number when a change of ``build_guest_layer`` makes it build another layer from the same sources."""
 
 
 def cache_from(env: Mapping[str, str]) -> Path:
-    """Return the cache directory of an environment: ``SANDLOT_CACHE_DIR``, by default ``/var/cache/sandlot``."""
+    """Return the cache directory: the value of ``SANDLOT_CACHE_DIR`` in ``env``, or ``/var/cache/sandlot`` if the variable is unset or empty."""
     return Path(env.get("SANDLOT_CACHE_DIR") or DEFAULT_CACHE)
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A built image.
+    """A built image in the cache.
 
     Args:
         name: Name of the recipe.
-        key: Identifies the inputs of the build.
-        digest: SHA-256 of the content in hexadecimal.
-        path: Tree of the image, without ``/.sandlot``; never written.
-        env: Environment of every process.
-        size_bytes: Bytes of its files.
-        files: Number of its entries.
+        key: SHA-256 of the inputs of the build, in hexadecimal.
+        digest: SHA-256 of the content of the image, in hexadecimal.
+        path: Folder with the tree of the image, without ``/.sandlot``. It must not be written to.
+        env: Environment variables of every process in sandboxes of the image.
+        size_bytes: Total size of the files in the image.
+        files: Number of files, folders and other entries in the image.
     """
 
     name: str
@@ -65,7 +65,14 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class CachedBuild:
-    """A build in the cache. ``kind`` is ``images``, ``interpreters``, ``guests`` or ``roots``."""
+    """A build result in the cache.
+
+    Args:
+        kind: ``images``, ``interpreters``, ``guests`` or ``roots``.
+        key: Key of the result. For roots it is the digest.
+        name: Name of the recipe; ``interpreter`` or ``guest`` for the other kinds.
+        size_bytes: Total size of the files in the result.
+    """
 
     kind: str
     key: str
@@ -74,11 +81,11 @@ class CachedBuild:
 
 
 class ImageStore:
-    """Images, guest layers and roots in a cache directory that any number of services may share.
+    """Builds and finds images, guest layers and roots in a cache directory. Any number of services may share the directory.
 
     Args:
-        cache: The directory, on one file system; created by the first build.
-        known: The recipes; by default those that come with Sandlot.
+        cache: The cache directory. It must be on one file system. The first build creates it if it does not exist.
+        known: The recipes by name. None: the recipes that come with Sandlot.
     """
 
     __slots__ = ("_cache", "_guests", "_images", "_interpreters", "_recipes", "_roots")
@@ -92,19 +99,19 @@ class ImageStore:
         self._roots = BuildCache(self._cache, "roots")
 
     def names(self) -> list[str]:
-        """Return the names of all templates."""
+        """Return the names of all templates (recipes), sorted."""
         return sorted(self._recipes)
 
     def ensure(self, name: str, progress: Progress = discard_progress) -> Image:
-        """Return an image. Build it and its ancestors if they do not exist.
+        """Return the image of a template. If the image does not exist, build it and its missing ancestors first.
 
         Args:
             name: Name of the template.
-            progress: Called with a line for each step. If it raises, the build ends.
+            progress: Called with a line of text for each step of a build. If it raises, the build stops.
 
         Raises:
-            NotFoundError: There is no such template; the hint lists the known ones.
-            HostError: A program is missing on the host, or a step failed.
+            NotFoundError: There is no such template. The hint lists the known templates.
+            HostError: A program is not installed on the host, or a step of the build failed.
             LimitError: The disk is full.
         """
         line = recipes.lineage(self._recipes, name)
@@ -117,27 +124,37 @@ class ImageStore:
         return self._image(name, keys[-1], recipes.environment(line))
 
     def root(self, name: str, progress: Progress = discard_progress) -> RootFs:
-        """Return the root file system of a template, with ``/.sandlot``. Arguments and errors are those of :meth:`ensure`."""
+        """Return the root file system of a template, including ``/.sandlot``. Build missing parts first.
+
+        Args:
+            name: Name of the template.
+            progress: Called with a line of text for each step of a build. If it raises, the build stops.
+
+        Raises:
+            NotFoundError: There is no such template. The hint lists the known templates.
+            HostError: A program is not installed on the host, or a step of the build failed.
+            LimitError: The disk is full.
+        """
         image = self.ensure(name, progress)
         guest = self._guest(progress)
         digest = _root_digest(image.path.parent, guest)
         reporter = ProgressReporter(name, progress)
 
         def fill(folder: Path, _lock: int) -> None:
-            reporter.step("adding the guest")
+            reporter.step("adding the guest layer")
             build.build_root(folder, image.path, guest / build.TREE)
             (folder / build.MANIFEST).write_bytes((image.path.parent / build.MANIFEST).read_bytes())
 
-        folder = self._roots.ensure(digest, fill, lambda: reporter.step("waiting for another process that adds the guest"))
+        folder = self._roots.ensure(digest, fill, lambda: reporter.step("waiting for another process that is adding the guest layer"))
         return RootFs(path=folder / build.TREE, digest=digest)
 
     def find_root(self, digest: str) -> RootFs | None:
-        """Return the root file system with a digest, or None if it was removed. Its template may have been built again since."""
+        """Return the root file system with a digest, even if its template has been built again since. Return None if the root was removed."""
         folder = self._roots.find(digest)
         return None if folder is None else RootFs(path=folder / build.TREE, digest=digest)
 
     def environment(self, name: str) -> Mapping[str, str]:
-        """Return the environment of every process of a template.
+        """Return the environment variables of every process in sandboxes of a template.
 
         Raises:
             NotFoundError: There is no such template.
@@ -145,7 +162,7 @@ class ImageStore:
         return recipes.environment(recipes.lineage(self._recipes, name))
 
     def find(self, name: str) -> Image | None:
-        """Return an image, or None if it is not built.
+        """Return the image of a template, or None if the image has not been built.
 
         Raises:
             NotFoundError: There is no such template.
@@ -155,7 +172,7 @@ class ImageStore:
         return self._image(name, key, recipes.environment(line)) if self._images.find(key) is not None else None
 
     def list(self) -> list[CachedBuild]:
-        """Return all builds in the cache."""
+        """Return all build results in the cache."""
         found = []
         for builds in self._caches():
             for key in builds.keys():  # noqa: SIM118 - not a mapping
@@ -166,24 +183,24 @@ class ImageStore:
         return found
 
     def remove(self, key: str) -> None:
-        """Remove a build by its key. Builds that share its files by hard links stay complete.
+        """Remove the build results that have a key. Other results that share files with them by hard links stay complete.
 
-        The caller ensures that no sandbox uses a root that is removed.
+        The caller must make sure that no sandbox uses a root that is removed.
 
         Raises:
-            NotFoundError: There is no such build.
+            NotFoundError: No build result has this key.
         """
         if not sum(builds.remove(key) for builds in self._caches()):
-            raise NotFoundError(f"Nothing in {self._cache} has the key {key}.", hint="`python -m sandlot.images list` lists all keys.")
+            raise NotFoundError(f"No build result in {self._cache} has the key {key}.", hint="`python -m sandlot.images list` lists all keys.")
 
     def prune(self, keep: Collection[str] = ()) -> int:
-        """Remove builds that neither the known recipes nor this version's guest need, and incomplete builds of dead processes.
+        """Remove all build results that neither the known recipes nor this version's guest need, and incomplete builds of dead processes.
 
         Args:
-            keep: Digests of roots that must stay, because sandboxes or snapshots use them.
+            keep: Digests of further roots that must not be removed, because sandboxes or snapshots use them.
 
         Returns:
-            Number of removed builds.
+            Number of removed build results and incomplete builds.
         """
         architecture = build.architecture()
         lineages = [recipes.lineage(self._recipes, name) for name in self._recipes]
@@ -204,7 +221,7 @@ class ImageStore:
     def _image(self, name: str, key: str, env: Mapping[str, str]) -> Image:
         folder = self._images.find(key)
         if folder is None:
-            raise NotFoundError(f"The image of {name} was removed during this call.", hint="Try again.")
+            raise NotFoundError(f"The image of {name!r} was removed by another process during this call.", hint="Try again.")
         manifest = build.read_manifest(folder)
         return Image(
             name=name,
@@ -222,7 +239,7 @@ class ImageStore:
         def fill(folder: Path, lock: int) -> None:
             build.build_image(folder, recipe, parent, self._runner(f"{recipe.name}-{key[:12]}", lock), reporter)
 
-        return self._images.ensure(key, fill, lambda: reporter.step("waiting for another process that builds it"))
+        return self._images.ensure(key, fill, lambda: reporter.step("waiting for another process that is building this image"))
 
     def _guest(self, progress: Progress) -> Path:
         architecture = build.architecture()
@@ -239,8 +256,8 @@ class ImageStore:
         if found is not None:
             return found
         own = interpreter.key(architecture)
-        base = self._interpreters.ensure(own, fill_interpreter, lambda: reporter.step("waiting for another process that builds its interpreter"))
-        return self._guests.ensure(key, fill_guest, lambda: reporter.step("waiting for another process that builds it"))
+        base = self._interpreters.ensure(own, fill_interpreter, lambda: reporter.step("waiting for another process that is building the interpreter"))
+        return self._guests.ensure(key, fill_guest, lambda: reporter.step("waiting for another process that is building the guest layer"))
 
     def _guest_key(self, architecture: str) -> str:
         return hashlib.sha256(f"{GUEST_GENERATION}\0{interpreter.key(architecture)}\0{payload.digest()}".encode()).hexdigest()

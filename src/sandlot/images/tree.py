@@ -1,6 +1,6 @@
-"""File trees: digests, copies by hard link, normalized times.
+"""Operations on trees of files: digests, copies by hard links, and normalized times.
 
-Trees are made by Debian packages and by the builder, as root. No function here follows a symbolic link inside a tree.
+The functions run as root. None of them follows a symbolic link inside a tree.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class TreeSummary:
-    """Digest and size of a tree.
+    """Digest and size of a tree of files.
 
     Args:
-        digest: SHA-256 in hexadecimal over every path with its type, mode, owner, time and content.
-        files: Number of entries.
-        size_bytes: Bytes of all regular files. A file with several names counts once.
+        digest: SHA-256, in hexadecimal, of every path with its type, mode, owner, time and content.
+        files: Number of files, folders and other entries.
+        size_bytes: Total size of all regular files. The size of a file with several hard links is added once.
     """
 
     digest: str
@@ -30,7 +30,7 @@ class TreeSummary:
 
 
 def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield every entry below a folder with its relative path and its lstat, parents first, in a fixed order."""
+    """Yield the relative path and the lstat result of every entry below a folder, in a fixed order. Folders precede their content."""
     folders = [""]
     while folders:
         folder = folders.pop()
@@ -46,7 +46,7 @@ def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def summarize(root: Path) -> TreeSummary:
-    """Read a whole tree and return its digest and size."""
+    """Read all files of a tree. Return the digest and size of the tree."""
     total = hashlib.sha256()
     files = size = 0
     seen: dict[tuple[int, int], bytes] = {}
@@ -64,18 +64,18 @@ def summarize(root: Path) -> TreeSummary:
             content = seen[inode]
         elif stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
             content = str(status.st_rdev).encode()
-        # The time of a folder changes with every new entry, and the time of a link has no effect. Only times of files count.
+        # Only times of files are part of the digest: the time of a folder changes with every new entry, and the time of a link has no effect.
         when = int(status.st_mtime) if stat.S_ISREG(status.st_mode) else 0
         total.update(b"%s\0%o %d %d %d %d\0" % (os.fsencode(path), status.st_mode, status.st_uid, status.st_gid, when, len(content)) + content)
     return TreeSummary(total.hexdigest(), files, size)
 
 
 def link_tree(source: Path, target: Path) -> int:
-    """Copy a tree by hard links: new folders with the same files. Return the number of entries.
+    """Copy a tree: create new folders that contain hard links to the same files. Return the number of copied entries.
 
     Args:
-        source: An existing tree.
-        target: A folder on the same file system; created if it does not exist.
+        source: Folder with the tree to copy.
+        target: Folder for the copy, on the same file system. Created if it does not exist.
     """
     if not target.exists():
         _make_folder_like(source.lstat(), target)
@@ -88,16 +88,20 @@ def link_tree(source: Path, target: Path) -> int:
             folders.append((target / path, status))
         else:
             os.link(source / path, target / path, follow_symlinks=False)
-    # Last, because every new entry changes the time of its folder.
+    # Times of folders are set last, because every new entry changes the time of its folder.
     for folder, status in folders:
         os.utime(folder, ns=(status.st_mtime_ns, status.st_mtime_ns))
     return count
 
 
 def share_unchanged(original: Path, copied: Path) -> int:
-    """Replace unchanged files of a copy by hard links to the original. Return the number of saved bytes.
+    """Replace files of a copied tree that have not changed since by hard links to the original files. Return the number of saved bytes.
 
-    An image then takes disk space and page cache only for its differences from its parent.
+    An image then takes disk space and page cache only for its differences from its parent image.
+
+    Args:
+        original: Folder with the original tree.
+        copied: Folder with the copy.
     """
     saved = 0
     for path, status in walk(copied):
@@ -123,9 +127,14 @@ def share_unchanged(original: Path, copied: Path) -> int:
 
 
 def normalize_times(root: Path, *, since_s: float, to_s: int) -> None:
-    """Set the time of all entries that were created or changed since a time, so that two builds are equal.
+    """Set the modification time of all entries that a build created or changed, so that two builds of the same inputs are equal.
 
     Files of packages keep their times, because byte code contains the time of its source.
+
+    Args:
+        root: Folder with the tree.
+        since_s: Begin of the build in seconds since the epoch. Entries with an earlier time are not changed.
+        to_s: New time in seconds since the epoch.
     """
     for path, status in walk(root):
         if status.st_mtime >= since_s:

@@ -1,1 +1,1 @@
-"""The store: records in SQLite or PostgreSQL (SQLAlchemy Core, Alembic), and content of files in a folder (obstore)."""
+"""The store: records in SQLite or PostgreSQL (SQLAlchemy Core, Alembic), and the content of stored files in a folder (obstore)."""

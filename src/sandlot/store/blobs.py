@@ -1,9 +1,10 @@
-"""The content of the file store: one file for each id in a folder, through obstore.
+"""The content of the files in the file store (blobs): one file on disk for each id, written with obstore.
 
 Invariants:
-- A blob is complete or does not exist. It is written under another name (``ID#1``) and renamed, and it is on disk when ``write`` returns. Files
-  with such a name that a killed process left are removed when the folder is opened.
-- Content is streamed. An upload holds at most ``PARTS`` parts of ``PART_BYTES`` in memory, a download one piece.
+- A blob is complete or does not exist: it is written under another name (``ID#1``) and then renamed. When the folder is opened, files named ``ID#1``
+  that a killed process left are removed.
+- A blob is on disk when ``write`` returns.
+- Content is streamed. An upload needs memory for at most ``PARTS`` parts of ``PART_BYTES``, a download for one piece of about ``PIECE_BYTES``.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _INCOMPLETE = "#"
 
 
 class FolderBlobs:
-    """Implements :class:`sandlot.model.repositories.Blobs`. Create one with :func:`open_blobs`.
+    """Implements :class:`sandlot.model.repositories.Blobs`. Use :func:`open_blobs` to create an instance.
 
     Args:
-        folder: Folder of the blobs. Nothing else writes there.
+        folder: Folder that contains the blobs. No other program may write to it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,9 +43,18 @@ class FolderBlobs:
         self._store = LocalStore(folder)
 
     async def write(self, file: FileId, chunks: AsyncIterable[bytes]) -> int:
-        """Store a blob and return its size in bytes. If the write fails, no blob exists."""
+        """Store the content of a file and return its size in bytes. If the write fails, nothing is stored.
+
+        Args:
+            file: Id of the file.
+            chunks: The content, in pieces of any size.
+
+        Raises:
+            LimitError: The disk is full.
+            HostError: The folder cannot be written to.
+        """
         total = 0
-        # obstore requests each piece in a task of its own. If the write is cancelled, that task would wait for ever without this queue.
+        # obstore waits for each piece in a task of its own. If the write is cancelled, the `finally` below ends that task through this queue.
         pieces: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(maxsize=1)
 
         async def counted() -> AsyncIterator[bytes]:
@@ -59,7 +69,7 @@ class FolderBlobs:
         try:
             with self._translated_errors():
                 await obstore.put_async(self._store, file, counted(), use_multipart=True, chunk_size=PART_BYTES, max_concurrency=PARTS)
-                # obstore renames but does not sync, and the record that is committed next must not outlive the content.
+                # obstore does not sync. The caller commits the file's record next, and no record may survive a power failure without the content.
                 await asyncio.to_thread(_sync, self._folder, file)
         finally:
             feeding.cancel()
@@ -70,10 +80,10 @@ class FolderBlobs:
         return total
 
     async def read(self, file: FileId) -> AsyncIterator[bytes]:
-        """Yield a blob in pieces.
+        """Yield the content of a file in pieces.
 
         Raises:
-            NotFoundError: There is no such blob; raised at the first piece.
+            NotFoundError: No content is stored for this file. The error is raised when the first piece is requested.
         """
         try:
             found = await obstore.get_async(self._store, file)
@@ -84,12 +94,12 @@ class FolderBlobs:
                 yield bytes(piece)
 
     async def remove(self, file: FileId) -> None:
-        """Remove a blob. Readers can read it to its end. Idempotent."""
+        """Remove the content of a file. Reads that have begun still get the whole content. Idempotent."""
         with contextlib.suppress(FileNotFoundError), self._translated_errors():
             await obstore.delete_async(self._store, file)
 
     async def ids(self) -> frozenset[FileId]:
-        """Return the ids of all complete blobs."""
+        """Return the ids of all files whose content is stored completely."""
         with self._translated_errors():
             return frozenset([FileId(str(each["path"])) async for page in obstore.list(self._store) for each in page])
 
@@ -104,39 +114,41 @@ class FolderBlobs:
 
 
 async def open_blobs(folder: Path) -> FolderBlobs:
-    """Open the blobs in a folder and remove incomplete ones that a killed process left.
+    """Open a folder of blobs, and remove incomplete blobs that a killed process left there.
 
     Args:
-        folder: The folder; created if it does not exist. Its parent must exist.
+        folder: The folder. It is created if it does not exist; its parent must exist.
 
     Raises:
-        HostError: The folder cannot be used.
+        HostError: The folder cannot be created or written to.
     """
     await asyncio.to_thread(_prepare, folder)
     return FolderBlobs(folder)
 
 
 def translate_error(error: Exception, folder: Path) -> SandlotError:
-    """Translate an error of obstore or of the system. Pure.
+    """Translate an error of obstore or of the operating system into an error of Sandlot. Pure.
 
     Args:
-        error: The error.
-        folder: Folder of the blobs, for the message.
+        error: The error to translate.
+        folder: Folder of the blobs, which the message names.
     """
     if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC})" in str(error):
         return LimitError(
-            f"The disk of {folder} is full.", code=ErrorCode.DISK_FULL, hint="Remove files from the file store, or free space on the server."
+            f"The disk of the file store {folder} is full.",
+            code=ErrorCode.DISK_FULL,
+            hint="Remove files from the file store, or free space on the server.",
         )
     reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0][:300]
     return HostError(
-        f"The files in {folder} cannot be used: {reason}.",
+        f"The file store's folder {folder} cannot be used: {reason}.",
         code=ErrorCode.HOST_NOT_READY,
         hint="Make the folder and its file system readable and writable, or set SANDLOT_DATA_DIR to another directory.",
     )
 
 
 async def _feed(chunks: AsyncIterable[bytes], pieces: asyncio.Queue[bytes | BaseException | None]) -> None:
-    """Put chunks into the queue, then None or the error that ended them."""
+    """Put all chunks into the queue. Then put None into it, or the exception if reading the chunks failed."""
     end: BaseException | None = None
     try:
         async for chunk in chunks:

@@ -1,15 +1,14 @@
-"""An open database: connections, transactions, and translation of its errors.
+"""An open SQLite or PostgreSQL database: its connections, its transactions, and the translation of its errors.
 
 Invariants:
-- One connection of this process writes to SQLite, and each of its transactions begins with the lock (BEGIN IMMEDIATE). Two transactions of the
-  process therefore never wait for each other halfway, and "database is locked" cannot occur. If another process has the lock, the transaction waits
-  for it (``busy_timeout``).
+- One connection of this process writes to SQLite. Each of its transactions begins by locking the database (BEGIN IMMEDIATE), so two transactions
+  of the process never block each other halfway. If another process has locked the database, a transaction waits up to ``WAIT_S`` for the lock.
 - A transaction that has begun is completed, even if its caller is cancelled.
-- A transaction is one synchronous function for both databases. On SQLite the whole function runs in a thread (a thread call for each statement,
-  as in asynchronous drivers, made a commit three times slower). On PostgreSQL it runs in the event loop.
-- A transaction that has returned is on disk: SQLite's ``synchronous`` is FULL (in WAL mode NORMAL loses the last transactions in a power failure,
-  https://www.sqlite.org/pragma.html#pragma_synchronous), PostgreSQL's ``synchronous_commit`` is as its operator set it (on by default).
-- No message and no log line contains values of a statement, a password, or a URL with a password.
+- A transaction is one synchronous function for both databases. On SQLite the whole function runs in a thread. (Asynchronous drivers call a thread
+  for each statement, which made a commit three times slower.) On PostgreSQL the function runs in the event loop.
+- A transaction is on disk when the call returns. SQLite's ``synchronous`` is FULL, because in WAL mode NORMAL can lose the last transactions in a
+  power failure (https://www.sqlite.org/pragma.html#pragma_synchronous). PostgreSQL's ``synchronous_commit`` is set by its operator (default: on).
+- No error message and no log line contains values of a statement, a password, or a URL with a password.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidReq
 _Result = TypeVar("_Result")
 
 READERS: Final = 4
-"""Connections that read from SQLite, each with a thread."""
+"""Number of connections that read from SQLite. Each has its own thread."""
 CONNECTIONS: Final = 8
-"""Connections of one process to PostgreSQL, which allows 100 in all by default (``max_connections``)."""
+"""Maximum number of connections of one process to PostgreSQL, which by default allows 100 connections in all (``max_connections``)."""
 WAIT_S: Final = 30.0
-"""Time limit for a connection, and for another process that writes."""
+"""Seconds that a transaction waits for a free connection, or for the lock of another process that writes to SQLite."""
 COMMAND_TIMEOUT_S: Final = 60.0
 WAL_BYTES: Final = 64 * 1024 * 1024
-"""Size to which SQLite's write-ahead log is truncated after it was larger (``journal_size_limit``)."""
+"""Bytes to which SQLite truncates its write-ahead log if the log has become larger (``journal_size_limit``)."""
 _PRIVATE = 0o600
 _SCHEMES = ("postgresql://", "postgres://")
 
@@ -55,33 +54,37 @@ _SQLITE: Final = {
     sqlite3.SQLITE_CORRUPT: ("it is damaged", "Restore it from a backup, or recover what is left: sqlite3 FILE .recover"),
     sqlite3.SQLITE_NOTADB: ("it is not a database, or is damaged", "Restore it from a backup, or move it away to start with an empty database."),
 }
-"""Reason and hint by SQLite's primary result code (https://www.sqlite.org/rescode.html)."""
+"""Reason for the error message and hint, by SQLite's primary result code (https://www.sqlite.org/rescode.html)."""
 
 
 Work = Callable[[Connection], _Result]
-"""The statements of one transaction."""
+"""A function that executes the statements of one transaction on a connection, and returns the result of the transaction."""
 
 
 class _TransactionRunner(Protocol):
-    """Runs transactions on one kind of connection."""
+    """Runs transactions on the connections of one engine.
+
+    Attributes:
+        dialect: ``sqlite`` or ``postgresql``.
+    """
 
     dialect: str
 
     async def run(self, work: Work[_Result]) -> _Result:
-        """Run a transaction. If the work raises, nothing is changed."""
+        """Run ``work`` as one transaction and return its result. If ``work`` raises, nothing is changed."""
         ...
 
     async def aclose(self) -> None:
-        """Close the connections. Idempotent."""
+        """Close all connections. Idempotent."""
         ...
 
 
 class _ThreadRunner:
-    """Runs transactions in threads. Each thread has its own connection.
+    """Runs transactions in threads, for SQLite.
 
     Args:
-        engine: Engine of the connections.
-        count: Number of threads.
+        engine: Engine that opens the connections.
+        count: Number of threads, and of connections that are used at once.
         name: Prefix of the threads' names.
     """
 
@@ -91,11 +94,11 @@ class _ThreadRunner:
         self._threads = ThreadPoolExecutor(count, name)
 
     async def run(self, work: Work[_Result]) -> _Result:
-        """Run a transaction."""
+        """Run ``work`` as one transaction and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close all connections. Idempotent."""
         await asyncio.to_thread(self._threads.shutdown)
         self._engine.dispose()
 
@@ -105,10 +108,10 @@ class _ThreadRunner:
 
 
 class _AsyncRunner:
-    """Runs transactions in the event loop.
+    """Runs transactions in the event loop, for PostgreSQL.
 
     Args:
-        engine: Engine of the connections.
+        engine: Engine that opens the connections.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -116,12 +119,12 @@ class _AsyncRunner:
         self._engine = engine
 
     async def run(self, work: Work[_Result]) -> _Result:
-        """Run a transaction."""
+        """Run ``work`` as one transaction and return its result."""
         async with self._engine.begin() as connection:
             return await connection.run_sync(work)
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close all connections. Idempotent."""
         await self._engine.dispose()
 
 
@@ -129,9 +132,9 @@ class Database:
     """An open database.
 
     Args:
-        reader: Runs transactions that read. Each of them sees the data as of one moment.
+        reader: Runs transactions that only read. All statements of such a transaction see the same state of the database.
         writer: Runs transactions that write.
-        location: Name of the database in messages.
+        location: Name of the database in error messages, without a password.
     """
 
     def __init__(self, reader: _TransactionRunner, writer: _TransactionRunner, location: str) -> None:
@@ -141,11 +144,11 @@ class Database:
 
     @property
     def dialect(self) -> str:
-        """``sqlite`` or ``postgresql``."""
+        """Dialect of the database: ``sqlite`` or ``postgresql``."""
         return self._writer.dialect
 
     async def read(self, work: Work[_Result]) -> _Result:
-        """Run a transaction that reads.
+        """Run ``work`` as one transaction that only reads, and return its result.
 
         Raises:
             HostError: The database or its disk is damaged.
@@ -154,7 +157,7 @@ class Database:
         return await outlast_cancellation(self._run(self._reader, work))
 
     async def write(self, work: Work[_Result]) -> _Result:
-        """Run a transaction that writes. If the work raises, nothing is changed.
+        """Run ``work`` as one transaction that writes, and return its result. If ``work`` raises, nothing is changed.
 
         Raises:
             HostError: The disk is full or cannot be written to, or the database is damaged.
@@ -163,18 +166,21 @@ class Database:
         return await outlast_cancellation(self._run(self._writer, work))
 
     async def rows(self, query: Executable) -> Sequence[Row[Any]]:
-        """Return all rows of a query."""
+        """Execute a query in a transaction of its own and return all rows."""
         return await self.read(lambda connection: connection.execute(query).all())
 
     async def apply(self, statement: Executable) -> int:
-        """Execute a statement that writes. Return the number of rows that it changed."""
+        """Execute a statement that writes, in a transaction of its own. Return the number of rows that the statement changed."""
         return await self.write(lambda connection: connection.execute(statement).rowcount)
 
     async def apply_until_done(self, statement: Executable) -> int:
-        """Execute a statement for a batch of rows, one transaction for each batch, until no row is left. Other writers run in between.
+        """Execute a statement repeatedly until it changes no row. Each execution is its own transaction, so that other writers can run in between.
+
+        Args:
+            statement: A statement that changes at most a limited number of rows, such as a DELETE of 1000 rows.
 
         Returns:
-            The number of changed rows.
+            The number of rows that were changed in all.
         """
         total = 0
         while changed := await self.apply(statement):
@@ -182,7 +188,7 @@ class Database:
         return total
 
     async def aclose(self) -> None:
-        """Close all connections after running transactions have ended. Idempotent."""
+        """Wait until all running transactions have ended, then close all connections. Idempotent."""
         await outlast_cancellation(self._reader.aclose())
         await outlast_cancellation(self._writer.aclose())
 
@@ -195,14 +201,14 @@ class Database:
 
 @asynccontextmanager
 async def open_database(location: Path | str) -> AsyncIterator[Database]:
-    """Open a database. Connections are made on first use.
+    """Open a database for the duration of the context. Connections are opened on first use.
 
     Args:
-        location: A file for SQLite, created if it does not exist; or the URL of a PostgreSQL database, with all options of libpq's URLs.
+        location: Path of an SQLite file, which is created if it does not exist, or URL of a PostgreSQL database, with any options of libpq's URLs.
 
     Raises:
         InvalidRequestError: The URL is not a PostgreSQL URL.
-        HostError: The file cannot be created.
+        HostError: The SQLite file cannot be opened or created.
     """
     database = _sqlite(location) if isinstance(location, Path) else _postgresql(location)
     try:
@@ -213,7 +219,7 @@ async def open_database(location: Path | str) -> AsyncIterator[Database]:
 
 def _sqlite(file: Path) -> Database:
     try:
-        # SQLite gives its log and shared memory the permissions of this file. No other user may read them.
+        # No other user may read the database. SQLite gives its log file and shared-memory file the same permissions as this file.
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE))
     except OSError as error:
         raise HostError(
@@ -226,7 +232,7 @@ def _sqlite(file: Path) -> Database:
         file,
         connections=1,
         begin="BEGIN IMMEDIATE",
-        # secure_delete: environments of ended sandboxes are overwritten, not only unlinked.
+        # secure_delete: SQLite overwrites deleted data with zeros, because the environment variables of sandboxes may contain secrets.
         pragmas=("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", f"journal_size_limit = {WAL_BYTES}", "secure_delete = ON"),
     )
     return Database(_ThreadRunner(reader, READERS, "store-reader"), _ThreadRunner(writer, 1, "store-writer"), str(file))
@@ -235,8 +241,8 @@ def _sqlite(file: Path) -> Database:
 def _sqlite_engine(file: Path, *, connections: int, begin: str, pragmas: tuple[str, ...]) -> Engine:
     engine = create_engine(
         URL.create("sqlite", database=str(file)),
-        # isolation_level None: Python does not begin transactions by itself; the listener below does. A connection is used by one thread at a
-        # time, but not always by the same one.
+        # isolation_level None: Python must not begin transactions, because begin_transaction() below does. check_same_thread False: the pool gives
+        # a connection to one thread at a time, but not always to the same thread.
         connect_args={"isolation_level": None, "timeout": WAIT_S, "check_same_thread": False},
         pool_size=connections,
         max_overflow=0,
@@ -266,12 +272,12 @@ def _postgresql(url: str) -> Database:
         )
 
     async def connect(**arguments: object) -> object:
-        # asyncpg parses the URL itself, because it supports all options of libpq (sslmode, several hosts, a socket's folder, PGPASSFILE).
+        # The whole URL is passed to asyncpg, which supports all options of libpq (sslmode, several hosts, a folder of sockets, PGPASSFILE).
         try:
             return await asyncpg.connect(url, command_timeout=COMMAND_TIMEOUT_S, **arguments)
-        except ValueError:  # the message quotes the URL, which may contain a password
+        except ValueError:  # str(error) quotes the URL, which may contain a password
             raise InvalidRequestError(
-                "SANDLOT_DATABASE_URL cannot be parsed.",
+                "The URL of the PostgreSQL database in SANDLOT_DATABASE_URL is malformed.",
                 hint="Set it to postgresql://USER:PASSWORD@HOST/DATABASE. In a password write '@', ':', '/' and '%' as %40, %3A, %2F and %25.",
             ) from None
 
@@ -281,7 +287,7 @@ def _postgresql(url: str) -> Database:
         pool_size=CONNECTIONS,
         max_overflow=0,
         pool_timeout=WAIT_S,
-        pool_pre_ping=True,  # otherwise a restart of the database is noticed only when a statement fails
+        pool_pre_ping=True,  # test each connection before its use, because a restart of the database breaks all of them
         hide_parameters=True,
     )
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -289,11 +295,11 @@ def _postgresql(url: str) -> Database:
 
 
 def translate_error(error: Exception, location: str) -> SandlotError:
-    """Translate an error of a database. Pure.
+    """Translate an error of a database into an error of Sandlot. Pure.
 
     Args:
-        error: An error of SQLAlchemy, of a driver or of the system.
-        location: Name of the database, for the message.
+        error: An error of SQLAlchemy, of a database driver or of the operating system.
+        location: Name of the database, for the error message.
     """
     cause = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.Error):
@@ -302,14 +308,14 @@ def translate_error(error: Exception, location: str) -> SandlotError:
             reason, hint = _SQLITE[primary]
             return HostError(f"The database {location} cannot be used: {reason}.", code=ErrorCode.HOST_NOT_READY, hint=hint)
         if primary in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-            return _unavailable(f"Another process has locked the database {location} for {WAIT_S:g} seconds.", "Try again, or end that process.")
+            return _unavailable(f"Another process has locked the database {location} for {WAIT_S:g} seconds.", "Try again, or end the other process.")
     state = str(getattr(cause, "sqlstate", None) or "")
-    # https://www.postgresql.org/docs/current/errcodes-appendix.html: classes 28 and 3D are about user and database, 58 and XX failures of the server.
+    # Codes: https://www.postgresql.org/docs/current/errcodes-appendix.html. 28: wrong user or password, 3D: no such database, 42501: no permission.
     if state.startswith(("28", "3D")) or state == "42501":
         return HostError(
             f"{location} rejects the connection of this service: {_first_line(cause)}.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="Correct SANDLOT_DATABASE_URL, or the permissions of its user, which must own its schema.",
+            hint="Correct SANDLOT_DATABASE_URL, or make the user in it the owner of the schema.",
         )
     if state in {"53100", "25006"} or state.startswith(("XX", "58")):
         return HostError(
@@ -317,10 +323,10 @@ def translate_error(error: Exception, location: str) -> SandlotError:
             code=ErrorCode.HOST_NOT_READY,
             hint="See the database's log. No confirmed write is lost.",
         )
-    # No response, or classes 08 (connection), 40 (deadlock), 53 (too many connections), 55 (in use), 57 (stopped by its operator).
+    # No response, or a code of class 08 (connection), 40 (deadlock), 53 (too many connections), 55 (in use) or 57 (stopped by an operator).
     if state.startswith(("08", "40", "53", "55", "57")) or (not state and not isinstance(cause, sqlite3.Error) and _is_no_response(error)):
         return _unavailable(
-            f"The database {location} does not respond: {_first_line(cause)}.", "Try again. If it happens again, see the database's log."
+            f"The database {location} does not respond: {_first_line(cause)}.", "Try again. If the error persists, see the database's log."
         )
     return InternalError(f"The database {location} refused a statement: {_first_line(cause)}.", hint="Report this defect of Sandlot.")
 

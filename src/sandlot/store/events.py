@@ -1,4 +1,4 @@
-"""Events, numbered in the order of commits."""
+"""Events. Their sequence numbers have the order in which their transactions were committed."""
 
 from __future__ import annotations
 
@@ -17,37 +17,44 @@ from sandlot.store.schema import EVENTS, counters, events
 from sandlot.store.statements import filter_by
 
 BATCH = 1000
-"""Rows that one transaction deletes."""
+"""Maximum number of rows that one transaction deletes, so that other writers do not wait long."""
 
 
 class SqlEventRepository:
     """Implements :class:`sandlot.model.repositories.EventRepository`.
 
     Args:
-        database: The database.
+        database: An open database with this version's schema.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, events: Sequence[NewEvent]) -> None:
-        """Append events in this order."""
+        """Append events, in the given order, in one transaction."""
         if events:
             await self._database.write(lambda connection: append(connection, events))
 
     async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, after: int, limit: int) -> Sequence[EventRecord]:
-        """Return events with a larger sequence number than ``after``, the oldest first."""
+        """Return at most ``limit`` events with a sequence number above ``after``, the oldest first.
+
+        Args:
+            owner: Owner of the events. None: all owners.
+            sandbox: Sandbox of the events. None: all events, also those of no sandbox.
+            after: Sequence number of the last event that the caller has; 0 for none.
+            limit: Maximum number of events.
+        """
         query = filter_by(select(events).where(events.c.sequence > after), events, owner=owner, sandbox=sandbox)
         return [_event(row) for row in await self._database.rows(query.order_by(events.c.sequence).limit(limit))]
 
     async def last_sequence(self) -> int:
-        """Return the largest sequence number ever assigned, or 0."""
+        """Return the largest sequence number that was ever assigned to an event, or 0 if there was no event yet."""
         query = select(counters.c.value).where(counters.c.name == EVENTS)
         (row,) = await self._database.rows(query)
         return int(row.value)
 
     async def delete_before(self, before: datetime) -> int:
-        """Delete events older than a time. Return their number."""
+        """Delete all events that happened before a time. Return the number of deleted events."""
         old = select(events.c.sequence).where(events.c.at < before).limit(BATCH)
         return await self._database.apply_until_done(delete(events).where(events.c.sequence.in_(old)))
 
@@ -61,7 +68,12 @@ class SqlEventRepository:
 
 
 def append(connection: Connection, new_events: Sequence[NewEvent]) -> None:
-    """Append events within a transaction, as its last step: the counter stays locked until the transaction has committed."""
+    """Append events as part of a transaction. This must be the transaction's last step, because the event counter is then locked until the commit.
+
+    Args:
+        connection: Connection with the open transaction.
+        new_events: The events, in the order of their sequence numbers.
+    """
     next_value = counters.c.value + len(new_events)
     reservation = update(counters).where(counters.c.name == EVENTS).values(value=next_value).returning(counters.c.value)
     first = int(connection.execute(reservation).scalar_one()) - len(new_events) + 1

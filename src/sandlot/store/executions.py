@@ -1,4 +1,4 @@
-"""The execution log, and the number of executions in each month."""
+"""The execution log: a record of each execution, and the number of executions of each owner in each month."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SqlExecutionRepository:
     """Implements :class:`sandlot.model.repositories.ExecutionRepository`.
 
     Args:
-        database: The database.
+        database: An open database with this version's schema.
     """
 
     def __init__(self, database: Database) -> None:
@@ -36,19 +36,26 @@ class SqlExecutionRepository:
         )
 
     async def save(self, records: Sequence[ExecutionRecord]) -> None:
-        """Insert or replace records by id, all or none."""
+        """Insert records or replace the records with the same ids, all in one transaction."""
         if records:
-            # Always in the order of ids, so that two transactions that save the same rows cannot deadlock.
+            # Rows are saved in the order of their ids, so that two transactions that save the same rows cannot deadlock.
             rows = [_row(record) for record in sorted(records, key=lambda record: record.id)]
             await self._database.write(lambda connection: connection.execute(self._upsert, rows))
 
     async def get(self, execution: ExecutionId) -> ExecutionRecord | None:
-        """Return a record, or None."""
+        """Return the record of an execution, or None if there is no record with this id."""
         rows = await self._database.rows(select(executions).where(executions.c.id == execution))
         return _record(rows[0]) if rows else None
 
     async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, before: Position | None, limit: int) -> Sequence[ExecutionRecord]:
-        """Return records by ``created_at`` and id, the newest first."""
+        """Return a page of records in the order of ``created_at`` and id, the newest first.
+
+        Args:
+            owner: Owner of the executions. None: all owners.
+            sandbox: Sandbox of the executions. None: all sandboxes.
+            before: Position of the last record of the previous page. None: the first page.
+            limit: Maximum number of records.
+        """
         query = filter_by(select(executions), executions, owner=owner, sandbox=sandbox)
         if before is not None:
             query = query.where(is_before(executions, before))
@@ -56,7 +63,7 @@ class SqlExecutionRepository:
         return [_record(row) for row in rows]
 
     async def list_running(self, *, limit: int) -> Sequence[ExecutionRecord]:
-        """Return records with status ``running``, the newest first."""
+        """Return at most ``limit`` records with status ``running``, the newest first."""
         query = filter_by(select(executions), executions, status=RUNNING)
         rows = await self._database.rows(query.order_by(executions.c.created_at.desc(), executions.c.id.desc()).limit(limit))
         return [_record(row) for row in rows]
@@ -72,17 +79,26 @@ class SqlExecutionRepository:
         return await self._database.apply_until_done(delete(executions).where(executions.c.id.in_(old)))
 
     async def delete_before(self, before: datetime) -> int:
-        """Delete records older than a time. Return their number."""
+        """Delete the records of all executions that began before a time. Return the number of deleted records."""
         old = select(executions.c.id).where(executions.c.created_at < before).limit(BATCH)
         return await self._database.apply_until_done(delete(executions).where(executions.c.id.in_(old)))
 
     async def monthly_counts(self, month: str) -> Mapping[OwnerId, int]:
-        """Return the number of executions that began in a month (``2026-11``), by owner. Deleting records does not lower the number."""
+        """Return the number of executions that began in a month, by owner. Deleting records does not change these numbers.
+
+        Args:
+            month: The month in UTC, such as ``2026-11``.
+        """
         rows = await self._database.rows(select(execution_counts).where(execution_counts.c.month == month))
         return {OwnerId(row.owner): int(row.number) for row in rows}
 
     async def add_monthly_counts(self, month: str, more: Mapping[OwnerId, int]) -> None:
-        """Add to the numbers of executions in a month."""
+        """Increase the numbers of executions that began in a month.
+
+        Args:
+            month: The month in UTC, such as ``2026-11``.
+            more: Number of executions to add, by owner.
+        """
         if more:
             rows = [{"month": month, "owner": owner, "number": number} for owner, number in sorted(more.items())]
 

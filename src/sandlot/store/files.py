@@ -1,4 +1,4 @@
-"""Records of the file store. ``blobs.py`` has the content of the files."""
+"""Records of the files in the file store. ``blobs.py`` stores the content of these files."""
 
 from __future__ import annotations
 
@@ -21,23 +21,31 @@ class SqlFileRepository:
     """Implements :class:`sandlot.model.repositories.FileRepository`.
 
     Args:
-        database: The database.
+        database: An open database with this version's schema.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, record: FileRecord) -> None:
-        """Insert a record."""
+        """Insert the record of a stored file."""
         await self._database.apply(plain_insert(files).values({name: getattr(record, name) for name in _COLUMNS}))
 
     async def get(self, file: FileId) -> FileRecord | None:
-        """Return a record, or None."""
+        """Return the record of a stored file, or None if there is no record with this id."""
         rows = await self._database.rows(select(files).where(files.c.id == file))
         return _record(rows[0]) if rows else None
 
     async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
-        """Return records, the newest first, and the total number, both as of one moment."""
+        """Return a page of records, the newest first, and the number of all records of the owner.
+
+        Both are read in one transaction.
+
+        Args:
+            owner: Owner of the files. None: all owners.
+            offset: Number of records before the page.
+            limit: Maximum number of records in the page.
+        """
         query = filter_by(select(files), files, owner=owner).order_by(files.c.created_at.desc(), files.c.id.desc()).offset(offset).limit(limit)
         count = filter_by(select(func.count()).select_from(files), files, owner=owner)
 
@@ -48,11 +56,11 @@ class SqlFileRepository:
         return await self._database.read(work)
 
     async def remove(self, file: FileId) -> bool:
-        """Delete a record. Return whether the record existed."""
+        """Delete the record of a stored file. Return False if there is no such record."""
         return await self._database.apply(delete(files).where(files.c.id == file)) > 0
 
     async def ids(self) -> frozenset[FileId]:
-        """Return the ids of all records."""
+        """Return the ids of all files that have a record."""
         return frozenset(FileId(row.id) for row in await self._database.rows(select(files.c.id)))
 
 

@@ -1,4 +1,4 @@
-"""API keys, without their secrets."""
+"""Records of API keys. The secrets of the keys are not stored, only their hashes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class SqlKeyRepository:
     """Implements :class:`sandlot.model.repositories.KeyRepository`.
 
     Args:
-        database: The database.
+        database: An open database with this version's schema.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, record: KeyRecord) -> None:
-        """Insert a record.
+        """Insert the record of a new API key.
 
         Raises:
-            ConflictError: A valid key has the same name.
+            ConflictError: A key that is not revoked has the same name.
         """
 
         def work(connection: Connection) -> None:
@@ -40,7 +40,7 @@ class SqlKeyRepository:
                 connection.execute(plain_insert(keys), {name: getattr(record, name) for name in _COLUMNS})
             except IntegrityError as error:
                 raise ConflictError(
-                    f"A key named {record.name!r} exists already.",
+                    f"An API key named {record.name!r} exists already.",
                     code=ErrorCode.CONFLICT,
                     hint="Choose another name, or revoke the existing key first.",
                 ) from error
@@ -48,7 +48,12 @@ class SqlKeyRepository:
         await self._database.write(work)
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
-        """Mark a valid key as revoked. Return None if there is none. A key with this id takes precedence over one with this name."""
+        """Mark an API key as revoked and return its record. Return None if no valid key has this id or name.
+
+        Args:
+            name_or_id: Id or name of the key. If one key has this id and another has this name, the key with this id is revoked.
+            at: Time of the revocation.
+        """
         valid = select(keys).where(keys.c.revoked_at.is_(None), or_(keys.c.id == name_or_id, keys.c.name == name_or_id))
 
         def work(connection: Connection) -> KeyRecord | None:
@@ -63,7 +68,7 @@ class SqlKeyRepository:
         return await self._database.write(work)
 
     async def list(self) -> Sequence[KeyRecord]:
-        """Return all valid keys, the oldest first."""
+        """Return the records of all API keys that are not revoked, the oldest first."""
         query = select(keys).where(keys.c.revoked_at.is_(None)).order_by(keys.c.created_at, keys.c.id)
         return [_record(row) for row in await self._database.rows(query)]
 

@@ -1,7 +1,7 @@
 """Records of sandboxes, live and ended.
 
-Invariant: a terminal state is final, and a sandbox that is stopping can only end. A save that arrives later, over a slower connection, does not
-bring a sandbox back.
+Invariant: a terminal state is final, and a sandbox that is stopping can only get a terminal state. A save that arrives late, over a slower
+connection, therefore does not revive a sandbox.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SqlSandboxRepository:
     """Implements :class:`sandlot.model.repositories.SandboxRepository`.
 
     Args:
-        database: The database.
+        database: An open database with this version's schema.
     """
 
     def __init__(self, database: Database) -> None:
@@ -43,7 +43,13 @@ class SqlSandboxRepository:
         self._upsert = upsert(database.dialect, sandboxes, _may_replace).returning(sandboxes.c.id)
 
     async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace a record by id, and append its event. Does nothing if the stored state is final or this save would revive a sandbox.
+        """Insert a record or replace the record with the same id, and append an event, in one transaction.
+
+        Do nothing if the stored state is terminal, or if it is ``stopping`` and the new state is neither ``stopping`` nor terminal.
+
+        Args:
+            record: The record to save.
+            event: Event to append if the record is saved. None for no event.
 
         Raises:
             ConflictError: Another record of the owner has the same idempotency key.
@@ -54,9 +60,9 @@ class SqlSandboxRepository:
                 is_saved = connection.execute(self._upsert, _row(record)).first() is not None
             except IntegrityError as error:
                 raise ConflictError(
-                    "A sandbox with this idempotency key exists already.",
+                    f"A sandbox with the idempotency key {record.idempotency_key!r} exists already.",
                     code=ErrorCode.CONFLICT,
-                    hint="Get the existing sandbox, or use another idempotency key for another request.",
+                    hint="Use the existing sandbox, or pass another idempotency key.",
                 ) from error
             if not is_saved:
                 return
@@ -69,21 +75,21 @@ class SqlSandboxRepository:
         await self._database.write(work)
 
     async def list_unfinished(self, node: NodeId) -> Sequence[SandboxRecord]:
-        """Return all records of a node whose state is not terminal, the oldest first."""
+        """Return the records of all sandboxes of a node whose state is not terminal, in the order of their creation."""
         query = select(sandboxes).where(sandboxes.c.node == node, sandboxes.c.state.in_(_LIVE))
         return await self._all(query.order_by(sandboxes.c.created_at, sandboxes.c.id))
 
     async def list_last_ended(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
-        """Return the records of a node that ended last, the latest first."""
+        """Return the records of at most ``limit`` ended sandboxes of a node, the most recently ended sandbox first."""
         query = select(sandboxes).where(sandboxes.c.node == node, sandboxes.c.ended_at.is_not(None), sandboxes.c.state.in_(_TERMINAL))
         return await self._all(query.order_by(sandboxes.c.ended_at.desc(), sandboxes.c.id.desc()).limit(limit))
 
     async def get(self, sandbox: SandboxId) -> SandboxRecord | None:
-        """Return the record of a live or ended sandbox, or None."""
+        """Return the record of a live or ended sandbox. Return None if there is no record with this id."""
         return next(iter(await self._all(select(sandboxes).where(sandboxes.c.id == sandbox))), None)
 
     async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
-        """Return the record that the request with this idempotency key created, or None."""
+        """Return the record of the owner's sandbox that was created with an idempotency key. Return None if there is none."""
         return next(iter(await self._all(filter_by(select(sandboxes), sandboxes, owner=owner, idempotency_key=key))), None)
 
     async def list_ended(
@@ -96,7 +102,16 @@ class SqlSandboxRepository:
         limit: int,
         name: str | None = None,
     ) -> Sequence[SandboxRecord]:
-        """Return ended records by ``created_at`` and id, the oldest first; see the protocol for the filters."""
+        """Return a page of ended sandboxes in the order of ``created_at`` and id, the oldest first.
+
+        Args:
+            owner: Owner of the sandboxes. None: all owners.
+            metadata: Keys and values that the metadata of each sandbox must contain.
+            states: Terminal states that the sandboxes may have. Empty: all terminal states.
+            after: Position of the last record of the previous page. None: the first page.
+            limit: Maximum number of records.
+            name: Name that each sandbox must have. None: any name.
+        """
         states = set(states) & set(_TERMINAL) if states else _TERMINAL
         query = filter_by(select(sandboxes).where(sandboxes.c.state.in_(states)), sandboxes, owner=owner, name=name)
         entry = sandbox_metadata.c
@@ -107,7 +122,7 @@ class SqlSandboxRepository:
         return await self._all(query.order_by(sandboxes.c.created_at, sandboxes.c.id).limit(limit))
 
     async def delete_ended(self, before: datetime) -> int:
-        """Delete records of sandboxes that ended before a time. Return their number."""
+        """Delete the records of all sandboxes that ended before a time. Return the number of deleted records."""
         old = select(sandboxes.c.id).where(sandboxes.c.ended_at < before, sandboxes.c.state.in_(_TERMINAL)).limit(BATCH)
         return await self._database.apply_until_done(delete(sandboxes).where(sandboxes.c.id.in_(old)))
 
@@ -116,7 +131,7 @@ class SqlSandboxRepository:
 
 
 def _may_replace(statement: postgresql.Insert | sqlite.Insert) -> ColumnElement[bool]:
-    """Return the condition under which the inserted row may replace an existing one."""
+    """Return the SQL condition under which the row to insert may replace the existing row with the same id."""
     ends = statement.excluded.state.in_((State.STOPPING.value, *_TERMINAL))
     return and_(sandboxes.c.state.not_in(_TERMINAL), or_(sandboxes.c.state != State.STOPPING.value, ends))
 

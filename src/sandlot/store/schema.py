@@ -1,11 +1,11 @@
-"""The tables. The newest revision in ``migrations/`` creates the same tables; a test compares them.
+"""The tables of the database. The steps in ``migrations/`` create the same tables; a test compares the two.
 
 Invariants:
-- Types have the same meaning on SQLite and PostgreSQL. Values that one of them cannot store exactly are encoded (:class:`UtcMicrosecondsType`,
+- Columns have the same meaning on SQLite and PostgreSQL. Values that one of the two cannot store exactly are encoded (:class:`UtcMicrosecondsType`,
   :class:`ShortTextType`, :class:`Utf8TextType`, :class:`JsonType`).
-- Every query of a page has an index in the order of the page, so that its cost depends on the rows of the page and not on the table.
-- Sequence numbers of events come from a row of ``counters`` that stays locked until their transaction has committed. On any number of nodes,
-  their order is the order of commits, and no number is assigned twice.
+- Every query for a page of rows has an index in the order of the page, so that its duration does not grow with the table.
+- Sequence numbers of events come from a row of ``counters`` that stays locked until the transaction with the events has committed. No number is
+  assigned twice, and the order of the numbers is the order of the commits, on any number of nodes.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from sandlot.model.access import Quota
 from sandlot.model.specs import SandboxSpec
 
 HEAD: Final = "0001"
-"""The newest revision in ``migrations/versions``. A database with this revision is opened without loading them."""
+"""The newest revision in ``migrations/versions``. If a database has this revision, it is opened without loading the migrations."""
 
 VERSION_TABLE: Final = "alembic_version"
 RUNNING: Final = "running"
 """Status of an execution that has not ended."""
 EVENTS: Final = "events"
-"""Name of the counter that assigns sequence numbers to events."""
+"""Name of the row in ``counters`` with the last sequence number of an event."""
 IDENTITY: Final = "identity"
-"""Name of the counter that holds the random id of the database and never changes."""
+"""Name of the row in ``counters`` with the random id of the database, which never changes."""
 
 _Impl = TypeEngine[Any] | type[TypeEngine[Any]]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -58,57 +58,57 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class _EncodedType(TypeDecorator[Any], ABC):
-    """A column type whose values are stored in another form. NULL stays NULL."""
+    """Base class of column types that store values in encoded form. None is stored as NULL."""
 
     @abstractmethod
     def encode(self, value: Any) -> Any:  # noqa: ANN401 - each type has its own
-        """Return the stored form of a value."""
+        """Return the form in which the database stores ``value``, which is never None."""
 
     @abstractmethod
     def decode(self, value: Any) -> Any:  # noqa: ANN401
-        """Return the value of a stored form."""
+        """Return the value for a stored form ``value``, which is never NULL."""
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:  # noqa: ANN401, ARG002 - SQLAlchemy's signature
-        """Return the stored form of a value or NULL."""
+        """Return the stored form of a value, or None for None. SQLAlchemy calls this for each parameter of a statement."""
         return None if value is None else self.encode(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ANN401, ARG002
-        """Return the value of a stored form or NULL."""
+        """Return the value of a stored form, or None for NULL. SQLAlchemy calls this for each result of a query."""
         return None if value is None else self.decode(value)
 
 
 class UtcMicrosecondsType(_EncodedType):
-    """An aware time, stored as microseconds since 1970 in UTC: exact and sortable on every database."""
+    """Column type for times with a time zone. A time is stored as microseconds since 1970 in UTC, which is exact and sortable on every database."""
 
     impl: _Impl = BigInteger
     cache_ok: bool | None = True
 
     def encode(self, value: datetime) -> int:
-        """Return a time as microseconds since 1970 in UTC."""
+        """Return the number of microseconds from 1970 (UTC) to a time."""
         return (value - _EPOCH) // _MICROSECOND
 
     def decode(self, value: int) -> datetime:
-        """Return the time from microseconds since 1970 in UTC."""
+        """Return the time that is a number of microseconds after 1970 (UTC)."""
         return _EPOCH + value * _MICROSECOND
 
 
 class Utf8TextType(_EncodedType):
-    """A text of a client or of code in a sandbox, stored as UTF-8 bytes. PostgreSQL's texts can contain neither NUL nor a lone surrogate."""
+    """Column type for any text of a client or sandbox, stored as UTF-8 bytes: PostgreSQL's texts can contain neither NUL nor lone surrogates."""
 
     impl: _Impl = LargeBinary
     cache_ok: bool | None = True
 
     def encode(self, value: str) -> bytes:
-        """Return the bytes of a text."""
+        """Return a text as UTF-8 bytes; lone surrogates are encoded as well."""
         return value.encode("utf-8", "surrogatepass")
 
     def decode(self, value: bytes) -> str:
-        """Return the text of stored bytes."""
+        """Return the text that stored UTF-8 bytes represent."""
         return value.decode("utf-8", "surrogatepass")
 
 
 class ShortTextType(_EncodedType):
-    """A short text that the service made or checked, such as an id. A query for an impossible text finds nothing instead of failing."""
+    """Column type for short texts that the service made or checked, such as ids. A query for a text that the database cannot store finds no row."""
 
     impl: _Impl = String
     cache_ok: bool | None = True
@@ -118,19 +118,19 @@ class ShortTextType(_EncodedType):
         self.length = length
 
     def encode(self, value: str) -> str:
-        """Replace characters that the database cannot store."""
+        """Return the text, with characters that the database cannot store replaced by others."""
         return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
     def decode(self, value: str) -> str:
-        """Return the text."""
+        """Return the stored text."""
         return value
 
 
 class JsonType(_EncodedType):
-    """A value as JSON in ASCII, which any text column can contain. Missing fields get their defaults.
+    """Column type for structured values, stored as JSON in ASCII. Fields that are missing in stored JSON get their default values when read.
 
     Args:
-        value_type: Type of the value, as pydantic understands it.
+        value_type: Type of the values, which pydantic creates from stored JSON.
     """
 
     impl: _Impl = Text
@@ -146,7 +146,7 @@ class JsonType(_EncodedType):
         return json.dumps(value, default=_as_dict, separators=(",", ":"))
 
     def decode(self, value: str) -> object:
-        """Return the value of stored JSON."""
+        """Return the value that stored JSON represents."""
         return self._adapter.validate_python(json.loads(value))
 
 
@@ -191,7 +191,7 @@ sandbox_metadata = Table(
     Column("value", Utf8TextType, nullable=False),
     PrimaryKeyConstraint("sandbox", "key", name="sandbox_metadata_pkey"),
 )
-"""A second copy of the metadata of sandboxes with one row for each entry, for queries."""
+"""Copy of the metadata in the column ``spec`` of :data:`sandboxes`, with a row for each entry. Used to find sandboxes by their metadata."""
 
 snapshots = Table(
     "snapshots",
@@ -300,7 +300,7 @@ execution_counts = Table(
     Column("number", BigInteger, nullable=False),
     PrimaryKeyConstraint("month", "owner", name="execution_counts_pkey"),
 )
-"""Number of executions that began in a month."""
+"""Number of executions that began in each month, by owner."""
 
 webhooks = Table(
     "webhooks",

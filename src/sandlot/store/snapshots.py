@@ -1,4 +1,4 @@
-"""Records of snapshots. Their data is in the data directory of the node that took them."""
+"""Records of snapshots. The saved memory and files of a snapshot are in the data directory of the node that took the snapshot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SqlSnapshotRepository:
     """Implements :class:`sandlot.model.repositories.SnapshotRepository`.
 
     Args:
-        database: The database.
+        database: An open database with this version's schema.
     """
 
     def __init__(self, database: Database) -> None:
@@ -34,7 +34,11 @@ class SqlSnapshotRepository:
         self._upsert = upsert(database.dialect, snapshots)
 
     async def save(self, record: SnapshotRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace a record by id, and append its event.
+        """Insert a record or replace the record with the same id, and append an event, in one transaction.
+
+        Args:
+            record: The record to save.
+            event: Event to append. None for no event.
 
         Raises:
             ConflictError: Another snapshot of the owner has the same name or idempotency key.
@@ -42,45 +46,51 @@ class SqlSnapshotRepository:
         await self._write(self._upsert.values(_row(record)), event)
 
     async def update(self, record: SnapshotRecord, event: NewEvent | None = None) -> bool:
-        """Replace an existing record and append its event. Return whether the record existed."""
+        """Replace the record with the same id and append ``event``, if it is not None. Return False, and append nothing, if there is none."""
         return await self._write(update(snapshots).where(snapshots.c.id == record.id).values(_row(record)), event)
 
     async def get(self, snapshot: SnapshotId) -> SnapshotRecord | None:
-        """Return a record, or None."""
+        """Return the record of a snapshot, or None if there is no record with this id."""
         return await self._one(select(snapshots).where(snapshots.c.id == snapshot))
 
     async def get_by_name(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
-        """Return the record with this name, or None."""
+        """Return the record of the owner's snapshot with a name, or None if there is none."""
         return await self._one(filter_by(select(snapshots), snapshots, owner=owner, name=name))
 
     async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
-        """Return the record that the request with this idempotency key created, or None."""
+        """Return the record of the owner's snapshot that was created with an idempotency key. Return None if there is none."""
         return await self._one(filter_by(select(snapshots), snapshots, owner=owner, idempotency_key=key))
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
-        """Return ready snapshots by ``created_at`` and id, the oldest first. An owner of None means all owners."""
+        """Return a page of ready snapshots in the order of ``created_at`` and id, the oldest first.
+
+        Args:
+            owner: Owner of the snapshots. None: all owners.
+            after: Position of the last record of the previous page. None: the first page.
+            limit: Maximum number of records.
+        """
         query = filter_by(select(snapshots).where(snapshots.c.ready.is_(true())), snapshots, owner=owner)
         if after is not None:
             query = query.where(is_after(snapshots, after))
         return await self._all(query.order_by(snapshots.c.created_at, snapshots.c.id).limit(limit))
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """Return the number of an owner's snapshots, also of those that are not ready, and the sum of their sizes in bytes."""
+        """Return the number of an owner's snapshots and the sum of their sizes in bytes. Snapshots that are not ready are included."""
         sums = select(func.count().label("number"), func.coalesce(func.sum(snapshots.c.size_bytes), 0).label("size"))
         (row,) = await self._database.rows(filter_by(sums, snapshots, owner=owner))
         return int(row.number), int(row.size)
 
     async def list_by_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
-        """Return all snapshots that a node took, also those that are not ready, the oldest first."""
+        """Return the records of all snapshots that a node took, including snapshots that are not ready yet, the oldest first."""
         query = select(snapshots).where(snapshots.c.node == node)
         return await self._all(query.order_by(snapshots.c.created_at, snapshots.c.id))
 
     async def remove(self, snapshot: SnapshotId, event: NewEvent | None = None) -> bool:
-        """Delete a record and append its event. Return whether the record existed."""
+        """Delete the record of a snapshot and append ``event``, if it is not None. Return False, and append nothing, if there is no such record."""
         return await self._write(delete(snapshots).where(snapshots.c.id == snapshot), event)
 
     async def _write(self, statement: Executable, event: NewEvent | None) -> bool:
-        """Execute a statement for one row and append its event. Return whether a row was changed."""
+        """Execute a statement that changes at most one row. If it changed a row, append the event. Return whether it changed a row."""
 
         def work(connection: Connection) -> bool:
             try:
@@ -89,7 +99,7 @@ class SqlSnapshotRepository:
                 raise ConflictError(
                     "A snapshot with this name or this idempotency key exists already.",
                     code=ErrorCode.CONFLICT,
-                    hint="Choose another name, or delete the existing snapshot first.",
+                    hint="Choose another name and idempotency key, or delete the existing snapshot first.",
                 ) from error
             if is_changed and event is not None:
                 append(connection, [event])

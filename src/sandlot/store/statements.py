@@ -1,4 +1,4 @@
-"""SQL statements that several repositories share. Nothing is executed here."""
+"""Builders for SQL statements that several repositories need. They only build statements and execute nothing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from sandlot.model.repositories import Position
 
 
 def insert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """Return an insert that supports ON CONFLICT, whose syntax is the same on SQLite and PostgreSQL."""
+    """Return an INSERT statement with SQLAlchemy's methods for ON CONFLICT.
+
+    Args:
+        dialect: ``sqlite`` or ``postgresql``.
+        table: The table.
+    """
     return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
 
 
 def upsert(
     dialect: str, table: Table, where: Callable[[postgresql.Insert | sqlite.Insert], ColumnElement[bool]] | None = None
 ) -> postgresql.Insert | sqlite.Insert:
-    """Return an insert that replaces all columns of a row with the same primary key.
+    """Return an INSERT statement that replaces all columns of an existing row with the same primary key.
 
     Args:
-        dialect: Dialect of the database.
+        dialect: ``sqlite`` or ``postgresql``.
         table: The table.
-        where: Returns the condition under which an existing row may be replaced; other rows stay as they are. None for no condition.
+        where: Returns the condition under which an existing row is replaced; if it is false, the statement does nothing. None: always replace.
     """
     statement = insert(dialect, table)
     key = {column.name for column in table.primary_key}
@@ -33,19 +38,25 @@ def upsert(
 
 
 def is_after(table: Table, position: Position) -> ColumnElement[bool]:
-    """Return a condition for rows after a position, by ``created_at`` and id."""
+    """Return the SQL condition for rows of a table that follow a position in the order of ``created_at`` and id."""
     created_at, row_id = table.c.created_at, table.c.id
     return and_(created_at >= position.at, or_(created_at > position.at, row_id > position.id))
 
 
 def is_before(table: Table, position: Position) -> ColumnElement[bool]:
-    """Return a condition for rows before a position, by ``created_at`` and id."""
+    """Return the SQL condition for rows of a table that precede a position in the order of ``created_at`` and id."""
     created_at, row_id = table.c.created_at, table.c.id
     return and_(created_at <= position.at, or_(created_at < position.at, row_id < position.id))
 
 
 def filter_by(statement: Select[Any], table: Table, **values: object) -> Select[Any]:
-    """Restrict a statement to rows with these values. A value of None restricts nothing."""
+    """Restrict a SELECT statement to rows with certain values.
+
+    Args:
+        statement: The statement.
+        table: Table that has the columns.
+        values: Required value by name of the column. A value of None is ignored.
+    """
     for name, value in values.items():
         if value is not None:
             statement = statement.where(table.c[name] == value)

@@ -1,4 +1,4 @@
-"""The SQL store: all repositories of one database, migrated to this version's schema."""
+"""The SQL store: all repositories of one SQLite or PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SqlStore:
 
     @property
     def files(self) -> SqlFileRepository:
-        """Repository of the file store's records."""
+        """Repository of the records of stored files."""
         return self._files
 
     @property
@@ -77,11 +77,11 @@ class SqlStore:
 
     @property
     def webhooks(self) -> SqlWebhookRepository:
-        """Repository of webhooks and their progress."""
+        """Repository of webhooks, with the progress of their deliveries."""
         return self._webhooks
 
     async def identity(self) -> str:
-        """Return the random id of this database, 16 hexadecimal digits. The first call creates it, and it never changes."""
+        """Return the random id of this database: 16 hexadecimal digits. The first call creates the id, which never changes afterwards."""
         query = select(counters.c.value).where(counters.c.name == IDENTITY)
         insertion = insert(self._database.dialect, counters).on_conflict_do_nothing(index_elements=["name"])
 
@@ -95,10 +95,10 @@ class SqlStore:
 
 @asynccontextmanager
 async def open_store(location: Path | str) -> AsyncIterator[SqlStore]:
-    """Open a store. A new database gets its tables, an older one is migrated.
+    """Open the store of a database. Create the tables of a new database, and migrate the tables of an older version.
 
     Args:
-        location: A file for SQLite, in an existing folder, or the URL of a PostgreSQL database.
+        location: Path of an SQLite file in an existing folder, or the URL of a PostgreSQL database.
 
     Raises:
         InvalidRequestError: The URL is not a PostgreSQL URL.

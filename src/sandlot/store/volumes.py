@@ -1,4 +1,4 @@
-"""Records of volumes. Their data is in the data directory of their node."""
+"""Records of volumes. The files in a volume are in the data directory of the volume's node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SqlVolumeRepository:
     """Implements :class:`sandlot.model.repositories.VolumeRepository`.
 
     Args:
-        database: The database.
+        database: An open database with this version's schema.
     """
 
     def __init__(self, database: Database) -> None:
@@ -31,7 +31,11 @@ class SqlVolumeRepository:
         self._upsert = upsert(database.dialect, volumes)
 
     async def save(self, record: VolumeRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace a record by id, and append its event.
+        """Insert a record or replace the record with the same id, and append an event, in one transaction.
+
+        Args:
+            record: The record to save.
+            event: Event to append. None for no event.
 
         Raises:
             ConflictError: Another volume of the owner has the same name.
@@ -39,22 +43,22 @@ class SqlVolumeRepository:
         await self._write(self._upsert.values({name: getattr(record, name) for name in _COLUMNS}), event)
 
     async def list_by_node(self, node: NodeId) -> Sequence[VolumeRecord]:
-        """Return all volumes of a node, also those that are not ready, the oldest first."""
+        """Return the records of all volumes of a node, including volumes that are not ready yet, the oldest first."""
         query = select(volumes).where(volumes.c.node == node).order_by(volumes.c.created_at, volumes.c.id)
         return [VolumeRecord(**{name: getattr(row, name) for name in _COLUMNS}) for row in await self._database.rows(query)]
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """Return the number of an owner's volumes on all nodes and the sum of their sizes in bytes."""
+        """Return the number of an owner's volumes on all nodes, and the sum of the volumes' sizes in bytes."""
         sums = select(func.count().label("number"), func.coalesce(func.sum(volumes.c.size_bytes), 0).label("size"))
         (row,) = await self._database.rows(filter_by(sums, volumes, owner=owner))
         return int(row.number), int(row.size)
 
     async def remove(self, volume: VolumeId, event: NewEvent | None = None) -> bool:
-        """Delete a record and append its event. Return whether the record existed."""
+        """Delete the record of a volume and append ``event``, if it is not None. Return False, and append nothing, if there is no such record."""
         return await self._write(delete(volumes).where(volumes.c.id == volume), event)
 
     async def _write(self, statement: Executable, event: NewEvent | None) -> bool:
-        """Execute a statement for one row and append its event. Return whether a row was changed."""
+        """Execute a statement that changes at most one row. If it changed a row, append the event. Return whether it changed a row."""
 
         def work(connection: Connection) -> bool:
             try:

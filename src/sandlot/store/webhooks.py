@@ -1,4 +1,4 @@
-"""Webhooks and their progress."""
+"""Records of webhooks, with the progress of the delivery of events to them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class SqlWebhookRepository:
     """Implements :class:`sandlot.model.repositories.WebhookRepository`.
 
     Args:
-        database: The database.
+        database: An open database with this version's schema.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, record: WebhookRecord, *, max_per_owner: int) -> bool:
-        """Insert a record unless its owner already has ``max_per_owner`` webhooks. Return whether the record was inserted."""
+        """Insert the record of a webhook. Return False, and insert nothing, if its owner already has ``max_per_owner`` webhooks."""
         number = select(func.count()).select_from(webhooks).where(webhooks.c.owner == record.owner)
         row = {"events": list(record.events), **{name: getattr(record, name) for name in _COLUMNS}, **asdict(record.progress)}
 
@@ -45,17 +45,22 @@ class SqlWebhookRepository:
         return await self._database.write(work)
 
     async def get(self, webhook: WebhookId) -> WebhookRecord | None:
-        """Return a record, or None."""
+        """Return the record of a webhook, or None if there is no record with this id."""
         found = await self._database.rows(select(webhooks).where(webhooks.c.id == webhook))
         return _record(found[0]) if found else None
 
     async def list(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
-        """Return records by ``created_at`` and id, the oldest first. An owner of None means all owners."""
+        """Return the records of an owner's webhooks in the order of ``created_at`` and id. If ``owner`` is None, return those of all owners."""
         query = filter_by(select(webhooks), webhooks, owner=owner).order_by(webhooks.c.created_at, webhooks.c.id)
         return [_record(row) for row in await self._database.rows(query)]
 
     async def update(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
-        """Change a record and return the result, or None if there is none. A new URL resets the failed attempts."""
+        """Change the record of a webhook and return the changed record. Return None if there is no record with this id.
+
+        Args:
+            webhook: Id of the webhook.
+            change: New values; fields that are None stay as they are. A new URL also resets the number of failed attempts to 0.
+        """
         values = {name: value for name, value in asdict(change).items() if value is not None}
         if change.events is not None:
             values["events"] = list(change.events)
@@ -68,19 +73,26 @@ class SqlWebhookRepository:
         return None if row is None else _record(row)
 
     async def lease(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
-        """Give a node the lease of a webhook and return the record. Return None if another node has the lease or there is no such webhook."""
+        """Give or renew a node's lease of a webhook and return the record. Return None if another node has the lease, or if there is no such webhook.
+
+        Args:
+            webhook: Id of the webhook.
+            node: Node that delivers to the webhook while it has the lease.
+            now: Current time. Leases that end at or before this time are free.
+            until: End of the new lease.
+        """
         is_free = or_(webhooks.c.leased_by.is_(None), webhooks.c.leased_by == node, webhooks.c.leased_until <= now)
         statement = update(webhooks).where(webhooks.c.id == webhook, is_free).values(leased_by=node, leased_until=until).returning(*webhooks.columns)
         row = await self._database.write(lambda connection: connection.execute(statement).first())
         return None if row is None else _record(row)
 
     async def save_progress(self, webhook: WebhookId, node: NodeId, progress: DeliveryProgress) -> bool:
-        """Record the progress of a webhook if the node still has its lease. Return whether it has."""
+        """Record the progress of a webhook's delivery. Return False, and record nothing, if the node no longer has the webhook's lease."""
         statement = update(webhooks).where(webhooks.c.id == webhook, webhooks.c.leased_by == node).values(**asdict(progress))
         return await self._database.apply(statement) > 0
 
     async def remove(self, webhook: WebhookId) -> bool:
-        """Delete a record. Return whether the record existed."""
+        """Delete the record of a webhook. Return False if there is no such record."""
         return await self._database.apply(delete(webhooks).where(webhooks.c.id == webhook)) > 0
 
 

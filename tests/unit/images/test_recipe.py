@@ -54,8 +54,8 @@ def test_debian_table_is_read() -> None:
 @pytest.mark.parametrize(
     "text, word",
     [
-        ("", "either"),
-        ('from = "base"\n' + DEBIAN, "either"),
+        ("", "neither"),
+        ('from = "base"\n' + DEBIAN, "both"),
         ("x = ", "TOML"),
         ('fron = "base"', "fron"),
         (DEBIAN + "packags = []", "packags"),
@@ -66,7 +66,7 @@ def test_debian_table_is_read() -> None:
         ('[debian]\nsuite = "bookworm"\npackages = [1]', "text"),
         ('[debian]\nsuite = "bookworm"\nexclude = ["etc"]', "absolute"),
         ('from = "base"\n[python]\nlock = "nowhere.lock"', "nowhere.lock"),
-        ('from = "base"\n[files]\n"/../etc/passwd" = ""', "plain"),
+        ('from = "base"\n[files]\n"/../etc/passwd" = ""', "without '..'"),
         ('from = "base"\n[files]\n"etc/passwd" = ""', "absolute"),
         ('from = "base"\n[env]\n"A=B" = ""', "environment"),
         ('from = "base"\n[[run]]\nargv = []', "argv"),
@@ -105,7 +105,7 @@ def test_unknown_parent_and_circular_recipes_are_refused() -> None:
     known = {"a": Recipe("a", parent="b"), "b": Recipe("b", parent="a"), "c": Recipe("c", parent="d")}
     with pytest.raises(InvalidRequestError, match="a <- b <- a"):
         recipes.lineage(known, "a")
-    with pytest.raises(NotFoundError, match=r"c begins with 'd'"):
+    with pytest.raises(NotFoundError, match=r"parent 'd' of the recipe c does not exist"):
         recipes.lineage(known, "c")
 
 

@@ -1,10 +1,10 @@
 """Address policy for requests to URLs that tenants choose. Pure.
 
 Invariants:
-- Only global unicast addresses are public. Special-purpose addresses (RFC 6890 and its registries), addresses that embed another address
-  (IPv4-mapped, NAT64, 6to4, Teredo), and metadata addresses of clouds are not.
-- Networks that the operator allows override these rules.
-- A URL is checked without network access. Each address that its name resolves to is checked again before the connection.
+- Only global unicast addresses are public. These addresses are not public: special-purpose addresses (RFC 6890 and its registries), addresses that
+  embed another address (IPv4-mapped, NAT64, 6to4, Teredo), and metadata addresses of clouds.
+- Addresses in networks that the operator allows may be called even if they are not public.
+- A URL is checked without network access. The HTTP client checks each address that the URL's name resolves to before it connects.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Network = IPv4Network | IPv6Network
 
 MAX_URL_BYTES: Final = 2048
 SYSTEM_PORTS: Final = frozenset({80, 443})
-"""Allowed ports below :data:`FIRST_USER_PORT`."""
+"""Ports below :data:`FIRST_USER_PORT` that requests may use."""
 FIRST_USER_PORT: Final = 1024
-"""All ports from here on are allowed (RFC 6335, 6: system ports are below)."""
+"""First port above the system ports (RFC 6335, 6). Requests may use this port and all higher ports."""
 
 _NAME: Final = re.compile(r"[a-z0-9._-]{1,253}")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _IPV6_UNICAST: Final = ip_network("2000::/3")
-"""Global unicast IPv6 (RFC 4291, 2.4). Python's ``is_global`` is also true for unassigned addresses."""
+"""Global unicast IPv6 addresses (RFC 4291, 2.4). Checked in addition to Python's ``is_global``, which is also true for unassigned addresses."""
 _NOT_PUBLIC: Final[tuple[Network, ...]] = (
     ip_network("192.88.99.0/24"),  # 6to4 relays (RFC 7526)
-    ip_network("168.63.129.16/32"),  # Azure's host, reachable from its guests only
+    ip_network("168.63.129.16/32"),  # service of Azure that only its virtual machines can reach
     ip_network("2001::/23"),  # IETF protocols: Teredo, ORCHID and others embed other addresses or keys
     ip_network("2002::/16"),  # 6to4: embeds an IPv4 address
     ip_network("2001:db8::/32"),  # documentation (RFC 3849)
@@ -42,10 +42,10 @@ _NOT_PUBLIC: Final[tuple[Network, ...]] = (
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an address is public.
+    """Return whether an address is a public address of the internet.
 
     Args:
-        address: The address as the system would connect to it. An address with a zone is not public.
+        address: The address to connect to. An IPv6 address with a zone (``%eth0``) is not public.
     """
     if isinstance(address, IPv6Address) and (address.scope_id is not None or address not in _IPV6_UNICAST):
         return False
@@ -54,60 +54,60 @@ def is_public(address: Address) -> bool:
 
 
 def is_allowed(address: Address, allow: Collection[Network]) -> bool:
-    """Return whether requests may go to an address: it is public or in a network that the operator allows."""
+    """Return whether requests may go to an address: True if it is public or in one of the networks ``allow`` of the operator."""
     return is_public(address) or _in_any(address, allow)
 
 
 def check_url(url: str, allow: Collection[Network] = ()) -> httpx.URL:
-    """Parse a URL and refuse it if it can never be called. No network access.
+    """Parse a URL that a tenant chose, and check what can be checked without network access.
 
     Args:
         url: The URL.
-        allow: Networks that the operator allows.
+        allow: Networks that the operator allows although their addresses are not public.
 
     Raises:
         InvalidRequestError: The URL is malformed or forbidden; the message says why.
     """
     if len(url.encode("utf-8", "replace")) > MAX_URL_BYTES:
-        raise _invalid(f"The URL has more than {MAX_URL_BYTES} bytes.")
+        raise _invalid(f"The URL has {len(url.encode('utf-8', 'replace'))} bytes, more than {MAX_URL_BYTES}.")
     try:
         parsed = httpx.URL(url)
         host = host_of(parsed)
     except (httpx.InvalidURL, ValueError):
         raise _invalid("The URL is malformed.") from None
     if parsed.scheme not in _DEFAULT_PORTS or not host:
-        raise _invalid("The URL does not begin with http:// or https:// and a host.")
+        raise _invalid(f"The URL must begin with http:// or https:// and a host; its scheme is {parsed.scheme[:16]!r}, its host {host[:64]!r}.")
     literal = address_of(host)
     if literal is None and _NAME.fullmatch(host) is None:
-        raise _invalid("The URL's host is malformed.")
+        raise _invalid(f"The host {host[:64]!r} of the URL is malformed.")
     if parsed.userinfo or parsed.fragment:
-        raise _invalid("The URL has a user name or a fragment.")
+        raise _invalid(f"The URL has a {'user name or password' if parsed.userinfo else 'fragment'}.", "Remove this part of the URL.")
     if host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"):  # RFC 6761, 6.3
         literal = ip_address("127.0.0.1")
     if literal is not None and not is_allowed(literal, allow):
-        raise _invalid(f"{host} is not a public address.")
+        raise _invalid(f"The host {host} of the URL is not a public address.")
     if not is_port_allowed(port_of(parsed)) and not (literal is not None and _in_any(literal, allow)):
         raise _invalid(f"Port {port_of(parsed)} is not allowed.", f"Use port 80, port 443, or a port from {FIRST_USER_PORT} on.")
     return parsed
 
 
 def host_of(url: httpx.URL) -> str:
-    """Return the host of a URL in ASCII, as name servers and certificates spell it."""
+    """Return the host of a URL in lower-case ASCII, the form in which name servers and certificates contain it."""
     return url.raw_host.decode("ascii").lower()
 
 
 def port_of(url: httpx.URL) -> int:
-    """Return the port of a URL, or the default port of its scheme."""
+    """Return the port of a URL, or the default port of the scheme if the URL names no port."""
     return url.port if url.port is not None else _DEFAULT_PORTS[url.scheme]
 
 
 def is_port_allowed(port: int) -> bool:
-    """Return whether requests may go to this port of a public address."""
+    """Return whether requests to public addresses may use a port."""
     return port in SYSTEM_PORTS or FIRST_USER_PORT <= port < 1 << 16
 
 
 def address_of(host: str) -> Address | None:
-    """Return the address in a URL's host, or None if the host is a name."""
+    """Return the host of a URL as an address. Return None if the host is a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -115,7 +115,7 @@ def address_of(host: str) -> Address | None:
 
 
 def _in_any(address: Address, networks: Collection[Network]) -> bool:
-    return any(address in network for network in networks)  # False if the IP versions differ
+    return any(address in network for network in networks)  # for an IPv4 address and an IPv6 network (or the reverse), `in` is False
 
 
 def _invalid(message: str, hint: str = "Pass an http or https URL of a host on the internet.") -> InvalidRequestError:

@@ -1,10 +1,10 @@
-"""HTTP client for URLs that tenants chose. A call is one request; its result is the status of the response.
+"""HTTP client for URLs that tenants chose. A call sends one request and returns the status of the response.
 
 Invariants:
-- Names are resolved here and the connection goes to an address that was checked, so that a name server cannot redirect the
-  connection with a second response. TLS still verifies the name.
+- The client resolves names itself, checks the addresses and connects to a checked address. A name server therefore cannot direct the connection to
+  a forbidden address with a second response. TLS verifies the certificate for the name, as usual.
 - Redirects are not followed.
-- No proxy, cookie or credential of this machine is used, and no connection is used twice.
+- No proxy, cookie or credential of this machine is used. Each request has its own connection.
 - A call takes at most :data:`CALL_S`, and at most :data:`READ_BYTES` of the response are read.
 """
 
@@ -25,25 +25,28 @@ from sandlot.egress.outbound.addresses import Address, Network, address_of, chec
 from sandlot.model.errors import ErrorCode, ForbiddenError, TimeoutExceededError, UnavailableError
 
 CALL_S: Final = 10.0
-"""Time limit of a call: name lookup, connection, request and response."""
+"""Seconds that a call may take: name lookup, connection, request and response."""
 READ_BYTES: Final = 64 * 1024
 MAX_ADDRESSES: Final = 3
-"""Addresses of one name that are tried."""
+"""Maximum number of addresses of one name that are tried."""
 LOOKUP_THREADS: Final = 64
-"""Names looked up at once. A name server that never responds blocks a thread for half a minute, so the lookups have their own threads, and a call
-that reaches its time limit does not wait for its lookup."""
+"""Maximum number of names that are looked up at once.
+
+A name server that never responds blocks a thread for half a minute. Lookups therefore have their own threads, and a call that reaches its time limit
+does not wait for its lookup.
+"""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
-"""Resolves a host and a port to addresses; raises OSError if the name does not exist."""
+"""Resolves a host name and a port to addresses. Raises OSError if the name does not exist."""
 
 
 class OutboundHttpClient:
-    """Sends requests to URLs that tenants chose. Close it after use.
+    """Sends requests to URLs that tenants chose. It must be closed after use.
 
     Args:
-        allow: Networks that requests may go to although they are not public.
-        resolve: Resolves names; by default with the machine's resolver.
-        is_own: Returns whether an address belongs to this machine.
+        allow: Networks that requests may go to although their addresses are not public.
+        resolve: Resolves host names. None: the machine's resolver.
+        is_own: Returns whether an address belongs to this machine. None: :func:`is_own_address`.
     """
 
     def __init__(self, allow: Collection[Network] = (), *, resolve: Resolve | None = None, is_own: Callable[[Address], bool] | None = None) -> None:
@@ -54,13 +57,13 @@ class OutboundHttpClient:
         self._transport: httpx.AsyncHTTPTransport | None = None
 
     async def aclose(self) -> None:
-        """Close the client. Idempotent."""
+        """Close the client. Lookups that have begun are not waited for. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._transport is not None:
             await self._transport.aclose()
 
     def check(self, url: str) -> None:
-        """Refuse a URL that the address policy forbids.
+        """Raise an error if the address policy forbids a URL. No network access.
 
         Raises:
             InvalidRequestError: The URL is malformed or forbidden.
@@ -71,13 +74,13 @@ class OutboundHttpClient:
         """Send a POST request and return the status of the response.
 
         Args:
-            url: Target of the request.
+            url: URL to send the request to.
             body: Body of the request.
-            headers: Headers of the request; ``Host`` and ``Content-Length`` are added.
+            headers: Headers of the request. ``Host`` and ``Content-Length`` are added.
 
         Raises:
             InvalidRequestError: The URL is malformed or forbidden.
-            ForbiddenError: No address of the host is allowed.
+            ForbiddenError: The host has no address that requests may go to.
             UnavailableError: The host cannot be reached or does not speak HTTP.
             TimeoutExceededError: The call took longer than :data:`CALL_S`.
         """
@@ -95,10 +98,10 @@ class OutboundHttpClient:
             raise UnavailableError(_failure(host_of(parsed), error), code=ErrorCode.SERVICE_UNAVAILABLE) from None
 
     async def _addresses(self, url: httpx.URL) -> Sequence[Address]:
-        """Return the allowed addresses of a URL's host, at least one.
+        """Return the addresses of a URL's host that requests may go to: at least 1, at most :data:`MAX_ADDRESSES`.
 
         Raises:
-            ForbiddenError: The host has no allowed address. The message does not say whether the name exists, because internal names are secret.
+            ForbiddenError: Requests may go to no address of the host. The message is the same if the name does not exist: internal names are secret.
         """
         host = host_of(url)
         literal = address_of(host)
@@ -126,11 +129,11 @@ class OutboundHttpClient:
             headers={"User-Agent": "Sandlot", "Accept": "*/*", "Connection": "close", **headers},
             extensions={"sni_hostname": host_of(url), "timeout": dict.fromkeys(("connect", "read", "write", "pool"), CALL_S)},
         )
-        request.url = url.copy_with(host=str(address))  # the Host header is set already and keeps the name
+        request.url = url.copy_with(host=str(address))  # Request() has already set the Host header to the name
         response = await self._open_transport().handle_async_request(request)
         try:
             read = 0
-            with suppress(httpx.HTTPError):  # only the status counts
+            with suppress(httpx.HTTPError):  # the body is discarded, and the status is already known
                 async for piece in response.aiter_raw():
                     read += len(piece)
                     if read >= READ_BYTES:
@@ -149,10 +152,10 @@ class OutboundHttpClient:
 
 
 def is_own_address(address: Address) -> bool:
-    """Return whether an address belongs to this machine.
+    """Return whether an address belongs to this machine. Nothing is sent.
 
-    The kernel chooses the source address of a datagram socket in connect(2) and sends nothing. If the
-    target is an address of this machine, the source is the same address.
+    In connect(2) of a datagram socket, the kernel only chooses the source address of the socket. If the target is an address of this machine, the
+    kernel chooses the target's address as the source.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004 - the version of the protocol
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -160,7 +163,7 @@ def is_own_address(address: Address) -> bool:
             probe.connect((str(address), 9))
             return str(probe.getsockname()[0]) == str(address)
         except OSError:
-            return False  # no route to the address
+            return False  # this machine has no route to the address
 
 
 def _look_up(host: str, port: int) -> list[Address]:
@@ -173,7 +176,7 @@ def _look_up(host: str, port: int) -> list[Address]:
 
 
 def _failure(host: str, error: Exception) -> str:
-    """Return a message about a failed call that reveals nothing about this machine."""
+    """Return an error message for a failed call that reveals nothing about this machine."""
     if isinstance(error, httpx.ConnectError):
         return f"{host} cannot be connected to{': its certificate is not trusted' if 'CERTIFICATE' in str(error) else ''}."
     return f"{host} closed the connection or does not speak HTTP."

@@ -1,16 +1,16 @@
 """The package cache: serves package indexes and package files to sandboxes.
 
-Guests open streams and speak HTTP on them. There are three roots::
+Guests open streams, each of which carries one HTTP connection. These paths are served::
 
     /pypi/simple/NAME/   /pypi/files/...         Python
     /npm/NAME            /npm/NAME/-/FILE.tgz    JavaScript
     /debian/...          /debian-security/...    Debian
 
 Invariants:
-- The cache is read-only and serves packages only. No path leads to a host that the sandbox chose or to a file of this machine.
-- Upstream are the indexes that pip, npm and apt of this machine are configured to use. No response contains their credentials.
-- A Python or npm file matches the digest of its index, byte by byte. Debian packages are verified by apt in the sandbox.
-- HTTP libraries are imported and the machine's configuration is read at the first connection, so a service without installs has no cost.
+- The cache is read-only and serves only packages. No path leads to a host that the sandbox chose or to another file of this machine.
+- Packages come from the indexes that pip, npm and apt of this machine are configured to use (upstream). No response contains their credentials.
+- A Python or npm file must match the digest that its index names. Debian packages are verified by apt in the sandbox.
+- HTTP libraries are imported and the machine's configuration is read at the first connection, so that services without installs start faster.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from sandlot.egress.packages.registries.router import RegistryRouter
 
 ORIGIN = "http://127.0.0.1:4479"
-"""Origin of the cache inside a sandbox: the guest listens there."""
+"""Origin of the package cache inside a sandbox. The guest listens on this address and port."""
 DISK_THREADS = 6
-"""Threads of the cache for the disk and for building small index pages."""
+"""Number of threads of the package cache, for disk access and for building small index pages."""
 
 
 class PackageCache:
-    """Serves packages to sandboxes. Call :meth:`start` before anything else.
+    """Serves packages to sandboxes. :meth:`start` must be called first.
 
     Args:
         folder: Folder of the package store; created if it does not exist. Several services of this host may share it.
-        read_sources: Returns the upstream indexes; :meth:`PackageSources.of_this_machine` outside tests. It blocks, and is called once, in a
-            thread, at the first connection.
-        max_bytes: Disk space that the folder may use.
-        ttl_s: Seconds for which an index page is served without asking upstream.
-        origin: Origin of the cache inside a sandbox, as ``http://HOST:PORT``. npm's metadata contains absolute URLs of files.
+        read_sources: Returns the upstream indexes: :meth:`PackageSources.of_this_machine`, except in tests. Called at the first connection, in
+            a thread, because it may block.
+        max_bytes: Maximum disk space of the folder.
+        ttl_s: Seconds for which a cached index page is served without asking upstream.
+        origin: Origin of the package cache inside a sandbox, as ``http://HOST:PORT``. Used in npm's metadata, which contains absolute URLs.
     """
 
     def __init__(self, folder: Path, read_sources: Callable[[], PackageSources], *, max_bytes: int, ttl_s: float, origin: str = ORIGIN) -> None:
@@ -64,7 +64,7 @@ class PackageCache:
         self._limiter = ConcurrencyLimiter()
 
     async def start(self) -> None:
-        """Create the folder, and remove incomplete files that killed services left.
+        """Create the folder of the package store, and remove incomplete files that killed services left there.
 
         Raises:
             HostError: The folder is not writable.
@@ -72,7 +72,7 @@ class PackageCache:
         await self._threads.run(self._store.prepare)
 
     async def aclose(self) -> None:
-        """Cancel all downloads. Responses in progress are cut. Idempotent."""
+        """Cancel all downloads and stop serving. Responses in progress fail. Idempotent."""
         self._closed = True
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -80,16 +80,17 @@ class PackageCache:
         await self._threads.aclose()
 
     async def serve(self, stream: Stream, *, sandbox: str, allowed: Callable[[], bool]) -> None:
-        """Serve one connection of a program in a sandbox until it ends.
+        """Serve one HTTP connection of a program in a sandbox until the connection ends.
 
         Args:
-            stream: Bytes of the connection. This method ends the stream.
-            sandbox: Id of the sandbox. Its concurrent requests are limited, so that other sandboxes get their share.
-            allowed: Returns whether the sandbox may install packages. Called for each request and between the pieces of a response, so it
+            stream: Stream with the bytes of the connection. This method ends it.
+            sandbox: Id of the sandbox. The number of concurrent requests of each sandbox is limited.
+            allowed: Returns whether the sandbox may install packages now. Called for each request and before each piece of a response, so it
                 must be fast.
 
         Raises:
-            SandlotError: The connection must be reset, so that the client does not take an incomplete response for a complete one.
+            SandlotError: A response cannot be completed, or the service is stopping. The caller must reset the stream, so that the client does
+                not take an incomplete response for a complete one.
         """
         router, connection = await self._open()
 
@@ -100,14 +101,16 @@ class PackageCache:
             await connection(stream, allowed, respond, slots, self._counters).serve()
 
     def counters(self) -> Counters:
-        """Return a copy of the counters."""
+        """Return a copy of the counters of the package cache."""
         return replace(self._counters)
 
     async def _open(self) -> tuple[RegistryRouter, type[HttpConnection]]:
         if self._opened is None:
             async with self._opening:
                 if self._closed:
-                    raise UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_STOPPING)
+                    raise UnavailableError(
+                        "The service is stopping, and its package cache accepts no more connections.", code=ErrorCode.SERVICE_STOPPING
+                    )
                 if self._opened is None:
                     (router, connection), sources = await asyncio.gather(self._threads.run(_import), self._threads.run(self._read_sources))
                     opened = router(sources, self._store, self._threads, self._counters, ttl_s=self._ttl_s, origin=self._origin)
@@ -116,7 +119,7 @@ class PackageCache:
 
 
 def _import() -> tuple[type[RegistryRouter], type[HttpConnection]]:
-    # httpx and h11 take 0.14 s to import, and many services never install a package.
+    # httpx and h11 take 0.14 s to import, and many services never serve a package.
     from sandlot.egress.packages.http_connection import HttpConnection  # noqa: PLC0415
     from sandlot.egress.packages.registries.router import RegistryRouter  # noqa: PLC0415
 

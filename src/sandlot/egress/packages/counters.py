@@ -1,4 +1,4 @@
-"""Counters of the package cache, for ``/metrics``."""
+"""Counters of the package cache, which the service reports at ``/metrics``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Counts since the service started.
+    """Numbers of events in the package cache since the service started.
 
     Args:
-        hits: Index pages and files that were in the store and fresh.
-        misses: Index pages and files that were requested from upstream.
-        stale: Index pages that were served although they had expired, because upstream did not respond.
-        refused: Requests that the network policy of their sandbox does not allow.
+        hits: Requests for index pages and files that were served from the store.
+        misses: Requests for index pages and files that needed upstream.
+        stale: Expired index pages that were served because upstream did not respond.
+        refused: Requests that the network policy of the requesting sandbox did not allow.
         errors: Requests that failed because of upstream or the disk.
         upstream_requests: Requests to upstream, including retries and redirects but not files of the host's own folders.
-        upstream_bytes: Bytes of upstream's response bodies.
-        served_bytes: Bytes of response bodies that sandboxes took.
+        upstream_bytes: Bytes of response bodies that were received from upstream.
+        served_bytes: Bytes of response bodies that were sent to sandboxes.
         mismatches: Files that did not match their digest or changed during a download.
-        evictions: Files that were removed to make room.
+        evictions: Files that were removed from the store to make space for other files.
     """
 
     hits: int = 0

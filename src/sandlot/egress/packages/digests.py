@@ -1,7 +1,7 @@
-"""Digests of package files, as indexes name them. Pure.
+"""Parsers for the digests of package files that package indexes name. Pure.
 
-Invariant: only digests of strong algorithms are used. MD5 is ignored. SHA-1 is accepted only from npm, which has no other digest for old packages,
-and only if there is no stronger digest.
+Invariant: only digests of strong algorithms are used, and MD5 is ignored. There is one exception: npm names only SHA-1 for old packages, so SHA-1 is
+accepted from npm if there is no stronger digest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOKEN = re.compile(r"(sha512|sha384|sha256|sha1)-([0-9a-f]{40,128})")
 
 
 class HashState(Protocol):
-    """A hash object of hashlib."""
+    """Protocol of a hash object, such as those of hashlib."""
 
     def update(self, data: bytes, /) -> None: ...  # noqa: D102
     def hexdigest(self) -> str: ...  # noqa: D102
@@ -28,47 +28,47 @@ class HashState(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The digest that a file must have.
+    """Digest that the content of a package file must have.
 
     Args:
         algorithm: ``sha256``, ``sha384``, ``sha512`` or ``sha1``.
-        value: Value in hexadecimal, lower case.
+        value: The digest in lower-case hexadecimal.
     """
 
     algorithm: str
     value: str
 
     def __str__(self) -> str:
-        """Return ``ALGORITHM-HEX``. It is the name of the file in the store, and URL paths contain it."""
+        """Return ``ALGORITHM-HEX``, the form that is used in names of stored files and in URL paths."""
         return f"{self.algorithm}-{self.value}"
 
     def new_hash(self) -> HashState:
-        """Return a new hash object of the same algorithm."""
+        """Return an empty hash object of this digest's algorithm."""
         return hashlib.new(self.algorithm, usedforsecurity=False)
 
 
 def parse_digest(text: str) -> Digest | None:
-    """Parse ``ALGORITHM-HEX``. Return None if the text is anything else."""
+    """Parse a digest of the form ``ALGORITHM-HEX``. Return None if the text is not a valid digest."""
     found = _TOKEN.fullmatch(text)
     return _checked(found[1], found[2], _SIZES | _WEAK_SIZES) if found else None
 
 
 def digest_from_hashes(hashes: Mapping[str, object]) -> Digest | None:
-    """Return the digest in the ``hashes`` of a Python index, or None if none of them can be used.
+    """Return the digest of a file in a Python index, or None if the index names no usable digest.
 
     Args:
-        hashes: Hexadecimal value by algorithm. SHA-256 is preferred because all indexes and clients support it.
+        hashes: Hexadecimal digest by algorithm, as in the index. SHA-256 is preferred, because all indexes and clients support it.
     """
     found = (_checked(name, hashes.get(name), _SIZES) for name in ("sha256", "sha512", "sha384"))
     return next((digest for digest in found if digest is not None), None)
 
 
 def digest_from_integrity(integrity: object, shasum: object) -> Digest | None:
-    """Return the strongest digest of npm's ``dist``, or None if none of them can be used.
+    """Return the strongest digest in the ``dist`` object of an npm package version, or None if it names no usable digest.
 
     Args:
-        integrity: One or more ``ALGORITHM-BASE64``, separated by spaces (Subresource Integrity).
-        shasum: SHA-1 in hexadecimal.
+        integrity: ``dist.integrity``: one or more ``ALGORITHM-BASE64``, separated by spaces (Subresource Integrity).
+        shasum: ``dist.shasum``: SHA-1 in hexadecimal. Used only if ``integrity`` has no usable digest.
     """
     found: dict[str, Digest] = {}
     for word in integrity.split() if isinstance(integrity, str) else ():

@@ -1,11 +1,11 @@
-"""Download of one file from upstream into the store, shared by any number of clients.
+"""Downloads one file from upstream into the store. Any number of clients can read the file while it is downloaded.
 
 Invariants:
-- No client gets the last bytes of a file before the whole file matches its digest. A wrong file is cut off and never stored.
-- A client that leaves does not disturb the others. After the last one has left, the download continues for :data:`LINGER_S`, because
-  clients often return, and then ends.
-- A broken connection is resumed where it broke, or at the next URL of the file if the first one no longer has it.
-- A URL that returned a wrong file is tried last from then on. If no client has received a byte yet, the next URL is tried at once.
+- No client gets the last bytes of a file before the whole file has matched its digest. A wrong file is never stored.
+- The download continues as long as one client is connected. After the last client has disconnected, the download continues for :data:`LINGER_S`,
+  because clients often come back, and is then cancelled.
+- If a connection breaks, the download continues at the same byte over a new connection, or from the next URL if the first has lost the file.
+- If a URL returned a wrong file and no client has received a byte yet, the next URL is tried at once. In later downloads that URL is tried last.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sandlot.egress.packages.upstream import PIECE_BYTES, Upstream, UpstreamErro
 from sandlot.host.blocking import BlockingPool
 
 WITHHELD_BYTES: Final = 64 * 1024
-"""Bytes at the end of a file that are withheld until the whole file is verified."""
+"""Number of bytes at the end of a file that clients get only after the whole file is verified."""
 LINGER_S: Final = 10.0
-"""Time for which a download continues without clients."""
+"""Seconds for which a download continues after its last client has disconnected."""
 MAX_WRONG_URLS: Final = 1024
-"""URLs of wrong files that are remembered."""
+"""Maximum number of URLs that are remembered because they returned a wrong file."""
 _GROWTH_BYTES: Final = 16 * 1024 * 1024
-"""Space that is allocated at once. A file evicts others only as it arrives, whatever its announced length."""
+"""Disk space in bytes that is allocated at a time. Space is allocated as the file arrives, so that a wrong announced size evicts no other files."""
 _ATTEMPTS: Final = 3
 _OK, _PARTIAL, _RANGE_NOT_SATISFIABLE, _MISSING = 200, 206, 416, frozenset({401, 403, 404, 410})
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class NotFoundError(Exception):
 
 
 class NotStorableError(Exception):
-    """The store cannot take the file. It can only be passed through."""
+    """The store cannot take the file, so the file must be passed through."""
 
 
 class WrongFileError(UpstreamError):
@@ -55,13 +55,13 @@ class WrongFileError(UpstreamError):
 
 @dataclass(frozen=True, slots=True)
 class PackageFile:
-    """A package file of an upstream index.
+    """A package file: its upstream URLs, and the digest to verify it with.
 
     Args:
-        urls: URLs of the file; later ones are tried if earlier ones do not have it.
-        digest: Digest that the file must have, or None if the index names none.
-        is_verified_by_client: True if the client verifies the file, and its content never changes. Such a file is stored by URL if it has no
-            digest; other files without a digest are passed through and not stored.
+        urls: URLs of the file, in the order in which they are tried.
+        digest: Digest that the file must have. None if the index names no digest.
+        is_verified_by_client: True if the client verifies the file and the content at its URL never changes. A file without a digest is stored
+            only if this is True.
     """
 
     urls: tuple[str, ...]
@@ -70,7 +70,7 @@ class PackageFile:
 
     @property
     def stored_as(self) -> tuple[Kind, str] | None:
-        """Kind and name of the file in the store; None if it is not stored."""
+        """Kind and name of the file in the store. None if the file must not be stored."""
         if self.digest is not None:
             return Kind.FILES, str(self.digest)
         if self.is_verified_by_client and urlsplit(self.urls[0]).scheme != "file":
@@ -79,24 +79,29 @@ class PackageFile:
 
     @property
     def headers(self) -> Headers:
-        """Headers of a response with this file."""
+        """HTTP headers of a response with this file."""
         etag = (("ETag", f'"{self.digest}"'), ("Cache-Control", "public, max-age=31536000, immutable")) if self.digest else ()
         return (("Content-Type", "application/octet-stream"), ("Accept-Ranges", "bytes"), *etag)
 
 
 class WrongUrls:
-    """URLs that returned a wrong file. They are tried last when the same file is requested again."""
+    """Remembers URLs that returned a wrong file, so that later downloads of the file try them last."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[tuple[Digest, str], None] = OrderedDict()
 
     def sort(self, file: PackageFile) -> PackageFile:
-        """Return a file with its wrong URLs last."""
+        """Return a copy of a file in which the URLs that returned a wrong file come last."""
         digest = file.digest
         return file if digest is None else replace(file, urls=tuple(sorted(file.urls, key=lambda url: (digest, url) in self._wrong)))
 
     def add(self, digest: Digest | None, urls: Iterable[str]) -> None:
-        """Remember URLs that returned a wrong file for a digest. A file without a digest has only one URL."""
+        """Remember URLs that returned a wrong file.
+
+        Args:
+            digest: Digest that the file should have had. None: nothing is remembered, because a file without a digest has only one URL.
+            urls: The URLs.
+        """
         if digest is None:
             return
         for url in urls:
@@ -106,21 +111,21 @@ class WrongUrls:
 
 
 class Download:
-    """One download. It begins with :meth:`start`.
+    """One download of a file into the store. :meth:`start` begins it.
 
     Args:
-        file: The file; it must be storable.
-        upstream: Client of its registry.
-        store: The package store.
-        threads: Threads for the disk.
-        counters: Counters of the cache.
+        file: The file to download. Its ``stored_as`` must not be None.
+        upstream: Client of the registry that the file belongs to.
+        store: Store to write the file to.
+        threads: Thread pool for disk access.
+        counters: Counters of the package cache, updated by the download.
 
     Attributes:
-        length: Size of the file in bytes, once known.
+        length: Size of the file in bytes. None until it is known, and if upstream does not announce it.
         wrong_urls: URLs that returned a wrong file.
         is_complete: True if the whole file has arrived and matches its digest.
-        is_over: True if the download has ended, so that no client may join.
-        task: The task of the download, once started.
+        is_over: True if the download has ended, with or without success. No client may join then.
+        task: Task that runs the download. None before :meth:`start`.
     """
 
     def __init__(self, file: PackageFile, upstream: Upstream, store: PackageStore, threads: BlockingPool, counters: Counters) -> None:
@@ -146,43 +151,43 @@ class Download:
 
     @property
     def is_lingering(self) -> bool:
-        """True while the download continues without clients."""
+        """True while the download continues although no client is connected."""
         return self._linger is not None and not self.is_over
 
     def start(self, on_end: Callable[[Download], None], may_linger: Callable[[], bool]) -> None:
-        """Begin the download.
+        """Begin the download in a new task.
 
         Args:
-            on_end: Called once at the end.
-            may_linger: Returns whether the download may continue for a moment without clients.
+            on_end: Called once with this download when its task has ended.
+            may_linger: Returns whether the download may continue for :data:`LINGER_S` without clients. Called when the last client leaves.
         """
         self._may_linger = may_linger
         self.task = asyncio.create_task(self._run(), name="package-download")
         self.task.add_done_callback(lambda _: on_end(self))
 
     def join(self) -> None:
-        """Add a client. It calls :meth:`leave` once."""
+        """Add a client. The caller must call :meth:`leave` exactly once."""
         self._clients += 1
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
 
     async def leave(self) -> None:
-        """Remove a client. If it was the last one, the download lingers or ends."""
+        """Remove a client. After the last client has left, the download continues for :data:`LINGER_S` at most, or is cancelled."""
         self._clients -= 1
         if self._clients:
             return
         if self.is_over or self.task is None:
             await self._close()
         elif self.is_complete:
-            return  # the file is being stored, which takes a moment
+            return  # the task is writing the complete file to the store and ends soon
         elif self._draft is None or not self._may_linger():
-            self.task.cancel()  # a download that has not begun must not occupy a slot without a client
+            self.task.cancel()  # without a client, a download that has received nothing must not take up an upstream request
         else:
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._end_lingering)
 
     async def wait_for_length(self) -> int | None:
-        """Wait until the length is known and return it. Return None if upstream does not announce one.
+        """Wait until upstream has responded, and return the size of the file in bytes. Return None if upstream does not announce the size.
 
         Raises:
             NotFoundError: Upstream has no such file.
@@ -195,7 +200,7 @@ class Download:
         return self.length
 
     async def wait_until_complete(self) -> int:
-        """Wait until the file is complete and return its size in bytes.
+        """Wait until the whole file has arrived and matches its digest. Return its size in bytes.
 
         Raises:
             NotFoundError: Upstream has no such file.
@@ -208,14 +213,14 @@ class Download:
         return self._ready_bytes
 
     async def pieces(self, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
-        """Yield a part of the file as it arrives.
+        """Yield a part of the file in pieces, as it arrives from upstream.
 
         Args:
             start: Offset of the first byte.
-            length: Number of bytes; None for all that follow.
+            length: Number of bytes to yield. None: all bytes up to the end of the file.
 
         Raises:
-            NotStorableError: The disk became full. The bytes yielded so far are not known to be wrong.
+            NotStorableError: The disk became full. The bytes that were yielded may still be right.
             UpstreamError: The download failed, or the file is wrong.
         """
         offset = start
@@ -244,14 +249,14 @@ class Download:
         except (UpstreamError, NotFoundError, NotStorableError) as error:
             self._error = error
         except OSError as error:
-            _log.warning("the package cache cannot write: %s", error.strerror)
+            _log.warning("the package cache cannot write a download to the disk: %s", error.strerror)
             self._error = NotStorableError()
         except asyncio.CancelledError:
-            self._error = UpstreamError("the download was cancelled because no client waited for it")
+            self._error = UpstreamError("the download was cancelled because no client was connected or the service is stopping")
             raise
         except Exception:  # noqa: BLE001 - clients get an error; the traceback is logged
             _log.exception("a package download failed unexpectedly")
-            self._error = UpstreamError("the download failed")
+            self._error = UpstreamError("the download failed because of an internal error; the log has the traceback")
         finally:
             self.is_over = True
             self._notify()
@@ -290,7 +295,7 @@ class Download:
             raise WrongFileError(f"{redacted(url)} does not match its index's digest ({digest.algorithm})")
 
     async def _restart(self) -> None:
-        """Discard the draft, so that the download begins again."""
+        """Discard the bytes received so far, so that the download can begin again from another URL."""
         draft, self._draft = self._draft, None
         self._hash = self.file.digest.new_hash() if self.file.digest is not None else None
         self._ready_bytes = 0
@@ -298,7 +303,7 @@ class Download:
             await self._threads.run(draft.close)
 
     async def _fetch_from(self, url: str) -> None:
-        """Write the whole file into the draft. Broken connections are resumed."""
+        """Download the whole file from one URL into the draft. After a broken connection, request the rest of the file, in at most 3 attempts."""
         version = ""
         for attempt in range(_ATTEMPTS):
             done = self._draft.size_bytes if self._draft else 0
@@ -322,13 +327,17 @@ class Download:
             except WrongFileError:
                 raise
             except UpstreamError:
-                # Without a digest or a version, a mixture of two files would not be detected.
+                # The rest may only be requested if a digest or a version shows whether the file has changed in the meantime.
                 can_resume = self._draft is not None and (self._hash is not None or version)
                 if not can_resume or attempt + 1 == _ATTEMPTS:
                     raise
 
     def _bytes_to_skip(self, response: UpstreamResponse, done: int) -> int:
-        """Return how many bytes of a response were fetched before.
+        """Return how many bytes at the beginning of a response's body were received before and must be skipped.
+
+        Args:
+            response: Response to the request that continues the download.
+            done: Number of bytes received before; 0 in the first request.
 
         Raises:
             NotFoundError: Upstream no longer has the file.
@@ -346,7 +355,7 @@ class Download:
 
     async def _begin(self, length: int | None) -> None:
         if length is None and self._hash is None:
-            raise NotStorableError  # without length and digest, an incomplete file would look complete
+            raise NotStorableError  # without a size and a digest, an incomplete file cannot be recognized
         draft = await self._threads.open(self._store.create_draft)
         if draft is None:
             raise NotStorableError
@@ -354,7 +363,7 @@ class Download:
         try:
             has_room = await self._threads.run(self._store.make_room, draft, _growth(draft, length), length or 0)
         finally:
-            if not has_room:  # or the task was cancelled: nothing else refers to this draft yet
+            if not has_room:  # or if the task was cancelled, when no other code can close the draft
                 await self._threads.run(draft.close)
         if not has_room:
             raise NotStorableError
@@ -364,7 +373,7 @@ class Download:
 
     async def _write(self, piece: bytes) -> None:
         draft = self._draft
-        assert draft is not None  # noqa: S101 - for the type checker: the draft was begun
+        assert draft is not None  # noqa: S101 - for the type checker: _begin() was called
         if draft.size_bytes + len(piece) > draft.allocated_bytes and not await self._threads.run(
             self._store.make_room, draft, _growth(draft, self.length)
         ):
@@ -378,10 +387,10 @@ class Download:
         draft.write(piece)
 
     def _notify(self, ready_bytes: int | None = None) -> None:
-        """Wake all clients.
+        """Wake all clients that wait for progress of the download.
 
         Args:
-            ready_bytes: Bytes that clients may read now; None leaves the number as it is.
+            ready_bytes: Number of bytes from the beginning of the file that clients may read now. None: the number has not changed.
         """
         if ready_bytes is not None:
             self._ready_bytes = ready_bytes
@@ -401,26 +410,29 @@ class Download:
 
 
 def check_has_file(response: UpstreamResponse) -> None:
-    """Check that a response contains a file.
+    """Check that the status of an upstream response means that its body is the file or a part of it.
+
+    Args:
+        response: Response to a request for a package file.
 
     Raises:
         NotFoundError: Upstream has no such file.
-        UpstreamError: Upstream responded with another error.
+        UpstreamError: Upstream responded with another status.
     """
     if response.status in _MISSING:
         raise NotFoundError
     if response.status not in {_OK, _PARTIAL}:
-        raise UpstreamError(f"{redacted(response.url)}: status {response.status}")
+        raise UpstreamError(f"{redacted(response.url)}: the response has status {response.status}")
 
 
 def _ended_at(response: UpstreamResponse, done: int) -> bool:
-    """Return whether the earlier connection broke after the last byte, so that nothing is left to fetch."""
+    """Return whether a response to a range request says that the file ends at byte ``done``: nothing is left to fetch."""
     is_after_end = done and response.status == _RANGE_NOT_SATISFIABLE
     return bool(is_after_end and response.headers.get("content-range", "").strip() == f"bytes */{done}")
 
 
 def _version(response: UpstreamResponse) -> str:
-    """Return a validator for ``If-Range`` (RFC 9110 section 13.1.5), or an empty string if the response has none."""
+    """Return the ``If-Range`` value (RFC 9110 section 13.1.5) for a response: its strong ETag or modification time; empty if it has neither."""
     etag = response.headers.get("etag", "")
     return etag if etag.startswith('"') else "" if etag else response.headers.get("last-modified", "")
 

@@ -1,4 +1,4 @@
-"""A limit on the concurrent requests of each sandbox, over all its connections. Further requests wait for those of the same sandbox."""
+"""Limit on the concurrent requests of each sandbox, over all its connections. Requests beyond the limit wait for other requests of the sandbox."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 REQUESTS_PER_SANDBOX = 12
-"""A quarter of the concurrent upstream requests of all sandboxes. pip sends one request at a time, npm fifteen, uv up to fifty."""
+"""Default limit for one sandbox: a quarter of the limit for all sandboxes together. pip sends one request at a time, npm fifteen, uv up to fifty."""
 
 
 @dataclass(slots=True)
@@ -18,10 +18,10 @@ class _Sandbox:
 
 
 class ConcurrencyLimiter:
-    """Limits concurrent work for each sandbox that has a connection.
+    """Limits the concurrent requests of each sandbox.
 
     Args:
-        limit: Concurrent requests of each sandbox.
+        limit: Maximum number of concurrent requests of one sandbox.
     """
 
     def __init__(self, limit: int = REQUESTS_PER_SANDBOX) -> None:
@@ -30,7 +30,9 @@ class ConcurrencyLimiter:
 
     @contextmanager
     def slots(self, sandbox: str) -> Iterator[asyncio.Semaphore]:
-        """Yield the semaphore of a sandbox, for use during one connection. Each request holds it until its response is sent.
+        """Yield the semaphore that all connections of a sandbox share. The caller must acquire it for each request until the response is sent.
+
+        The context must last as long as the caller uses the semaphore, such as for one connection.
 
         Args:
             sandbox: Id of the sandbox.

@@ -1,6 +1,6 @@
 """Requests and responses of the package cache as values, and the rules of HTTP that need no I/O (RFC 9110). Pure.
 
-Invariant: a name that a sandbox writes into a path reaches upstream and the disk only after each of its characters was checked.
+Invariant: each character of a request path is checked before any part of the path is used in a URL of upstream or in a file name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 MAX_TARGET_BYTES = 2048
-"""Size limit of a request target."""
+"""Maximum size of the path of a request, in bytes."""
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 
@@ -22,12 +22,12 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class HttpError(Exception):
-    """An error response with a line of text for people.
+    """An error response to a request of a sandbox. Its body is one line of text.
 
     Args:
-        status: Status of the response, from 300 on.
-        text: Description of the error and what to do about it. The sandbox reads it.
-        headers: Further headers of the response.
+        status: HTTP status of the response, 300 or above.
+        text: Description of the error and what to do about it, for people who read it in the sandbox.
+        headers: Headers of the response, in addition to ``Content-Type``.
     """
 
     def __init__(self, status: int, text: str, headers: Headers = ()) -> None:
@@ -42,10 +42,10 @@ class PackageFileRequest:
     """Options of a request for a package file.
 
     Args:
-        range_: The ``Range`` header, or None for the whole file.
-        head: True if only the head of the response is wanted.
-        reload: True if the stored copy must be replaced (``Cache-Control: no-cache``).
-        sandbox: Id of the sandbox.
+        range_: Value of the ``Range`` header. None requests the whole file.
+        head: True for a HEAD request.
+        reload: True if the stored copy of the file must be replaced (``Cache-Control: no-cache``).
+        sandbox: Id of the sandbox that sent the request.
     """
 
     range_: str | None = None
@@ -56,14 +56,14 @@ class PackageFileRequest:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of a sandbox.
+    """A parsed HTTP request of a sandbox.
 
     Args:
         segments: Decoded segments of the path. None of them is empty, ``.`` or ``..``, or contains a backslash.
         is_folder: True if the path ends with a slash.
-        headers: Headers by name in lower case. If a header was repeated, its last value.
-        head: True if only the head of the response is wanted.
-        sandbox: Id of the sandbox.
+        headers: Header values by lower-case name. Only the last value of a repeated header is kept.
+        head: True for a HEAD request.
+        sandbox: Id of the sandbox that sent the request.
     """
 
     segments: tuple[str, ...]
@@ -73,38 +73,41 @@ class Request:
     sandbox: str = ""
 
     def file_request(self, etag: str | None) -> PackageFileRequest:
-        """Return the options of this request for a file.
+        """Return the options that this request contains for a package file.
 
         Args:
-            etag: ETag of the file with its quotes, or None if it has none.
+            etag: ETag of the requested file with its quotes. None if the file has no ETag.
         """
         reload = "no-cache" in self.headers.get("cache-control", "").lower()
         return PackageFileRequest(self.range_for(etag), self.head, reload, self.sandbox)
 
     def range_for(self, etag: str | None) -> str | None:
-        """Return the ``Range`` header, or None if it applies to another version of the file only (``If-Range``).
+        """Return the value of the ``Range`` header. Ignore the header if ``If-Range`` limits it to another version of the file.
 
         Args:
-            etag: ETag of the file with its quotes, or None if it has none.
+            etag: ETag of the requested file with its quotes. None if the file has no ETag.
+
+        Returns:
+            None if there is no ``Range`` header, or if the header is ignored.
         """
         condition = self.headers.get("if-range")
         return self.headers.get("range") if condition is None or condition == etag else None
 
 
 async def _nothing() -> None:
-    """Release nothing."""
+    """Do nothing; for a response without resources to release."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response whose body is not sent yet. The caller calls :attr:`close`, whether the body was sent or not.
+    """A response whose body has not been sent yet. The caller must call :attr:`close`, even if the body is never sent.
 
     Args:
-        status: Status of the response.
-        headers: Headers without ``Content-Length``.
-        length: Size of the body in bytes, or None if it is unknown; the body is sent in chunks then.
-        body: Generates the pieces of the body. It raises if the connection must be cut, so that the client does not take the part that was
-            sent for the whole body.
+        status: HTTP status of the response.
+        headers: All headers except ``Content-Length``.
+        length: Size of the body in bytes. None if the size is unknown; the body is then sent with chunked transfer coding.
+        body: Returns a generator of the pieces of the body. The generator raises if the body cannot be completed. The caller must then cut the
+            connection, so that the client does not take an incomplete body for a complete one.
         close: Releases the resources of the body. Idempotent.
     """
 
@@ -117,7 +120,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """A range of bytes of a file.
+    """A range of consecutive bytes of a file.
 
     Args:
         start: Offset of the first byte.
@@ -129,7 +132,7 @@ class ByteRange:
 
 
 def bytes_response(status: int, data: bytes, media_type: str, headers: Headers = ()) -> Response:
-    """Return a response with a body that is in memory."""
+    """Return a response whose whole body is in memory."""
 
     async def body() -> AsyncGenerator[bytes, None]:
         if data:
@@ -139,22 +142,22 @@ def bytes_response(status: int, data: bytes, media_type: str, headers: Headers =
 
 
 def error_response(error: HttpError) -> Response:
-    """Return the response of an error."""
+    """Return the response that reports an error to the client."""
     return bytes_response(error.status, f"{error.text}\n".encode(), TEXT, error.headers)
 
 
 def parse_target(target: bytes) -> tuple[tuple[str, ...], bool]:
-    """Parse the target of a request into the segments of its path and whether the path ends with a slash.
+    """Parse the target of a request. Return the decoded segments of its path, and True if the path ends with a slash.
 
     Args:
-        target: The target as it was sent. Its query is ignored.
+        target: The target as the client sent it. Its query is ignored.
 
     Raises:
-        HttpError: 400: the target is not a path that a package can have.
+        HttpError: Status 400: the target is not a path that a package can have.
     """
     raw = target.partition(b"?")[0]
     if len(raw) > MAX_TARGET_BYTES or not raw.startswith(b"/"):
-        raise HttpError(400, "This is not the path of a package.")
+        raise HttpError(400, f"{raw[:64].decode('ascii', 'replace')!r} is not the path of a package.")
     parts = raw[1:].split(b"/")
     is_folder = parts[-1] == b""
     found = []
@@ -162,10 +165,10 @@ def parse_target(target: bytes) -> tuple[tuple[str, ...], bool]:
         try:
             text = unquote_to_bytes(part).decode("ascii")
         except UnicodeDecodeError:
-            raise HttpError(400, "This is not the path of a package.") from None
+            raise HttpError(400, f"{raw[:64].decode('ascii', 'replace')!r} is not the path of a package.") from None
         # npm encodes the slash of "@scope/name" as %2f; no other segment contains a slash.
         if not _SEGMENT.fullmatch(text) or "\\" in text or text in {".", ".."} or ("/" in text and not text.startswith("@")) or text.count("/") > 1:
-            raise HttpError(400, "This is not the path of a package.")
+            raise HttpError(400, f"{raw[:64].decode('ascii', 'replace')!r} is not the path of a package.")
         found.append(text)
     return tuple(found), is_folder
 
@@ -174,14 +177,14 @@ def parse_range(header: str | None, size: int) -> ByteRange | None:
     """Return the range of bytes that a request selects (RFC 9110 section 14).
 
     Args:
-        header: The ``Range`` header.
-        size: Size of the whole file.
+        header: Value of the ``Range`` header, or None if the request has no such header.
+        size: Size of the whole file in bytes.
 
     Returns:
-        None for the whole file: the header is missing, names several ranges, or is not in bytes.
+        The selected range. None if the whole file is to be sent: the header is missing, is malformed, names several ranges, or is not in bytes.
 
     Raises:
-        HttpError: 416: the range is outside the file.
+        HttpError: Status 416: the range is outside the file.
     """
     found = _RANGE.fullmatch(header.strip()) if header else None
     if found is None or not (found[1] or found[2]):
@@ -193,26 +196,26 @@ def parse_range(header: str | None, size: int) -> ByteRange | None:
     else:
         start, last = max(0, size - int(found[2])), size - 1
     if start > last:
-        raise HttpError(416, "The range is outside the file.", (("Content-Range", f"bytes */{size}"),))
+        raise HttpError(416, f"The range {found[0]} is outside the file, which has {size} bytes.", (("Content-Range", f"bytes */{size}"),))
     return ByteRange(start, last - start + 1)
 
 
 def is_not_modified(header: str | None, etag: str) -> bool:
-    """Return whether the client already has the current version.
+    """Return whether the client already has the current version of a page, so that the response is 304 Not Modified.
 
     Args:
-        header: The ``If-None-Match`` header.
+        header: Value of the ``If-None-Match`` header, or None if the request has no such header.
         etag: ETag of the current version with its quotes.
     """
     return header is not None and (header.strip() == "*" or etag in {word.strip().removeprefix("W/") for word in header.split(",")})
 
 
 def preferred_type(accept: str | None, offered: Sequence[str]) -> str:
-    """Return the media type to respond with. If the client has no preference or accepts none of them, return the first one.
+    """Return the offered media type that a client prefers. Return the first offered type if the client has no preference or accepts none of them.
 
     Args:
-        accept: The ``Accept`` header.
-        offered: Available media types, the best first.
+        accept: Value of the ``Accept`` header, or None if the request has no such header.
+        offered: Media types in which the page is available, the best first.
     """
     weights: dict[str, float] = {}
     for word in (accept or "*/*").lower().split(","):

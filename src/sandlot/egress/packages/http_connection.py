@@ -1,9 +1,9 @@
-"""HTTP/1.1 on one stream that a guest opened (RFC 9112).
+"""HTTP/1.1 server for one connection, which is a stream that a guest opened (RFC 9112).
 
 Invariants:
-- All input is untrusted: the sizes of heads and bodies and the time for them are limited, and request bodies are discarded. After a protocol error
-  the client gets an error response, and the connection is closed.
-- One request is handled at a time. Pipelined requests wait unread in the stream, so that nothing accumulates here.
+- All input is untrusted. The size of a request's head and body and the time for receiving them are limited. Request bodies are discarded.
+- After a protocol error the client gets an error response, and the connection is closed.
+- One request of a connection is handled at a time. Further requests stay unread in the stream until then, so they take no memory of the service.
 - If a response fails after its head was sent, the connection is reset before the body ends, so that the client does not take the body for complete.
 """
 
@@ -23,15 +23,15 @@ from sandlot.egress.packages.upstream import UpstreamError
 from sandlot.model.errors import ErrorCode, UnavailableError
 
 MAX_HEAD_BYTES = 32 * 1024
-"""Size limit of a request head."""
+"""Maximum size of a request's head, in bytes."""
 MAX_BODY_BYTES = 1024 * 1024
-"""Size limit of a request body. Bodies are ignored, but npm sends some and expects a response."""
+"""Maximum size of a request's body, in bytes. Bodies are discarded, but some requests of npm have a body and need a response."""
 REQUEST_S = 30.0
-"""Time limit from the first byte of a request to its last."""
+"""Seconds that a client may take from the first byte of a request to the last."""
 IDLE_S = 30.0
-"""Time limit between two requests."""
+"""Seconds after which a connection without a request is closed."""
 WRITE_S = 120.0
-"""Time limit until the sandbox has taken a piece of a response."""
+"""Seconds that a client may take to read one piece of a response. After that, the connection is cut."""
 
 NO_NETWORK = (
     'This sandbox has no network: its policy is "none". Packages are installed from outside, by the sandbox\'s install() call, which opens the '
@@ -47,15 +47,15 @@ class Stream(Protocol):
     """A stream that a guest opened, such as :class:`sandlot.link.services.GuestStream`."""
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        """Iterate over the received bytes until the guest ends the stream."""
+        """Iterate over the bytes that the guest sends, in pieces, until the guest ends its side of the stream."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Send bytes as fast as the guest reads them."""
+        """Send bytes to the guest. Return once the guest has read enough for more to be sent."""
         ...
 
     def end(self) -> None:
-        """Send no more bytes."""
+        """End this side of the stream: no more bytes are sent to the guest."""
         ...
 
 
@@ -64,14 +64,14 @@ class _ConnectionEnded(Exception):  # noqa: N818 - control flow, not a failure
 
 
 class HttpConnection:
-    """Server side of one connection.
+    """Server side of one HTTP connection from a sandbox.
 
     Args:
-        stream: Bytes of the connection.
-        allowed: Returns whether the sandbox may send requests. Called for each request and between the pieces of a response.
+        stream: The stream that carries the bytes of the connection.
+        allowed: Returns whether the sandbox may use the package index now. Called for each request and before each piece of a response.
         respond: Returns the response to a request, or raises :class:`~sandlot.egress.packages.http.HttpError`.
-        slots: Concurrent requests of the sandbox. Each request holds one until its response is sent.
-        counters: Counters of the cache.
+        slots: Semaphore that limits the concurrent requests of the sandbox. A request acquires it until its response is sent.
+        counters: Counters of the package cache, updated by each request.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class HttpConnection:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
 
     async def serve(self) -> None:
-        """Handle requests until the connection ends.
+        """Handle requests, one after another, until the client closes the connection or a time limit is reached.
 
         Raises:
-            SandlotError: The connection must be cut, or the stream has failed.
+            SandlotError: The stream has failed, or a response cannot be completed: the caller must then reset the stream.
         """
         try:
             while await self._serve_request():
@@ -106,7 +106,7 @@ class HttpConnection:
         self._stream.end()
 
     async def _serve_request(self) -> bool:
-        """Handle one request and return whether another may follow."""
+        """Receive one request and send its response. Return whether another request may follow on this connection."""
         async with asyncio.timeout(IDLE_S) as deadline:
             request = await self._next_event(deadline)
             if not isinstance(request, h11.Request):
@@ -118,7 +118,8 @@ class HttpConnection:
                 if size > MAX_BODY_BYTES:
                     break
         if size > MAX_BODY_BYTES:
-            await self._send(request, error_response(HttpError(413, "Uploads are not supported.", (("Connection", "close"),))))
+            text = f"The request body is larger than {MAX_BODY_BYTES} bytes. Uploads are not supported."
+            await self._send(request, error_response(HttpError(413, text, (("Connection", "close"),))))
             return False
         async with self._slots:
             response = await self._respond_or_fail(request)
@@ -129,13 +130,13 @@ class HttpConnection:
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def _next_event(self, deadline: asyncio.Timeout | None = None) -> h11.Event:
-        """Return the next event of the client.
+        """Return the next event (part of a request) that the client sends.
 
         Args:
-            deadline: Deadline to extend to :data:`REQUEST_S` when the first byte arrives.
+            deadline: Time limit that is moved to :data:`REQUEST_S` from now when the first byte arrives. None to move no time limit.
 
         Raises:
-            _ConnectionEnded: There is no further event.
+            _ConnectionEnded: The client has closed the connection or sends no further request.
         """
         while True:
             event = self._http.next_event()
@@ -145,7 +146,7 @@ class HttpConnection:
                 return event
             data = await anext(self._incoming, b"")
             if not isinstance(data, bytes):
-                raise _ConnectionEnded  # a message of the link, which no HTTP connection contains
+                raise _ConnectionEnded  # a message of the link that is not part of an HTTP connection
             self._http.receive_data(data)
             if deadline is not None and data:
                 deadline.reschedule(asyncio.get_running_loop().time() + REQUEST_S)
@@ -159,7 +160,7 @@ class HttpConnection:
         except Exception:  # noqa: BLE001 - one failed request must not end the connection; the traceback is logged
             self._counters.errors += 1
             _log.exception("a request of a sandbox to the package cache failed")
-            return error_response(HttpError(500, "The package cache failed. The service's log has the details."))
+            return error_response(HttpError(500, "The package cache has an internal error. The service's log has the details."))
 
     def _parse(self, request: h11.Request) -> Request:
         if not self._allowed():
@@ -167,9 +168,13 @@ class HttpConnection:
             raise HttpError(403, NO_NETWORK)
         segments, is_folder = parse_target(request.target)
         if request.method not in _METHODS:
-            # npm requests audits by POST. After a 404 it assumes that the registry does not support them.
+            # npm requests security audits by POST. Status 404 tells npm that the registry does not support audits.
             status = 404 if segments[:2] == ("npm", "-") else 405
-            raise HttpError(status, "The package cache is read-only: use GET or HEAD.", (("Allow", "GET, HEAD"),))
+            raise HttpError(
+                status,
+                f"The package cache is read-only and refuses {request.method.decode('ascii', 'replace')[:16]}: use GET or HEAD.",
+                (("Allow", "GET, HEAD"),),
+            )
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
         return Request(segments, is_folder, headers, head=request.method == b"HEAD")
 
@@ -184,16 +189,16 @@ class HttpConnection:
             await self._write(self._http.send(h11.EndOfMessage()))
         except UpstreamError as error:
             self._counters.errors += 1
-            _log.warning("a response to a sandbox was cut: %s", error)
-            raise _cut("The package could not be downloaded completely.") from None
+            _log.warning("a response of the package cache to a sandbox was cut off: %s", error)
+            raise _cut("A package file could not be downloaded completely, so its response was cut off.") from None
         except h11.LocalProtocolError:
-            raise _cut("The package does not have the length that its index names.") from None
+            raise _cut("A response was cut off: its body does not have the length in its Content-Length header.") from None
 
     async def _send_body(self, response: Response) -> None:
         async with contextlib.aclosing(response.body()) as pieces:
             async for piece in pieces:
-                if response.status < _FIRST_ERROR and not self._allowed():  # the text of an error may always be sent
-                    raise _cut("The sandbox's network policy closed the package index during a response.")
+                if response.status < _FIRST_ERROR and not self._allowed():  # the text of an error may be sent even without permission
+                    raise _cut("A response was cut off: the sandbox's network policy no longer allows the package index.")
                 await self._write(self._http.send(h11.Data(data=piece)))
                 self._counters.served_bytes += len(piece)
 
@@ -205,10 +210,11 @@ class HttpConnection:
             raise _cut(f"The sandbox read nothing of the response for {WRITE_S:g} s.") from None
 
     async def _send_protocol_error(self, error: h11.RemoteProtocolError) -> None:
-        """Send an error response if no response was begun."""
+        """Send an error response to a malformed request. Do nothing if a part of another response has been sent."""
         if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
-        response = error_response(HttpError(error.error_status_hint, "This is not a valid HTTP/1.1 request.", (("Connection", "close"),)))
+        text = f"The request is not valid HTTP/1.1: {str(error)[:200]}."
+        response = error_response(HttpError(error.error_status_hint, text, (("Connection", "close"),)))
         head = h11.Response(status_code=response.status, headers=[*response.headers, ("Content-Length", str(response.length))])
         await self._write(self._http.send(head))
         async for piece in response.body():

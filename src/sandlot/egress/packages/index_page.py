@@ -1,4 +1,4 @@
-"""Index pages as values: the inputs that a page is built from, and the record of a page in the store. Pure."""
+"""Values that describe index pages: the inputs that a page is built from, and the record of a stored page. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _FORMAT = 2
-"""Format of records. Raise this number when pages are built differently, so that stored pages are built again."""
+"""Format of stored records. Raise this number when the code that builds pages changes, so that pages in existing stores are built again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageInput:
-    """An upstream document that a page is built from.
+    """An upstream document that an index page is built from.
 
     Args:
         url: URL of the document.
         accept: ``Accept`` header of the request.
-        is_listing: True if the URL is a folder of this machine, whose file names are the input.
-        is_shared: True if many pages use this input, so that it is stored as a separate page.
+        is_listing: True if the URL is a folder of this machine. The input is then the list of its file names.
+        is_shared: True if many pages use this document. It is then stored as an index page of its own.
     """
 
     url: str
@@ -31,13 +31,13 @@ class PageInput:
 
 @dataclass(frozen=True, slots=True)
 class FetchedInput:
-    """The content of an input.
+    """A fetched upstream document.
 
     Args:
         url: URL of the response, after redirects.
         media_type: Media type of the response, without parameters.
         body: Body of the response.
-        is_flat: True if the document lists packages of any name.
+        is_flat: True if the document lists files of several packages, not of one package only.
     """
 
     url: str
@@ -47,18 +47,20 @@ class FetchedInput:
 
 
 BuildPage = Callable[[Sequence[FetchedInput]], Mapping[str, bytes]]
-"""Builds the variants of a page from the inputs that exist. Returns an empty mapping if the page does not exist; raises ValueError if an input is
-malformed. A pure function of a module, or a partial of one, because it runs in a thread or in another process."""
+"""Builds an index page from its existing inputs. Returns the content by name of the variant, or an empty mapping if the page does not exist.
+
+Raises ValueError if an input is malformed. Must be a pure function of a module, or a partial of one, because it runs in a thread or another process.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexPage:
-    """An index page and how to build it.
+    """An index page: its inputs and the function that builds it.
 
     Args:
-        key: Unique name among the pages of all registries.
-        inputs: Documents that the page is built from.
-        build: Builds the page.
+        key: Name of the page; unique among the pages of all registries.
+        inputs: Upstream documents that the page is built from.
+        build: Builds the variants of the page from the fetched inputs.
     """
 
     key: str
@@ -67,12 +69,18 @@ class IndexPage:
 
     @property
     def record_name(self) -> str:
-        """Name of the page's record in the store."""
+        """Name of the page's record in the store: SHA-256 of the key in hexadecimal."""
         return hashlib.sha256(self.key.encode()).hexdigest()
 
 
 def unmodified_page(key: str, url: str, accept: str = "*/*") -> IndexPage:
-    """Return a page that is served without changes, with the single variant ``body``."""
+    """Return an index page whose only variant, ``body``, is the unchanged upstream document.
+
+    Args:
+        key: Name of the page; unique among the pages of all registries.
+        url: URL of the document.
+        accept: ``Accept`` header of the request to upstream.
+    """
     return IndexPage(key, (PageInput(url, accept),), _copy_body)
 
 
@@ -82,14 +90,14 @@ def _copy_body(inputs: Sequence[FetchedInput]) -> Mapping[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class InputState:
-    """The version of an input that a page was built from.
+    """Version of an upstream document from which a stored page was built.
 
     Args:
-        url: URL of the input.
+        url: URL of the document.
         exists: True if upstream has the document.
-        etag: ETag of the response; empty if it had none.
-        last_modified: ``Last-Modified`` header of the response; empty if it had none.
-        digest: SHA-256 of the body.
+        etag: ``ETag`` header of the response. Empty if there was none.
+        last_modified: ``Last-Modified`` header of the response. Empty if there was none.
+        digest: SHA-256 of the document in hexadecimal. Empty if the document does not exist.
     """
 
     url: str
@@ -101,12 +109,12 @@ class InputState:
 
 @dataclass(frozen=True, slots=True)
 class PageRecord:
-    """Stored description of a page.
+    """Stored description of an index page.
 
     Args:
-        checked_s: Time of the last request to upstream, in seconds since the epoch.
-        inputs: Versions of the inputs.
-        variants: SHA-256 and size in bytes, by name of the variant.
+        checked_s: Time of the last successful check with upstream, in seconds since the epoch.
+        inputs: Version of each input, in the order of the page's inputs.
+        variants: SHA-256 in hexadecimal and size in bytes of the content, by name of the variant.
     """
 
     checked_s: float
@@ -115,7 +123,7 @@ class PageRecord:
 
 
 def encode_record(page: IndexPage, record: PageRecord) -> bytes:
-    """Encode the record of a page as JSON."""
+    """Encode the record of an index page as JSON, together with the key of the page."""
     fields: dict[str, Any] = {
         "format": _FORMAT,
         "key": page.key,
@@ -127,7 +135,7 @@ def encode_record(page: IndexPage, record: PageRecord) -> bytes:
 
 
 def decode_record(data: bytes, page: IndexPage) -> PageRecord | None:
-    """Decode the record of a page. Return None if it has another format, is for other inputs, or was damaged by a power failure."""
+    """Decode the record of an index page. Return None if the record is damaged, has another format, or is for another page or other inputs."""
     try:
         fields = json.loads(data)
         inputs = tuple(InputState(**state) for state in fields["inputs"])

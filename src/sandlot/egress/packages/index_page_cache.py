@@ -1,10 +1,11 @@
-"""The cache of index pages: how long a page is fresh, and how it is refreshed.
+"""The cache of index pages: decides whether a stored page is fresh, and refreshes expired pages from upstream.
 
 Invariants:
-- A fresh page is served without asking upstream. An expired page is requested with its ETag and Last-Modified.
-- If upstream does not respond, the expired page is served, and the log says so.
-- All clients that want a page share one refresh. A client that leaves does not disturb the others.
-- A page is built from all its inputs or not at all: an index that does not respond does not count as an index without the package.
+- A page is fresh for ``ttl_s`` seconds after its last check. A fresh page is served without asking upstream. An expired page is checked with
+  conditional requests (ETag and Last-Modified).
+- If upstream does not respond, the expired page is served and a warning is logged.
+- Clients that request the same page at the same time share one refresh. The refresh continues as long as one of them is connected.
+- A page is built only if all its inputs are known: if one index does not respond, the page is not built from the other indexes.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from sandlot.egress.packages.upstream import Upstream, UpstreamError
 from sandlot.host.blocking import BlockingPool
 
 MAX_REFRESHES: Final = 32
-"""Pages that are fetched and built at once. Fetched inputs are in memory until the page is built."""
+"""Maximum number of pages that are fetched and built at once. Fetched inputs stay in memory until their page is built."""
 MAX_BUILDS: Final = 2
-"""Pages that are built at once."""
+"""Maximum number of pages that are built at once."""
 MISSING_S: Final = 60.0
-"""Time for which a missing page is remembered. Short, so that a package can be installed soon after its publication."""
+"""Seconds for which a missing page is remembered. The time is short, so that a package can be installed soon after its publication."""
 MAX_MISSING: Final = 4096
-"""Missing pages that are remembered."""
+"""Maximum number of missing pages that are remembered."""
 UNREACHABLE = "The package index that this host uses does not respond. Try again; the service's log has the reason."
-TOO_LARGE = f"The package index's page is larger than {MAX_BYTES // 2**20} MiB."
+TOO_LARGE = f"The page of this package in the package index is larger than {MAX_BYTES // 2**20} MiB, which is the maximum."
 
 _CLOCK_SKEW_S = 60.0
 _log = logging.getLogger(__name__)
@@ -44,23 +45,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Refresh:
-    """A refresh in progress. It is cancelled when no client waits for it any more, so that abandoned requests do not delay others."""
+    """A refresh in progress, and the number of clients that wait for the result. At 0 waiting clients the refresh is cancelled."""
 
     task: asyncio.Task[CachedPage]
     waiting: int = 0
 
 
 class IndexPageCache:
-    """Index pages of all registries.
+    """Cache of the index pages of all registries.
 
     Args:
-        store: The package store.
-        threads: Threads for the disk and for building pages.
-        counters: Counters of the cache.
-        ttl_s: Seconds for which a page is fresh.
+        store: Store that contains the pages.
+        threads: Thread pool for disk access and for building pages.
+        counters: Counters of the package cache, updated by each request.
+        ttl_s: Seconds for which a page is fresh: it is served without asking upstream.
 
     Attributes:
-        pages: The stored pages, for reading the content of a :class:`CachedPage`.
+        pages: Store of the pages, for reading the content of a :class:`CachedPage`.
     """
 
     def __init__(self, store: PackageStore, threads: BlockingPool, counters: Counters, *, ttl_s: float) -> None:
@@ -75,23 +76,23 @@ class IndexPageCache:
         self._refreshing = asyncio.Semaphore(MAX_REFRESHES)
 
     async def aclose(self) -> None:
-        """Cancel all refreshes."""
+        """Cancel all refreshes in progress and wait until they have ended."""
         tasks = [refresh.task for refresh in self._refreshes.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def get(self, page: IndexPage, upstream: Upstream, *, any_age: bool = False, fetch: bool = True) -> CachedPage:
-        """Return a page, refreshed if it has expired.
+        """Return the current version of an index page. If the stored page has expired, refresh it from upstream first.
 
         Args:
-            page: The page.
-            upstream: Client of its registry.
-            any_age: True: return a stored page of any age.
-            fetch: True: ask upstream if no stored page can be used. False: such a page counts as missing.
+            page: The requested page.
+            upstream: Client of the registry that the page belongs to.
+            any_age: True: return a stored page even if it has expired.
+            fetch: True: ask upstream if no stored page can be returned. False: return a page with ``is_missing`` set instead.
 
         Raises:
-            HttpError: Upstream does not respond, or the page is too large, and no older version is stored.
+            HttpError: Status 502: the page could not be fetched or is too large, and no older version is stored.
         """
         until_s = self._missing.get(page.key)
         if until_s is not None and not any_age:
@@ -132,7 +133,7 @@ class IndexPageCache:
             return self._expired(record, error)
 
     async def _refresh_shared(self, page: IndexPage, upstream: Upstream) -> Mapping[str, CachedPage]:
-        """Refresh the inputs that are stored as separate pages. Called without a slot of :data:`MAX_REFRESHES`, because these refreshes need one."""
+        """Refresh the shared inputs of a page and return them by URL. The caller must not hold ``_refreshing``, which each refresh acquires."""
         return {each.url: await self.get(unmodified_page(f"shared/{each.url}", each.url), upstream) for each in page.inputs if each.is_shared}
 
     async def _build_if_changed(self, page: IndexPage, record: PageRecord | None, fetcher: InputFetcher) -> CachedPage:
@@ -149,19 +150,19 @@ class IndexPageCache:
             try:
                 variants = await (build_in_process(page.build, inputs) if fetcher.is_large else self._threads.run(page.build, inputs))
             except MALFORMED as error:
-                raise UpstreamError(f"{page.key} is malformed: {type(error).__name__}") from error
+                raise UpstreamError(f"the index page {page.key} cannot be built from what upstream sent: {type(error).__name__}") from error
         if not variants:
             return self._remember_missing(page)
         return await self.pages.save(page, tuple(version.state for version in versions), variants)
 
     def _expired(self, record: PageRecord | None, error: UpstreamError) -> CachedPage:
-        """Return the stored version of a page that could not be refreshed."""
+        """Return the stored version of a page that could not be refreshed. Raise HttpError if no version is stored."""
         if record is None:
             self._counters.errors += 1
-            _log.warning("a package index could not be read: %s", error)
+            _log.warning("an index page could not be fetched, and no older version is stored: %s", error)
             raise HttpError(502, TOO_LARGE if isinstance(error, TooLargeError) else UNREACHABLE) from None
         self._counters.stale += 1
-        _log.warning("a package index is served as it was %.0f s ago: %s", time.time() - record.checked_s, error)
+        _log.warning("a package index is served as it was %.0f s ago, because it cannot be refreshed: %s", time.time() - record.checked_s, error)
         return _stored(record)
 
     def _remember_missing(self, page: IndexPage) -> CachedPage:

@@ -1,6 +1,6 @@
-"""Fetching the inputs of an index page during one refresh.
+"""Fetches the inputs of one index page during a refresh.
 
-Invariant: only one refresh at a time has large inputs, because building a page takes about eight times its size in memory.
+Invariant: only one refresh at a time has large inputs, because building a page takes about eight times the size of its inputs in memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from sandlot.egress.packages.upstream import Upstream, UpstreamError, UpstreamRe
 from sandlot.host.blocking import BlockingPool
 
 MAX_BYTES: Final = 48 * 1024 * 1024
-"""Size limit of one input."""
+"""Maximum size of one input, in bytes."""
 SMALL_BYTES: Final = 4 * 1024 * 1024
-"""Size above which an input is large: its refresh runs alone, and another process builds the page."""
+"""Size in bytes above which an input is large. Only one refresh at a time has large inputs, and another process builds its page."""
 
 _NO_PAGE = frozenset({403, 404, 410})
 _OK, _NOT_MODIFIED, _FORBIDDEN = 200, 304, 403
@@ -32,17 +32,17 @@ _log = logging.getLogger(__name__)
 
 
 class TooLargeError(UpstreamError):
-    """An input exceeds :data:`MAX_BYTES`."""
+    """An input is larger than :data:`MAX_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputVersion:
-    """The current version of an input.
+    """The current version of an input, as upstream reports it during a refresh.
 
     Args:
-        state: Identification of the version.
-        content: The content; None if upstream did not send it, because it has not changed or does not exist.
-        is_changed: True if the version differs from the recorded one.
+        state: ETag, digest and further data that identify the version.
+        content: The fetched document. None if upstream did not send it: the document has not changed or does not exist.
+        is_changed: True if this version differs from the version that the stored page was built from.
     """
 
     state: InputState
@@ -51,14 +51,14 @@ class InputVersion:
 
 
 class InputFetcher:
-    """Fetches the inputs of one page. Use it as an async context manager for the time of a refresh.
+    """Fetches the inputs of one index page. An async context manager, to be entered for the duration of one refresh.
 
     Args:
-        upstream: Client of the registry.
-        threads: Threads for folders of this machine.
-        shared: Inputs that are stored as separate pages, already refreshed, by URL.
-        pages: Stored pages, for the content of shared inputs.
-        large: Lock that the refresh holds while it has large inputs.
+        upstream: Client of the registry that the page belongs to.
+        threads: Thread pool for reading folders of this machine.
+        shared: Inputs that are stored as index pages of their own, by URL. They must have been refreshed.
+        pages: Store of the pages, for the content of shared inputs.
+        large: Lock of all refreshes. A refresh with a large input acquires it until it ends.
     """
 
     def __init__(
@@ -71,23 +71,23 @@ class InputFetcher:
         self._large = large
         self._acquiring = asyncio.Lock()
         self.is_large = False
-        """True once an input is large."""
+        """True as soon as one input is known to be large."""
 
     async def __aenter__(self) -> Self:
-        """Return the fetcher."""
+        """Return this fetcher."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Let another refresh have large inputs."""
+        """Release the lock for large inputs if this refresh has acquired it."""
         if self.is_large:
             self._large.release()
 
     async def fetch_changed(self, inputs: Sequence[PageInput], recorded: Sequence[InputState | None]) -> list[InputVersion]:
-        """Return the current versions of all inputs, without the content of those that have not changed.
+        """Return the current version of each input. Inputs that upstream reports as unchanged have no content.
 
         Args:
-            inputs: The inputs.
-            recorded: Recorded version of each input, or None.
+            inputs: Inputs of the page.
+            recorded: Version of each input that the stored page was built from. None for an input without a recorded version.
 
         Raises:
             UpstreamError: An input could not be fetched.
@@ -95,7 +95,11 @@ class InputFetcher:
         return await _gather([self._fetch(each, old) for each, old in zip(inputs, recorded, strict=True)])
 
     async def fetch_missing(self, inputs: Sequence[PageInput], versions: Sequence[InputVersion]) -> list[InputVersion]:
-        """Return the versions with the content of inputs that exist but were not sent.
+        """Fetch the content of all inputs that exist but whose version has no content yet. Return the completed versions.
+
+        Args:
+            inputs: Inputs of the page.
+            versions: Result of :meth:`fetch_changed` for the same inputs.
 
         Raises:
             UpstreamError: An input could not be fetched.
@@ -122,10 +126,10 @@ class InputFetcher:
                 return InputVersion(recorded, None, is_changed=False)
             if response.status in _NO_PAGE:
                 if response.status == _FORBIDDEN:
-                    _log.warning("%s: status 403 is treated as 404: the index has no such package", redacted(each.url))
+                    _log.warning("%s: the response has status 403, which is treated as 404 (no such package)", redacted(each.url))
                 return _missing(each, recorded)
             if response.status != _OK:
-                raise UpstreamError(f"{redacted(each.url)}: status {response.status}")
+                raise UpstreamError(f"{redacted(each.url)}: the response has status {response.status}")
             body = await self._read(response)
             digest = hashlib.sha256(body).hexdigest()
             state = InputState(each.url, True, response.headers.get("etag", ""), response.headers.get("last-modified", ""), digest)
@@ -147,7 +151,7 @@ class InputFetcher:
             finally:
                 opened.close()
         if body is None:
-            raise UpstreamError(f"{redacted(each.url)} was evicted from the store")
+            raise UpstreamError(f"{redacted(each.url)} was evicted from the package store during a refresh")
         state = InputState(each.url, exists=True, digest=digest)
         return InputVersion(state, FetchedInput(each.url, "text/html", body, is_flat=True), _is_changed(recorded, digest))
 
@@ -157,13 +161,13 @@ class InputFetcher:
             pieces.append(piece)
             size += len(piece)
             if size > MAX_BYTES:
-                raise TooLargeError(f"{redacted(response.url)} is larger than {MAX_BYTES} bytes")
+                raise TooLargeError(f"{redacted(response.url)} is larger than {MAX_BYTES} bytes, the maximum for an index page")
             if size > SMALL_BYTES:
                 await self._wait_until_alone()
         return b"".join(pieces)
 
     async def _wait_until_alone(self) -> None:
-        """Wait until no other refresh has large inputs. Several inputs of this page may be large."""
+        """Acquire the lock for large inputs, unless another input of this page has done so: wait until no other refresh has large inputs."""
         async with self._acquiring:
             if not self.is_large:
                 await self._large.acquire()
@@ -171,7 +175,7 @@ class InputFetcher:
 
 
 async def _gather(fetches: Sequence[Coroutine[Any, Any, InputVersion]]) -> list[InputVersion]:
-    """Wait for all fetches, then raise the first error."""
+    """Wait until all fetches have ended. Return their results, or raise the first error."""
     found = await asyncio.gather(*fetches, return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException):
@@ -188,10 +192,10 @@ def _is_changed(recorded: InputState | None, digest: str) -> bool:
 
 
 def _list_folder(url: str) -> bytes:
-    """Return the names of the files in a folder of this machine as JSON. A folder that cannot be listed counts as empty, as with pip."""
+    """Return the names of the files in a folder of this machine as a JSON list. The list is empty if the folder cannot be read, as in pip."""
     try:
         with os.scandir(local_path(url)) as entries:
             return json.dumps(sorted(entry.name for entry in entries if entry.is_file())).encode()
     except OSError as error:
-        _log.warning("%s cannot be listed: %s", redacted(url), error.strerror)
+        _log.warning("the folder %s cannot be listed and is treated as empty: %s", redacted(url), error.strerror)
         return b"[]"

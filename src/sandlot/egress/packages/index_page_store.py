@@ -1,6 +1,6 @@
-"""Index pages on disk: their variants and the record of each page.
+"""Index pages on disk. Each page has one file for each of its variants, such as HTML and JSON, and a record that names these files.
 
-Invariant: the content of a page is verified before a service serves it for the first time, because a power failure leaves files with the right
+Invariant: a service verifies a stored page before it serves the page for the first time, because a power failure can leave files with the right
 length and wrong bytes.
 """
 
@@ -20,17 +20,17 @@ from sandlot.egress.packages.upstream import PIECE_BYTES
 from sandlot.host.blocking import BlockingPool
 
 MAX_VERIFIED: Final = 65536
-"""Verified files that are remembered. Beyond that, all are forgotten and verified again."""
+"""Maximum number of files that are remembered as verified. At this number all are forgotten, and each file is verified again before its next use."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPage:
-    """A page as the cache serves it.
+    """The current version of an index page.
 
     Args:
-        variants: SHA-256 by name of the variant.
-        data: Content of variants that are still in memory; the others are in the store.
+        variants: SHA-256 of the content in hexadecimal, by name of the variant.
+        data: Content of the variants that are still in memory, by name. The content of all other variants is in the store.
         is_missing: True if upstream has no such page.
     """
 
@@ -40,11 +40,11 @@ class CachedPage:
 
 
 class IndexPageStore:
-    """Stored index pages of all registries.
+    """Reads and writes the stored index pages of all registries.
 
     Args:
-        store: The package store.
-        threads: Threads for the disk.
+        store: Store that contains the files.
+        threads: Thread pool for disk access.
     """
 
     def __init__(self, store: PackageStore, threads: BlockingPool) -> None:
@@ -53,21 +53,21 @@ class IndexPageStore:
         self._verified: set[str] = set()
 
     async def load(self, page: IndexPage) -> PageRecord | None:
-        """Return the record of a page, or None if the record or a variant is missing or damaged."""
+        """Return the stored record of a page. Return None if the record or the file of a variant is missing or damaged."""
         return await self._threads.run(self._load, page)
 
     async def save(self, page: IndexPage, inputs: tuple[InputState, ...], variants: Mapping[str, bytes]) -> CachedPage:
-        """Store a page that was just built. If there is no room, the page is served from memory once and not stored."""
+        """Store a page that was just built, and return it with its content in memory. If the disk space does not suffice, the page is not stored."""
         return await self._threads.run(self._save, page, inputs, variants)
 
     async def save_record(self, page: IndexPage, record: PageRecord) -> None:
-        """Store the record of a page whose variants have not changed."""
+        """Store a new record of a page whose content has not changed."""
         await self._threads.run(self._store.put, Kind.RECORDS, page.record_name, encode_record(page, record))
 
     async def open(self, page: CachedPage, variant: str) -> bytes | OpenFile | None:
-        """Return the content of a variant, or an open file if the content is large. Return None if the file was evicted meanwhile.
+        """Return the content of a variant: as bytes if it is in memory or at most ``PIECE_BYTES`` large, else as an open file.
 
-        The caller closes the file.
+        Return None if the file was evicted from the store after the page was loaded. The caller must close an open file.
         """
         if variant in page.data:
             return page.data[variant]
@@ -75,11 +75,11 @@ class IndexPageStore:
         return small if small is not None else await self._threads.open(self._store.open, Kind.PAGES, page.variants[variant])
 
     async def read(self, opened: OpenFile, length: int, offset: int) -> bytes:
-        """Read from a file that :meth:`open` returned."""
+        """Return up to ``length`` bytes from ``offset`` on, from a file that :meth:`open` returned."""
         return await self._threads.run(opened.read, length, offset)
 
     async def read_all(self, page: CachedPage, variant: str) -> bytes | None:
-        """Return the whole content of a variant, or None if the file was evicted meanwhile."""
+        """Return the whole content of a variant, or None if its file was evicted from the store after the page was loaded."""
         found = await self.open(page, variant)
         if not isinstance(found, OpenFile):
             return found
@@ -89,7 +89,7 @@ class IndexPageStore:
             found.close()
 
     def _read_small(self, digest: str) -> bytes | None:
-        """Return the content of a small variant. Most variants are small, and one call in a thread is enough for them."""
+        """Return the content of a variant that has at most ``PIECE_BYTES``, else None. Most variants are small, and this reads them in one call."""
         opened = self._store.open(Kind.PAGES, digest)
         if opened is None:
             return None
@@ -124,7 +124,7 @@ class IndexPageStore:
         return CachedPage(digests, data=variants)
 
     def _verify(self, opened: OpenFile, digest: str) -> bool:
-        """Return whether a file matches its name. A file is verified once: only a power failure damages files, and that ends this service as well."""
+        """Return whether a file has the expected SHA-256. One check is enough: only a power failure damages files."""
         if digest in self._verified:
             return True
         running, offset = hashlib.sha256(), 0
@@ -132,7 +132,7 @@ class IndexPageStore:
             running.update(piece)
             offset += len(piece)
         if running.hexdigest() != digest:
-            _log.warning("an index page in the package cache is damaged and is fetched again")
+            _log.warning("the index page %s in the package cache is damaged and is fetched again", digest)
             return False
         if len(self._verified) >= MAX_VERIFIED:
             self._verified.clear()

@@ -1,6 +1,7 @@
-"""A process that builds large index pages. Parsing tens of megabytes holds the interpreter lock, and all requests of the service would wait.
+"""A separate process that builds large index pages. In the service, parsing tens of megabytes would hold the interpreter lock and delay all requests.
 
-Invariant: the process only receives inputs and returns pages, over its standard streams. It ends with the service, because the streams break.
+Invariant: the process only reads inputs from its standard input and writes pages to its standard output. The process ends when the service ends,
+because the service's ends of these streams are then closed.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from typing import Final
 from sandlot.egress.packages.index_page import BuildPage, FetchedInput
 
 MEMORY_BYTES: Final = 2 * 1024**3
-"""Limit of the address space. Building takes about eight times the size of the page, and the largest pages have several inputs of 48 MiB."""
+"""Limit of the process's address space. Building takes about eight times the size of the inputs, and large pages have several inputs of 48 MiB."""
 NICENESS: Final = 10
 MALFORMED: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
-"""Errors that a malformed input causes."""
+"""Exceptions that building a page raises if an input is malformed or too large."""
 
 
 async def build_in_process(build: BuildPage, inputs: Sequence[FetchedInput]) -> Mapping[str, bytes]:
-    """Build the variants of a page in another process.
+    """Build the variants of an index page in another process. Return the content by name of the variant.
 
     Args:
-        build: Builds the page; a function of a module, or a partial of one.
-        inputs: Inputs of the page.
+        build: Function that builds the page. It must be picklable: a function of a module, or a partial of one.
+        inputs: Fetched inputs of the page.
 
     Raises:
         ValueError: The inputs are malformed or too large.
@@ -43,18 +44,18 @@ async def build_in_process(build: BuildPage, inputs: Sequence[FetchedInput]) -> 
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        raise ValueError(f"the process that builds pages ended with status {process.returncode}")
+        raise ValueError(f"the process that builds index pages ended with status {process.returncode}")
     result: Mapping[str, bytes] | str = await asyncio.to_thread(pickle.loads, response)
     if isinstance(result, str):
-        raise ValueError(result)  # noqa: TRY004 - the process returns the name of its error
+        raise ValueError(result)  # noqa: TRY004 - a text is the name of the exception in the process
     return result
 
 
 def main() -> None:
-    """Build one page: read the request from standard input, write the result to standard output."""
+    """Run in the process: read a pickled build function and its inputs from standard input, and write the pickled page to standard output."""
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    build, inputs = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by the service
+    build, inputs = pickle.load(sys.stdin.buffer)  # noqa: S301 - the service wrote the pickle
     try:
         result = build(inputs)
     except MALFORMED as error:

@@ -1,10 +1,12 @@
-"""Package files: from the store, or from upstream by way of the store.
+"""Responses with package files, from the package store or from an upstream index.
 
 Invariants:
-- All clients that want one file share one download.
-- A file with a digest is verified on its way to the first client and stored. A file without one is passed through and not stored, unless its
-  client verifies it. Files that are passed through and HEAD requests take no disk space.
-- If the store or the disk is full, files are passed through, still verified.
+- Clients that request the same file at the same time share one download.
+- A file whose index names a digest is verified while it is sent to the first client, and is then stored.
+- A file without a digest is sent from upstream to its client without being stored (passed through). Only files that the client itself verifies,
+  such as Debian packages, are stored without a digest.
+- Files that are passed through and HEAD requests take no disk space.
+- If the store or the disk is full, all files are passed through. Files with a digest are still verified.
 """
 
 from __future__ import annotations
@@ -27,22 +29,22 @@ from sandlot.egress.packages.upstream import PIECE_BYTES, Upstream, UpstreamErro
 from sandlot.host.blocking import BlockingPool
 
 MAX_LINGERING: Final = 4
-"""Downloads that continue for a moment after their clients have left."""
-NOT_FOUND = "The package index has no such file."
+"""Maximum number of downloads that continue for some seconds (``LINGER_S``) after their last client has disconnected."""
+NOT_FOUND = "The package index that this host uses has no such file. Check its name and version."
 UNREACHABLE = "The file could not be fetched from the package index that this host uses. Try again; the service's log has the reason."
-BUSY = "Too many files that cannot be stored pass through the package cache at once. Try again."
+BUSY = "Too many files that the package cache cannot store are being downloaded at once. Try again in 10 seconds."
 
 _OK, _PARTIAL = 200, 206
 _log = logging.getLogger(__name__)
 
 
 class PackageFiles:
-    """Package files of all registries.
+    """Creates the responses to requests for package files of all registries.
 
     Args:
-        store: The package store.
-        threads: Threads for the disk.
-        counters: Counters of the cache.
+        store: Store of downloaded files.
+        threads: Thread pool for disk access.
+        counters: Counters of the package cache, updated by each request.
     """
 
     def __init__(self, store: PackageStore, threads: BlockingPool, counters: Counters) -> None:
@@ -55,7 +57,7 @@ class PackageFiles:
         self._pass_through = PassThrough(self._wrong_urls, counters)
 
     async def aclose(self) -> None:
-        """Cancel all downloads. A download that is complete is still stored."""
+        """Cancel all downloads in progress. A download that has received its whole file is still written to the store."""
         running = [(download, download.task) for download in self._running if download.task is not None]
         for download, task in running:
             if not download.is_complete:
@@ -63,29 +65,30 @@ class PackageFiles:
         await asyncio.gather(*(task for _, task in running), return_exceptions=True)
 
     async def open_stored(self, file: PackageFile, range_: str | None) -> Response | None:
-        """Return a response with a file of the store, or None if the store does not have it.
+        """Return a response with a stored file, or None if the file is not in the store.
 
         Args:
-            file: The file.
-            range_: The ``Range`` header.
+            file: The requested file.
+            range_: Value of the request's ``Range`` header. None requests the whole file.
 
         Raises:
-            HttpError: The range is outside the file.
+            HttpError: Status 416: the range is outside the file.
         """
         stored_as = file.stored_as
         opened = await self._threads.open(self._store.open, *stored_as) if stored_as is not None else None
         return self._respond_from(opened, file, range_) if opened is not None else None
 
     async def respond(self, file: PackageFile, upstream: Upstream, request: PackageFileRequest) -> Response:
-        """Return a response with a file.
+        """Return the response to a request for a package file.
 
         Args:
-            file: The file.
-            upstream: Client of its registry.
-            request: Options of the request.
+            file: The requested file.
+            upstream: Client of the registry that the file belongs to.
+            request: Options of the request, such as its range.
 
         Raises:
-            HttpError: There is no such file or range, or the file could not be fetched.
+            HttpError: Upstream has no such file (404), the range is outside the file (416), the file could not be fetched (502), or too many
+                files are passed through at once (503).
         """
         must_reload = False
         if file.digest is None and file.stored_as is not None:
@@ -106,15 +109,15 @@ class PackageFiles:
         except BusyError:
             raise HttpError(503, BUSY, (("Retry-After", "10"),)) from None
         except UpstreamError as error:
-            # The response does not name the upstream: the machine's configuration is hidden from sandboxes.
+            # The response must not contain the URL of the upstream index: sandboxes may not see the machine's configuration.
             self._counters.errors += 1
-            _log.warning("a package could not be fetched: %s", error)
+            _log.warning("a package file could not be fetched: %s", error)
             raise HttpError(502, UNREACHABLE) from None
 
     async def _open_existing(self, file: PackageFile, range_: str | None) -> Response | None:
-        """Return a response with a file that is on this machine, or None."""
+        """Return a response with a file that this machine already has, or None if the file must be fetched."""
         if file.stored_as is not None:
-            # Look twice: between the look into the store and the look for a download, a download may have ended and stored the file.
+            # Two attempts: if a download ends after open_stored() and before _is_downloading(), the second open_stored() finds its file.
             for _ in range(2):
                 found = await self.open_stored(file, range_)
                 if found is not None:
@@ -152,7 +155,7 @@ class PackageFiles:
         return Response(_PARTIAL if part else _OK, headers, length, body, close)
 
     async def _respond_to_head(self, file: PackageFile, upstream: Upstream) -> Response:
-        """Return the head of a response. Upstream gets a GET request, because signed URLs are not signed for HEAD."""
+        """Return the response to a HEAD request. Upstream gets a GET request, because its signed URLs may be valid for GET only."""
         for number, url in enumerate(file.urls, 1):
             try:
                 async with upstream.get(url, {"Accept-Encoding": "identity"}) as response:
@@ -166,7 +169,7 @@ class PackageFiles:
     async def _download(self, file: PackageFile, upstream: Upstream, request: PackageFileRequest) -> Response:
         download = self._join(file, upstream)
         try:
-            # A range waits for the whole file, so that a client cannot collect all but the last bytes of a wrong one.
+            # A range is served only after the whole file is verified, so that a client cannot collect most of a wrong file by range requests.
             length = await (download.wait_until_complete() if request.range_ else download.wait_for_length())
             part = parse_range(request.range_, length) if request.range_ and length is not None else None
         except NotStorableError:
@@ -190,13 +193,16 @@ class PackageFiles:
                         async for piece in pieces:
                             yield piece
                 except NotFoundError:
-                    raise UpstreamError(f"{redacted(file.urls[0])} was removed during a response") from None
+                    raise UpstreamError(f"upstream removed {redacted(file.urls[0])} while the file was being sent to a sandbox") from None
 
         headers = (*file.headers, *_content_range(part, length))
         return Response(_PARTIAL if part else _OK, headers, size, body, _leave_once(download))
 
     async def _wait_until_stored(self, file: PackageFile) -> None:
-        """Wait until a complete download has been stored: a reload must not join it, and the stored file that it replaces is out of date."""
+        """Wait until a download that has received this whole file, if there is one, has written the file to the store.
+
+        A reload must not join such a download, and other requests must not get the older file that the download is about to replace.
+        """
         download = self._downloads.get(file.stored_as) if file.stored_as is not None else None
         if download is not None and download.is_complete and download.task is not None:
             await asyncio.wait({download.task})
@@ -207,7 +213,7 @@ class PackageFiles:
 
     def _join(self, file: PackageFile, upstream: Upstream) -> Download:
         stored_as = file.stored_as
-        assert stored_as is not None  # noqa: S101 - for the type checker: other files are passed through
+        assert stored_as is not None  # noqa: S101 - for the type checker: respond() passes all other files through
         download = self._downloads.get(stored_as)
         if download is None or download.is_over:
             download = Download(self._wrong_urls.sort(file), upstream, self._store, self._threads, self._counters)

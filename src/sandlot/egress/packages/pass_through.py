@@ -1,9 +1,9 @@
-"""Files that are passed through from upstream to one client without the store.
+"""Passing files through: a file is sent from upstream to one client without being stored.
 
 Invariants:
-- A file with a digest is verified on the way: its last bytes are withheld until the whole file matches.
-- A file arrives at the pace of its client. The number of such files is limited for each sandbox and for all together, and the response to a
-  client that reads too slowly is cut.
+- A file with a digest is verified on the way. Its last bytes are withheld until the whole file has matched the digest.
+- A file is read from upstream only as fast as its client reads. If a client reads too slowly, its response is cut off.
+- The number of files that pass through at once is limited for each sandbox and for all sandboxes together.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from sandlot.egress.packages.http import Response
 from sandlot.egress.packages.upstream import Upstream, UpstreamError, UpstreamResponse
 
 MAX_FILES = 24
-"""Files that pass through at once: half of the concurrent upstream requests, because other requests need some."""
+"""Maximum number of files that pass through at once: half of the concurrent upstream requests. The other half is left to other requests."""
 MAX_FILES_PER_SANDBOX = 2
 WAIT_S = 60.0
-"""Time that a sandbox waits for files of other sandboxes."""
+"""Seconds until a request fails because the files of other sandboxes take all :data:`MAX_FILES` slots."""
 PACE_WINDOW_S = 60.0
 MIN_PACE_BYTES_S = 64 * 1024
-"""Bytes per second that a client must read, measured over :data:`PACE_WINDOW_S` of waiting for the client."""
+"""Minimum bytes per second that a client must read. Measured each time the service has waited :data:`PACE_WINDOW_S` in all for the client."""
 
 
 class BusyError(UpstreamError):
-    """All slots are taken by files of other sandboxes."""
+    """Files of other sandboxes have taken all :data:`MAX_FILES` slots for :data:`WAIT_S`."""
 
 
 class PassThrough:
-    """Passes files through from upstream to clients.
+    """Sends files from upstream to clients without storing them.
 
     Args:
-        wrong_urls: URLs that returned wrong files.
-        counters: Counters of the cache.
+        wrong_urls: URLs that returned a wrong file; extended when another URL does.
+        counters: Counters of the package cache.
     """
 
     def __init__(self, wrong_urls: WrongUrls, counters: Counters) -> None:
@@ -50,16 +50,16 @@ class PassThrough:
         self._limiter = ConcurrencyLimiter(MAX_FILES_PER_SANDBOX)
 
     async def respond(self, file: PackageFile, upstream: Upstream, sandbox: str) -> Response:
-        """Return a response with a file straight from upstream.
+        """Return a response whose body is the content of a file, straight from upstream.
 
         Args:
-            file: The file.
-            upstream: Client of its registry.
-            sandbox: Id of the sandbox.
+            file: The requested file.
+            upstream: Client of the registry that the file belongs to.
+            sandbox: Id of the sandbox that requested the file.
 
         Raises:
             NotFoundError: Upstream has no such file.
-            UpstreamError: The file could not be fetched, or all slots were taken (:class:`BusyError`).
+            UpstreamError: The file could not be fetched. :class:`BusyError` if no slot became free within :data:`WAIT_S`.
         """
         lengths: list[int | None] = []
         pieces = self.pieces(file, upstream, sandbox=sandbox, on_length=lengths.append)
@@ -75,16 +75,17 @@ class PassThrough:
     async def pieces(
         self, file: PackageFile, upstream: Upstream, *, sandbox: str, skip: int = 0, on_length: Callable[[int | None], None] | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a file straight from upstream.
+        """Yield the content of a file in pieces, straight from upstream.
 
-        A sandbox waits for its own files without a limit, and at most :data:`WAIT_S` for files of other sandboxes.
+        The file first needs a slot of its sandbox, for which it waits without a time limit, and then one of the :data:`MAX_FILES` slots of all
+        sandboxes, for which it waits at most :data:`WAIT_S`.
 
         Args:
-            file: The file.
-            upstream: Client of its registry.
-            sandbox: Id of the sandbox.
-            skip: Bytes at the beginning that are verified but not yielded.
-            on_length: Called with the length of the file once it is known.
+            file: The requested file.
+            upstream: Client of the registry that the file belongs to.
+            sandbox: Id of the sandbox that requested the file.
+            skip: Number of bytes at the beginning of the file that are verified but not yielded.
+            on_length: Called once with the size of the file in bytes that upstream announces, or with None if upstream announces no size.
 
         Raises:
             NotFoundError: Upstream has no such file.
@@ -96,7 +97,7 @@ class PassThrough:
                     async with asyncio.timeout(WAIT_S):
                         await self._slots.acquire()
                 except TimeoutError:
-                    raise BusyError(f"{redacted(file.urls[0])}: no slot to pass the file through became free in {WAIT_S:g} s") from None
+                    raise BusyError(f"{redacted(file.urls[0])}: {MAX_FILES} other files have been passing through for {WAIT_S:g} s") from None
                 try:
                     async with aclosing(_paced(self._fetch(self._wrong_urls.sort(file), upstream, skip, on_length))) as pieces:
                         async for piece in pieces:
@@ -124,7 +125,7 @@ class PassThrough:
                 return
 
     async def _verified(self, digest: Digest, url: str, response: UpstreamResponse, skip: int) -> AsyncGenerator[bytes, None]:
-        """Yield a response without its first bytes. Withhold the last bytes until the whole response matches the digest."""
+        """Yield the body of a response without its first ``skip`` bytes. Withhold the last bytes until the whole body has matched the digest."""
         running, withheld = digest.new_hash(), b""
         async for piece in response.pieces(decoded=False):
             running.update(piece)
@@ -142,7 +143,7 @@ class PassThrough:
 
 
 async def _skipped(response: UpstreamResponse, skip: int) -> AsyncGenerator[bytes, None]:
-    """Yield a response without its first bytes."""
+    """Yield the body of a response without its first ``skip`` bytes."""
     async for piece in response.pieces(decoded=False):
         fresh, skip = piece[skip:], max(0, skip - len(piece))
         if fresh:
@@ -150,7 +151,7 @@ async def _skipped(response: UpstreamResponse, skip: int) -> AsyncGenerator[byte
 
 
 async def _paced(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yield pieces until the client reads too slowly. The time that upstream takes does not count."""
+    """Yield pieces to a client. Raise UpstreamError if the client takes too long to read them; the time that upstream takes is not measured."""
     waited_s, taken_bytes = 0.0, 0
     async with aclosing(pieces):
         async for piece in pieces:
@@ -160,5 +161,5 @@ async def _paced(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, N
             taken_bytes += len(piece)
             if waited_s >= PACE_WINDOW_S:
                 if taken_bytes < MIN_PACE_BYTES_S * waited_s:
-                    raise UpstreamError(f"the sandbox read {taken_bytes} bytes in {waited_s:.0f} s of a file that is passed through")
+                    raise UpstreamError(f"the sandbox is too slow: it read {taken_bytes} bytes in {waited_s:.0f} s of a file that is passed through")
                 waited_s, taken_bytes = 0.0, 0

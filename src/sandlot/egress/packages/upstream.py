@@ -1,10 +1,10 @@
 """Requests to upstream indexes: HTTP with the machine's proxies, certificates and credentials, and folders of this machine (``file://``).
 
 Invariants:
-- A credential is sent only to URLs for which it is valid, over any number of redirects. No redirect leads from https to http, or from a
-  network to a file of this machine.
+- A credential is sent only with requests for URLs for which it is valid, also after redirects. Redirects from https to http and redirects to files
+  of this machine are not followed.
 - No log line and no error contains a credential, a query or a body.
-- Every wait is bounded: connecting, each piece of a body, and each retry. The number of concurrent requests is limited.
+- Connecting, each piece of a body and each pause before a retry have time limits. The number of concurrent requests is limited.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sandlot.egress.packages.store.open_files import OpenFile
 from sandlot.host.blocking import BlockingPool
 
 MAX_REQUESTS = 48
-"""Concurrent requests of all sandboxes together."""
+"""Maximum number of concurrent upstream requests, for all sandboxes together."""
 ATTEMPTS = 3
 IDLE_S = 10.0
-"""Time without a request after which connections are closed."""
+"""Seconds without a request after which all connections to upstream are closed."""
 PIECE_BYTES = 256 * 1024
 _BACKOFF_S = 0.3
 _MAX_REDIRECTS = 8
@@ -45,18 +45,18 @@ _log = logging.getLogger(__name__)
 
 
 class UpstreamError(Exception):
-    """Upstream did not give a usable response. The message is for the log and contains no secret."""
+    """Upstream did not send a usable response. The message is meant for the log and contains no secret."""
 
 
 @dataclass(slots=True)
 class UpstreamResponse:
-    """A response of upstream. Valid inside the ``async with`` block only.
+    """A response of upstream. It can be used only inside the ``async with`` block of :meth:`Upstream.get`.
 
     Args:
         url: URL of the response, after redirects.
-        status: Status of the response. Files of this machine have 200, 304 or 404.
-        headers: Headers by name in lower case.
-        length: Size of the body as it is sent, in bytes; None if unknown.
+        status: HTTP status. For ``file://`` URLs it is 200, 304 or 404.
+        headers: Header values by lower-case name.
+        length: Size of the body in bytes. None if upstream does not announce the size, or if the body is compressed.
     """
 
     url: str
@@ -69,13 +69,13 @@ class UpstreamResponse:
     _counters: Counters = field(default_factory=Counters)
 
     async def pieces(self, *, decoded: bool) -> AsyncIterator[bytes]:
-        """Yield the body in pieces.
+        """Yield the body of the response in pieces.
 
         Args:
-            decoded: Remove the content encoding. Package files are needed as they were sent.
+            decoded: True: decompress the body (``Content-Encoding``). False: yield the bytes as they were sent.
 
         Raises:
-            UpstreamError: The connection broke.
+            UpstreamError: The connection broke before the end of the body.
         """
         if self._file is not None and self._threads is not None:
             offset = 0
@@ -88,17 +88,17 @@ class UpstreamResponse:
                     self._counters.upstream_bytes += len(piece)
                     yield piece
             except (httpx.HTTPError, httpx.StreamError) as error:
-                raise UpstreamError(f"{redacted(self.url)}: the response broke off: {type(error).__name__}") from error
+                raise UpstreamError(f"{redacted(self.url)}: the connection broke during the response: {type(error).__name__}") from error
 
 
 class Upstream:
-    """Client for the upstream indexes of one registry.
+    """HTTP client for the upstream indexes of one registry.
 
     Args:
-        access: Certificates, proxies and credentials.
-        threads: Threads for files of this machine.
-        slots: Concurrent requests of all registries.
-        counters: Counters of the cache.
+        access: Certificates, proxies and credentials of the indexes.
+        threads: Thread pool for reading files of this machine.
+        slots: Semaphore that limits the concurrent requests of all registries together. A request acquires it until its response is read.
+        counters: Counters of the package cache, updated by each request.
     """
 
     def __init__(self, access: Access, threads: BlockingPool, slots: asyncio.Semaphore, counters: Counters) -> None:
@@ -114,7 +114,7 @@ class Upstream:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def aclose(self) -> None:
-        """Close all connections. Idempotent."""
+        """Close all connections to upstream. Idempotent."""
         if self._idle is not None:
             self._idle.cancel()
         self._close_clients()
@@ -122,14 +122,14 @@ class Upstream:
 
     @asynccontextmanager
     async def get(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[UpstreamResponse]:
-        """Send a GET request.
+        """Send a GET request, with retries, and yield the response.
 
         Args:
-            url: An ``https``, ``http`` or ``file`` URL of the configuration or of an index.
-            headers: Headers of the request; the credential is added.
+            url: An ``https``, ``http`` or ``file`` URL from the configuration or from an index page.
+            headers: Headers of the request. An ``Authorization`` header is added if a credential is valid for the URL.
 
         Raises:
-            UpstreamError: There was no response.
+            UpstreamError: Upstream did not respond, responded at each attempt with a temporary failure, or sent a redirect that is not followed.
         """
         if urlsplit(url).scheme == "file":
             opened = await self._threads.open(open_local_file, url)
@@ -152,7 +152,7 @@ class Upstream:
 
     @asynccontextmanager
     async def _keep_connections(self) -> AsyncIterator[None]:
-        """Keep connections open during a request and for a moment after it. httpx closes an old connection only when it is used again."""
+        """Keep the connections open during a request, and close them after :data:`IDLE_S` without requests: httpx itself never does."""
         self._active += 1
         if self._idle is not None:
             self._idle.cancel()
@@ -183,9 +183,9 @@ class Upstream:
                 continue
             if response.status_code not in _RETRYABLE:
                 return response
-            reason = f"status {response.status_code}"
+            reason = f"the response has status {response.status_code}"
             await response.aclose()
-        raise UpstreamError(f"{redacted(url)}: {reason}")
+        raise UpstreamError(f"{redacted(url)}: {ATTEMPTS} attempts failed, the last with: {reason}")
 
     async def _follow_redirects(self, url: str, headers: Mapping[str, str]) -> httpx.Response:
         for _ in range(_MAX_REDIRECTS):
@@ -202,7 +202,7 @@ class Upstream:
             if scheme not in {"http", "https"} or (scheme == "http" and urlsplit(url).scheme == "https"):
                 raise UpstreamError(f"{redacted(url)}: a redirect to {scheme or 'an invalid URL'} is not followed")
             url = target
-        raise UpstreamError(f"{redacted(url)}: too many redirects")
+        raise UpstreamError(f"{redacted(url)}: more than {_MAX_REDIRECTS} redirects")
 
     def _is_unverified(self, url: str) -> bool:
         return bool({netloc_of(url), urlsplit(url).hostname or ""} & self._access.unverified)
@@ -228,11 +228,11 @@ class Upstream:
 
 
 def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
-    """Return a TLS context. Certificates that cannot be read are skipped and logged.
+    """Return a TLS context for connections to upstream. An unreadable certificate and all later ones are skipped, and a warning is logged.
 
     Args:
         access: Certificates of the registry.
-        verify: True: verify the server's certificate. False: for hosts that the operator trusts without a certificate.
+        verify: True: verify the server's certificate. False: accept any certificate, for hosts that the operator trusts.
     """
     context = ssl.create_default_context() if access.ca_system else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if access.ca_system:
@@ -245,7 +245,7 @@ def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
         if access.client_cert:
             context.load_cert_chain(access.client_cert)
     except (OSError, ValueError) as error:
-        _log.warning("a certificate for package indexes cannot be read and is skipped: %s", type(error).__name__)
+        _log.warning("a configured certificate for package indexes cannot be read and is skipped, with all later ones: %s", type(error).__name__)
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -253,10 +253,10 @@ def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
 
 
 def open_local_file(url: str) -> OpenFile | None:
-    """Open a file of this machine, or the ``index.html`` of a folder, as pip does. Return None if there is none.
+    """Open a file of this machine. For a folder, open its ``index.html``, as pip does. Return None if there is no such file.
 
     Args:
-        url: A ``file://`` URL.
+        url: The ``file://`` URL of the file or folder.
     """
     path = local_path(url)
     try:
@@ -270,7 +270,7 @@ def open_local_file(url: str) -> OpenFile | None:
 
 
 def local_path(url: str) -> Path:
-    """Return the path of a ``file://`` URL."""
+    """Return the path on this machine that a ``file://`` URL names."""
     return Path(unquote(urlsplit(url).path))
 
 

@@ -1,10 +1,12 @@
-"""Migration of a database to this version's schema.
+"""Migration of a database's tables to this version's schema.
 
 Invariants:
-- All missing steps are one transaction. SQLite and PostgreSQL both roll back changes of tables, so a database is never half migrated.
-- One process at a time migrates. The transaction itself is the lock on SQLite (BEGIN IMMEDIATE); on PostgreSQL it is an advisory lock.
+- All missing steps run in one transaction. SQLite and PostgreSQL both roll back changes of tables, so a database is never half migrated.
+- Only one process at a time migrates a database. On SQLite, the transaction (BEGIN IMMEDIATE) locks out other processes. On PostgreSQL, an advisory
+  lock does.
 - A database that a newer version has migrated is refused before its data is read or changed.
-- A released step is never edited. It gets its operations as an argument, so that concurrent migrations share no state of Alembic.
+- A step is never edited after its release.
+- A step gets Alembic's operations as an argument, so that concurrent migrations of several databases share no state of Alembic.
 """
 
 from __future__ import annotations
@@ -19,20 +21,20 @@ from sandlot.store.engine import Database
 from sandlot.store.schema import HEAD, VERSION_TABLE
 
 _ADVISORY_LOCK: Final = 0x53414E444C4F54
-"""``SANDLOT`` in ASCII, which other programs in the same database are unlikely to use."""
+"""Number of the advisory lock: ``SANDLOT`` in ASCII. Other programs in the same database are unlikely to use this number."""
 
 
 STEPS: Final = Path(__path__[0])
-"""Folder of the steps."""
+"""Folder that contains the folder ``versions`` with the migration steps."""
 
 
 async def migrate(database: Database, steps: Path = STEPS, head: str = HEAD) -> None:
-    """Migrate a database.
+    """Migrate a database to a revision of the schema. Do nothing if the database has this revision already.
 
     Args:
-        database: The database.
-        steps: Folder that contains the folder ``versions``.
-        head: Revision to migrate to.
+        database: An open database.
+        steps: Folder that contains the folder ``versions`` with the migration steps.
+        head: Revision to migrate to; by default this version's.
 
     Raises:
         HostError: A newer version has migrated the database, or the database cannot be used.
@@ -58,8 +60,8 @@ def _revision(connection: Connection) -> str | None:
 def _run_steps(connection: Connection, location: str, folder: Path, head: str) -> None:
     current = _revision(connection)
     if current == head:
-        return  # another process has migrated it meanwhile
-    # Alembic takes a third of a second to import and is needed once for each version.
+        return  # another process has migrated the database while this process waited for the lock
+    # Imported here, because Alembic takes a third of a second to import and is needed only if steps are missing.
     from alembic.migration import MigrationContext  # noqa: PLC0415
     from alembic.operations import Operations  # noqa: PLC0415
     from alembic.script import ScriptDirectory  # noqa: PLC0415
@@ -72,7 +74,7 @@ def _run_steps(connection: Connection, location: str, folder: Path, head: str) -
         raise HostError(
             f"The database {location} was written by a newer version of Sandlot (its revision is {current}, this version's {head}).",
             code=ErrorCode.HOST_NOT_READY,
-            hint="Use that version or a newer one. The database was not changed.",
+            hint="Use a version of Sandlot that knows this revision. The database was not changed.",
         ) from None
     context = MigrationContext.configure(connection, opts={"fn": lambda _current, _context: steps, "transactional_ddl": True})
     context.run_migrations(op=Operations(context))

@@ -1,4 +1,4 @@
-"""Apt's configuration of this machine: sources, proxies, certificates, apt_auth.conf(5). Pure."""
+"""Parsers for this machine's apt configuration: sources, proxies, certificates and credentials (apt_auth.conf(5)). Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from sandlot.egress.packages.config.values import DEBIAN, Access, Credential, De
 from sandlot.host.apt_sources import choose, parse_targets
 
 _ANY_SUITE = "stable"
-"""The guest names the suite in its requests, so the mirror of any suite will do."""
+"""Suite whose mirror is searched for first. The mirror of any suite is suitable, because each request of a sandbox names its own suite."""
 _SETTING = re.compile(r'^(Acquire::[^ ]+) "(.*)";$', re.MULTILINE)
 _SCHEMES = ("http", "https", "file", "copy")
 _FALSE = frozenset({"0", "false", "no", "off", "without", "disable"})
 
 
 def parse_sources(targets: str, dump: str, logins: Iterable[tuple[str, str, str]], *, architecture: str) -> DebianSources:
-    """Return the upstream archives of Debian packages.
+    """Return the upstream archives of Debian packages that this machine's apt is configured to use.
 
     Args:
         targets: Output of ``apt-get indextargets``.
         dump: Output of ``apt-config dump``.
-        logins: Machines of apt_auth.conf(5), each with user and password.
+        logins: Entries of apt_auth.conf(5), each as machine, user and password.
         architecture: Debian's name of this machine's architecture, such as ``amd64``.
     """
     known = parse_targets(targets)
     credentials: list[Credential] = []
     archives = dict(DEBIAN)
-    # Before the first `apt-get update`, apt does not know which source is Debian's stable one. Then the configured names of suites are tried.
+    # Before the first `apt-get update`, apt does not know which source is Debian's stable suite. The names of the configured suites are tried next.
     suites = (_ANY_SUITE, *dict.fromkeys(target.release for target in known if "-" not in target.release))
     for target, suite in next((found for suite in suites if (found := choose(known, suite, architecture))), ()):
         name = {"": "debian", "security": "debian-security"}.get(suite.partition("-")[2])
@@ -63,7 +63,7 @@ def _access(dump: str, credentials: list[Credential]) -> Access:
 
 
 def _credentials(logins: Iterable[tuple[str, str, str]]) -> list[Credential]:
-    """Return the credentials of apt_auth.conf(5). An entry without a scheme is valid for https only."""
+    """Return a credential for each entry of apt_auth.conf(5). An entry without a scheme is valid for https only."""
     found = []
     for machine, user, password in logins:
         url = machine if "://" in machine else f"https://{machine}"

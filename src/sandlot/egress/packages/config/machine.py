@@ -1,7 +1,7 @@
-"""Reading this machine's configuration of pip, npm and apt. The other modules of this folder parse the text.
+"""Reads this machine's configuration of pip, npm and apt. ``pip.py``, ``npm.py`` and ``apt.py`` parse the texts.
 
 Invariants:
-- A file that does not exist, cannot be read or is malformed counts as empty; the rest of the configuration applies.
+- A configuration file that does not exist, cannot be read or is malformed is treated as an empty file. All other files apply.
 - The configuration is read at each start of the service and never written.
 """
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackageSources:
-    """Upstream indexes of all registries.
+    """Upstream indexes of Python, JavaScript and Debian packages.
 
     Args:
         pypi: Indexes of Python packages.
@@ -42,10 +42,10 @@ class PackageSources:
 
     @classmethod
     def of_this_machine(cls, env: Mapping[str, str] | None = None) -> Self:
-        """Return the indexes that pip, npm and apt of this machine use. This runs apt, which takes about half a second.
+        """Return the indexes that pip, npm and apt of this machine use. It runs apt, which takes about half a second.
 
         Args:
-            env: Environment variables; by default those of this process.
+            env: Environment variables that name the configuration files and override their options. None: those of this process.
         """
         variables = os.environ if env is None else env
         home = Path(variables.get("HOME") or "/nonexistent")
@@ -72,12 +72,12 @@ def _read_file(path: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        _log.warning("%s is ignored: %s", path, type(error).__name__)
+        _log.warning("the configuration file %s is ignored: %s", path, type(error).__name__)
         return ""
 
 
 def _read_logins(paths: Iterable[Path]) -> list[tuple[str, str, str]]:
-    """Return host, user and password of each machine in netrc(5) files."""
+    """Return (host, user, password) of each entry in netrc(5) files, without the ``default`` entries."""
     found = []
     for path in paths:
         try:
@@ -85,7 +85,7 @@ def _read_logins(paths: Iterable[Path]) -> list[tuple[str, str, str]]:
         except FileNotFoundError:
             continue
         except (OSError, ValueError, netrc.NetrcParseError) as error:
-            _log.warning("%s is ignored: %s", path, type(error).__name__)  # the message of the error may contain a password
+            _log.warning("the configuration file %s is ignored: %s", path, type(error).__name__)  # str(error) may contain a password
             continue
         found += [(host, user or "", password or "") for host, (user, _, password) in hosts.items() if host != "default"]
     return found
@@ -95,6 +95,6 @@ def _run(*argv: str) -> str:
     try:
         done = subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_APT_S)
     except (OSError, subprocess.SubprocessError) as error:
-        _log.warning("%s failed, and the Debian sources it would name are ignored: %s", argv[0], type(error).__name__)
+        _log.warning("%s failed, and the part of apt's configuration that it prints is ignored: %s", argv[0], type(error).__name__)
         return ""
     return done.stdout.decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""Npm's configuration of this machine: npmrc files and ``npm_config_*`` variables. Pure.
+"""Parsers for this machine's npm configuration: npmrc files and ``npm_config_*`` variables. Pure.
 
 The keys are documented in npm's documentation, "npmrc" and "config". Variables override files, and the user's file overrides the machine's. The
-key of a credential begins with the URL prefix that it is valid for: ``//HOST/PATH/:_authToken``.
+key of a credential, such as ``//HOST/PATH/:_authToken``, begins with the URL prefix that the credential is valid for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECRETS = ("_authToken", "_auth", "username", "_password")
 
 
 def config_files(env: Mapping[str, str]) -> list[Path]:
-    """Return the configuration files that npm reads: first the machine's, at the paths of npm and of Debian's npm, then the user's."""
+    """Return the configuration files that npm or Debian's npm reads: the machine's files first, then the user's file. Later files take precedence."""
     lower = {name.lower(): value for name, value in env.items()}
     home = Path(env.get("HOME") or "/nonexistent")
     machine = [Path(lower[f"{_PREFIX}globalconfig"])] if lower.get(f"{_PREFIX}globalconfig") else []
@@ -31,11 +31,11 @@ def config_files(env: Mapping[str, str]) -> list[Path]:
 
 
 def parse_options(texts: Iterable[str], env: Mapping[str, str]) -> dict[str, str]:
-    """Return the configured options by key. Repeated keys (``ca[]``) are joined by newlines.
+    """Return the configured npm options by key. The values of a repeated key (``ca[]``) are joined by newlines.
 
     Args:
         texts: Contents of npmrc files. Later files take precedence.
-        env: Environment variables.
+        env: Environment variables. ``npm_config_*`` override the files; all others can be used in the files as ``${NAME}``.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -54,17 +54,17 @@ def parse_options(texts: Iterable[str], env: Mapping[str, str]) -> dict[str, str
     for name, value in env.items():
         if name.lower().startswith(_PREFIX) and value:
             key = name[len(_PREFIX) :]
-            # npm reads "npm_config_//host/:_authToken" as it is, and replaces underscores by dashes in all other names.
+            # npm keeps the underscores in names such as "npm_config_//host/:_authToken" and replaces them by dashes in all other names.
             variables[key if key.startswith(("//", "@")) else key.lower().replace("_", "-")] = value
     return found | variables
 
 
 def parse_sources(options: Mapping[str, str], env: Mapping[str, str]) -> NpmSources:
-    """Return the upstream registries of JavaScript packages.
+    """Return the upstream registries of JavaScript packages that npm options name, with the access to them.
 
     Args:
-        options: Options of npm.
-        env: Environment variables.
+        options: npm options by key, as :func:`parse_options` returns them.
+        env: Environment variables; only ``NODE_EXTRA_CA_CERTS`` is used.
     """
     registry, own = split_credential(with_slash(options.get("registry", "").strip() or NPM))
     scopes, more = {}, [own] if own else []
@@ -97,7 +97,7 @@ def parse_sources(options: Mapping[str, str], env: Mapping[str, str]) -> NpmSour
 
 
 def _credentials(options: Mapping[str, str], roots: list[str]) -> list[Credential]:
-    """Return all credentials. Credentials without a URL prefix, as in old npmrc files, are valid for the registry."""
+    """Return all credentials in npm options. A credential without a URL prefix, as in old npmrc files, is valid for the default registry."""
     schemes = {netloc_of(root): urlsplit(root).scheme for root in roots}
     by_prefix: dict[str, dict[str, str]] = {}
     for key, value in options.items():
@@ -111,7 +111,7 @@ def _credentials(options: Mapping[str, str], roots: list[str]) -> list[Credentia
     for prefix, secrets in by_prefix.items():
         header = _header(secrets)
         parts = urlsplit(f"https:{prefix}")
-        # A prefix has no scheme: use that of the registry on the same host, and never plain HTTP for a host without a registry.
+        # A prefix has no scheme. The scheme of a registry on the same host is used; for hosts without a registry it is always https.
         scheme = schemes.get(netloc_of(f"https:{prefix}")) or schemes.get(netloc_of(f"http:{prefix}")) or "https"
         if header:
             found.append(Credential(scheme, netloc_of(f"{scheme}:{prefix}"), parts.path or "/", header))
@@ -132,7 +132,7 @@ def _header(secrets: Mapping[str, str]) -> str:
 
 
 def _expand(text: str, env: Mapping[str, str]) -> str:
-    """Replace ``${NAME}`` by the variable. An unset variable stays as it is; ``${NAME?}`` becomes empty."""
+    """Replace ``${NAME}`` by the environment variable. If the variable is unset, ``${NAME}`` stays unchanged and ``${NAME?}`` becomes empty."""
     return _VARIABLE.sub(lambda found: env.get(found[1], "" if found[2] else found[0]), text)
 
 

@@ -1,7 +1,7 @@
-"""Pip's configuration of this machine: configuration files and ``PIP_*`` variables. Pure.
+"""Parsers for this machine's pip configuration: configuration files and ``PIP_*`` variables. Pure.
 
 The options are documented in pip's user guide, "Configuration", and in ``pip install --help``. Variables override files, the user's files
-override the system's, and ``[install]`` overrides ``[global]``.
+override the system's files, and the section ``[install]`` overrides ``[global]``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from sandlot.egress.packages.config.values import PYPI, Access, Credential, PypiSources, basic_auth, netloc_of, split_credential, with_slash
 
 Logins = Mapping[str, tuple[str, str]]
-"""User and password by host, from netrc(5)."""
+"""User and password by host name, from netrc(5)."""
 _SECTIONS = ("global", "install")
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _PROXY_PATTERNS = ("http://", "https://")
@@ -38,11 +38,11 @@ def config_files(env: Mapping[str, str], prefix: str) -> list[Path]:
 
 
 def parse_options(texts: Iterable[str], env: Mapping[str, str]) -> dict[str, str]:
-    """Return the configured options by long name.
+    """Return the configured pip options by long name without dashes in front, such as ``index-url``.
 
     Args:
-        texts: Contents of configuration files. Later files take precedence; malformed ones are ignored.
-        env: Environment variables.
+        texts: Contents of configuration files. Later files take precedence. Malformed files are ignored.
+        env: Environment variables. ``PIP_*`` override the files; all others are ignored.
     """
     found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     for text in texts:
@@ -59,12 +59,12 @@ def parse_options(texts: Iterable[str], env: Mapping[str, str]) -> dict[str, str
 
 
 def parse_sources(options: Mapping[str, str], env: Mapping[str, str], logins: Logins = MappingProxyType({})) -> PypiSources:
-    """Return the upstream indexes of Python packages.
+    """Return the upstream indexes of Python packages that pip options name, with the access to them.
 
     Args:
-        options: Options of pip.
-        env: Environment variables.
-        logins: The user's netrc(5).
+        options: pip options by long name, as :func:`parse_options` returns them.
+        env: Environment variables, for the home directory and for certificates (``REQUESTS_CA_BUNDLE``, ``CURL_CA_BUNDLE``).
+        logins: User and password by host name, from the user's netrc(5).
     """
     has_no_index = options.get("no-index", "").strip().lower() in _TRUE
     index_urls = [] if has_no_index else [options.get("index-url", "").strip() or PYPI, *options.get("extra-index-url", "").split()]
@@ -90,7 +90,7 @@ def parse_sources(options: Mapping[str, str], env: Mapping[str, str], logins: Lo
 
 
 def _netrc_credentials(logins: Logins, urls: Sequence[str], known: Sequence[Credential]) -> list[Credential]:
-    """Return the credentials of configured hosts that have none in their URL."""
+    """Return the netrc(5) credentials of configured hosts whose URLs contain no credential."""
     hosts = {netloc_of(url): urlsplit(url) for url in urls}
     has_credential = {credential.netloc for credential in known}
     return [
@@ -105,7 +105,7 @@ def _long_name(name: str) -> str:
 
 
 def _as_url(text: str, env: Mapping[str, str]) -> str:
-    """Return a configured location as a URL; a path means a folder of this machine."""
+    """Return a configured location as a URL. A location that is not a URL is the path of a folder on this machine."""
     if "://" in text or text.startswith("file:"):
         return text
     path = Path(env.get("HOME") or "/nonexistent", text[2:]) if text.startswith("~/") else Path(text)

@@ -1,8 +1,8 @@
-"""Upstream package indexes and the access to them, as values.
+"""Values that describe the upstream package indexes: their URLs, certificates, proxies and credentials.
 
 Invariants:
-- No URL here contains a user or a password. Credentials are separate values, each with the URL prefix that it is valid for, and no ``repr`` shows
-  them.
+- No URL of an index contains a user or a password. Each credential is a value of its own, with the URL prefix that it is valid for.
+- No ``repr`` shows a credential or the URL of a proxy.
 - A credential is sent only with requests for URLs below its prefix, also after redirects.
 """
 
@@ -16,26 +16,26 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 
 def _host(*labels: str) -> str:
-    """Join the labels of a public registry's name. A test keeps the names of package hosts out of all files."""
+    """Join the labels of a host name. No file contains the full name of a public package host; a test enforces this."""
     return ".".join(labels)
 
 
 PYPI = f"https://{_host('pypi', 'org')}/simple/"
 NPM = f"https://{_host('registry', 'npmjs', 'org')}/"
 DEBIAN = MappingProxyType({name: f"http://{_host('deb', 'debian', 'org')}/{name}/" for name in ("debian", "debian-security")})
-"""The public registries, used if the machine configures no others."""
+"""Root URLs of Debian's public archives by name. Used, like :data:`PYPI` and :data:`NPM`, if the machine's configuration names no other."""
 
 _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A credential for all URLs with one prefix.
+    """A credential and the URL prefix that it is valid for.
 
     Args:
-        scheme: ``https`` or ``http``; empty for both.
+        scheme: ``https`` or ``http``. Empty: the credential is valid for both.
         netloc: Host and port, as :func:`netloc_of` returns them.
-        path: Path for which the credential is valid, with everything below it; begins with a slash.
+        path: Path that begins with a slash. The credential is valid for this path and for all paths below it.
         header: Value of the ``Authorization`` header.
     """
 
@@ -56,15 +56,15 @@ class Access:
     """Certificates, proxies and credentials for the upstream indexes of one registry.
 
     Args:
-        ca_files: Files with trusted certificates.
-        ca_text: Further trusted certificates, PEM.
+        ca_files: Paths of files with trusted certificates.
+        ca_text: Further trusted certificates as PEM text.
         ca_system: True if the system's certificates are trusted as well.
-        client_cert: File with the client certificate and its key.
-        verify: True if certificates are verified.
-        unverified: Hosts (:func:`netloc_of`) whose certificates are not verified.
-        proxies: Proxy URL, or None for no proxy, by the pattern ``https://``, ``http://`` or ``all://HOST``. A URL may contain a password.
-            Requests that match no pattern use the usual variables (``HTTPS_PROXY``, ``NO_PROXY``).
-        credentials: Credentials; the one with the longest matching path is sent.
+        client_cert: Path of the file with the client certificate and its private key. None for no client certificate.
+        verify: True if the certificates of servers are verified.
+        unverified: Hosts, each as ``HOST`` or ``HOST:PORT``, whose certificates are never verified.
+        proxies: Proxy URL by URL pattern, such as ``https://``, ``http://`` or ``all://HOST``. The value None means: no proxy for this pattern.
+            Proxy URLs may contain passwords. Requests that match no pattern use the environment variables ``HTTPS_PROXY``, ``NO_PROXY`` etc.
+        credentials: All credentials. If several are valid for a URL, the credential with the longest path is sent.
     """
 
     ca_files: tuple[str, ...] = ()
@@ -77,19 +77,19 @@ class Access:
     credentials: tuple[Credential, ...] = field(default=(), repr=False)
 
     def authorization(self, url: str) -> str | None:
-        """Return the ``Authorization`` header for a URL, or None if no credential applies."""
+        """Return the value of the ``Authorization`` header for a request to a URL, or None if no credential is valid for the URL."""
         matching = [credential for credential in self.credentials if credential.applies_to(url)]
         return max(matching, key=lambda credential: len(credential.path)).header if matching else None
 
 
 @dataclass(frozen=True, slots=True)
 class PypiSources:
-    """Upstream indexes of Python packages.
+    """Upstream indexes of Python packages, and the access to them.
 
     Args:
-        indexes: Roots of simple indexes (PEP 503), with a trailing slash; also ``file://``. Earlier indexes take precedence.
-        links: Folders (``file://``, with a trailing slash) and pages with links to packages of any name.
-        access: Certificates, proxies and credentials for them.
+        indexes: Root URLs of simple indexes (PEP 503), each with a trailing slash. ``file://`` is allowed. Earlier indexes take precedence.
+        links: URLs of folders (``file://``, with a trailing slash) and of pages that link to packages of any name (pip's ``--find-links``).
+        access: Certificates, proxies and credentials for these URLs.
     """
 
     indexes: tuple[str, ...] = (PYPI,)
@@ -99,12 +99,12 @@ class PypiSources:
 
 @dataclass(frozen=True, slots=True)
 class NpmSources:
-    """Upstream registries of JavaScript packages.
+    """Upstream registries of JavaScript packages, and the access to them.
 
     Args:
-        registry: Root of the registry, with a trailing slash.
-        scopes: Root of another registry by ``@scope``.
-        access: Certificates, proxies and credentials for them.
+        registry: Root URL of the default registry, with a trailing slash.
+        scopes: Root URL of the registry of a scope, by ``@scope``, each with a trailing slash.
+        access: Certificates, proxies and credentials for these registries.
     """
 
     registry: str = NPM
@@ -114,11 +114,11 @@ class NpmSources:
 
 @dataclass(frozen=True, slots=True)
 class DebianSources:
-    """Upstream archives of Debian packages.
+    """Upstream archives of Debian packages, and the access to them.
 
     Args:
-        archives: Roots of ``debian`` and ``debian-security``, with a trailing slash.
-        access: Certificates, proxies and credentials for them.
+        archives: Root URLs of the archives ``debian`` and ``debian-security``, by name, each with a trailing slash.
+        access: Certificates, proxies and credentials for these archives.
     """
 
     archives: Mapping[str, str] = field(default_factory=lambda: DEBIAN)
@@ -126,7 +126,7 @@ class DebianSources:
 
 
 def netloc_of(url: str) -> str:
-    """Return host and port of a URL in lower case, without the port if it is the default of the scheme. Empty if the URL has no host."""
+    """Return ``HOST`` or ``HOST:PORT`` of a URL in lower case, without the scheme's default port. Empty if the URL has no host or an invalid port."""
     parts = urlsplit(url)
     try:
         host, port = (parts.hostname or "").lower(), parts.port
@@ -136,7 +136,7 @@ def netloc_of(url: str) -> str:
 
 
 def split_credential(url: str) -> tuple[str, Credential | None]:
-    """Split a URL into the URL without user and password, and the credential for its whole host."""
+    """Remove user and password from a URL. Return the remaining URL, and a credential for its whole host, or None if the URL contained none."""
     parts = urlsplit(url)
     _, at, netloc = parts.netloc.rpartition("@")
     clean = urlunsplit(parts._replace(netloc=netloc))
@@ -146,16 +146,16 @@ def split_credential(url: str) -> tuple[str, Credential | None]:
 
 
 def basic_auth(user: str, password: str) -> str:
-    """Return the ``Authorization`` header of basic authentication (RFC 7617)."""
+    """Return the value of the ``Authorization`` header for basic authentication (RFC 7617)."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
 
 
 def with_slash(url: str) -> str:
-    """Return a URL with a trailing slash."""
+    """Return a URL with a trailing slash, added if it is missing."""
     return url if url.endswith("/") else url + "/"
 
 
 def redacted(url: str) -> str:
-    """Return a URL for log lines and errors: without user, password and query, which may contain signatures and tokens."""
+    """Return a URL for log lines and errors: without user, password and query (which may contain tokens), and at most 500 characters."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))[:500]

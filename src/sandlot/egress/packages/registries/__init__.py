@@ -1,1 +1,1 @@
-"""Package registries: one module for the paths of each registry, and modules that read and write its index format."""
+"""Package registries (PyPI, npm, Debian): for each, a module that responds to requests, and modules for its index format."""

@@ -1,14 +1,15 @@
-"""Debian packages: ``/debian/`` and ``/debian-security/``, each with ``dists/`` and ``pool/``.
+"""Debian packages: the archives ``/debian/`` and ``/debian-security/``, each with indexes in ``dists/`` and packages in ``pool/``.
 
-apt in the sandbox verifies everything: signatures of Release files, indexes by the digests in the Release file, packages by those in the index.
+apt in the sandbox verifies all files: Release files by their signatures, indexes by the digests in the Release file, and packages by the digests in
+their index.
 
 Invariants:
-- Release files are index pages, fresh for a while. Other files in ``dists/`` are served with the digests of the stored Release file, so
-  that all indexes that a sandbox gets belong together.
-- An index is stored by its digest. A package is stored by its URL, because its name contains the version and its content never changes. Only a
-  complete file is stored.
-- A client that sends ``Cache-Control: no-cache`` gets a package from upstream, and the stored copy is replaced.
-- Other files in ``pool/``, such as sources, are passed through and not stored.
+- Release files are cached as index pages and refreshed when they expire. Indexes in ``dists/`` must match their digests in the cached Release
+  file, so that all indexes that a sandbox gets belong to the same version of the archive.
+- An index is stored under its digest. A package is stored under its URL, because its name contains the version and its content never changes. Only
+  complete files are stored.
+- A request for a package with ``Cache-Control: no-cache`` downloads the package again and replaces the stored copy.
+- All other files in ``pool/``, such as sources, are sent from upstream to the client without being stored.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sandlot.egress.packages.registries.index_page_response import page_response
 from sandlot.egress.packages.upstream import Upstream
 
 MAX_RELEASES = 32
-"""Parsed Release files in memory. Each names several hundred files."""
+"""Maximum number of parsed Release files in memory. Each Release file names several hundred files."""
 _SEGMENT = re.compile(r"[A-Za-z0-9._+~:%=@,!-]+")
 _RELEASES = frozenset({"InRelease", "Release", "Release.gpg"})
 _BY_HASH = {"SHA256": "sha256", "SHA512": "sha512"}
@@ -40,13 +41,13 @@ _SHA256_LINE = re.compile(r"^ ([0-9a-f]{64}) +(\d+) (\S+)$", re.MULTILINE)
 
 
 class DebianRegistry:
-    """Serves Debian archives.
+    """Responds to requests for files of the Debian archives.
 
     Args:
-        sources: Upstream archives.
+        sources: Root URLs of the upstream archives.
         upstream: Client of the archives.
-        index_pages: Index pages, for Release files.
-        files: Package files, for everything else.
+        index_pages: Cache of index pages, for Release files.
+        files: Package files, for all other files.
     """
 
     def __init__(self, sources: DebianSources, upstream: Upstream, index_pages: IndexPageCache, files: PackageFiles) -> None:
@@ -60,11 +61,11 @@ class DebianRegistry:
         """Return the response to a request below ``/debian/`` or ``/debian-security/``.
 
         Raises:
-            HttpError: There is no such file.
+            HttpError: The archive has no such file, or upstream does not respond.
         """
         archive, *names = request.segments
         if request.is_folder or not all(_SEGMENT.fullmatch(name) for name in names):
-            raise HttpError(404, "The archive does not list its folders.")
+            raise HttpError(404, "The archive does not list its folders. Request a file in dists/ or pool/.")
         match names:
             case ["dists", suite, name] if name in _RELEASES:
                 return await self._respond_with_release(request, archive, suite, name)
@@ -77,7 +78,7 @@ class DebianRegistry:
                 is_package = names[-1].endswith(".deb")
                 return await self._respond_with_file(request, PackageFile((self._url(archive, names),), None, is_verified_by_client=is_package))
             case _:
-                raise HttpError(404, "The archive has only dists/ and pool/.")
+                raise HttpError(404, f"The archive has no {'/'.join(names)[:64]!r}, only files in dists/ and pool/.")
 
     async def _respond_with_release(self, request: Request, archive: str, suite: str, name: str) -> Response:
         page = await self._index_pages.get(self._release_page(archive, suite, name), self._upstream)
@@ -89,7 +90,7 @@ class DebianRegistry:
         return await self._files.respond(file, self._upstream, request.file_request(f'"{file.digest}"' if file.digest else None))
 
     async def _digests(self, archive: str, suite: str) -> Mapping[str, Digest]:
-        """Return the digests that the stored Release file of a suite names. Empty if no sandbox has requested the file."""
+        """Return the digests in the cached Release file of a suite, by path. Empty if no sandbox has requested that Release file yet."""
         page = await self._index_pages.get(self._release_page(archive, suite, "InRelease"), self._upstream, any_age=True, fetch=False)
         if page.is_missing:
             return {}
@@ -109,7 +110,7 @@ class DebianRegistry:
         by_name = self._url(archive, names)
         if digest is None:
             return (by_name,)
-        # The URL with the digest is still valid after the archive was updated.
+        # The URL with the digest stays valid when the archive is updated, so it is tried first.
         return (self._url(archive, [*names[:-1], "by-hash", "SHA256", digest.value]), by_name)
 
     def _url(self, archive: str, names: Sequence[str]) -> str:
@@ -117,6 +118,6 @@ class DebianRegistry:
 
 
 def parse_release(text: str) -> Mapping[str, Digest]:
-    """Return the SHA-256 digests in a Release or InRelease file, by path relative to the file. Pure."""
+    """Return the SHA-256 digests in a Release or InRelease file, by path. Paths are relative to the folder of the file. Pure."""
     section = _SHA256_SECTION.search(text.replace("\r\n", "\n"))
     return {path: Digest("sha256", value) for value, _, path in _SHA256_LINE.findall(section[1])} if section else {}

@@ -1,4 +1,4 @@
-"""Responses with index pages, the same for all registries."""
+"""Creates responses with index pages, for all registries."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from sandlot.egress.packages.store.open_files import OpenFile
 from sandlot.egress.packages.upstream import PIECE_BYTES
 
 CACHE_CONTROL = "max-age=60"
-"""Time for which a client may reuse a page without a request. Short, because a request to this cache costs little."""
-EVICTED = "The page was removed to make room. Try again."
+"""Clients may reuse a page for 60 s without a new request. The time is short, because a request to this cache takes little time."""
+EVICTED = "The index page was removed from the full package cache during this request. Try again."
 
 
 async def page_response(pages: IndexPageStore, page: CachedPage, variant: str, media_type: str, request: Request, headers: Headers = ()) -> Response:
-    """Return a response with a variant of a page, or 304 if the client has it.
+    """Return a response with a variant of a page. The status is 304 if the client already has the current version.
 
     Args:
-        pages: The stored pages.
-        page: The page.
-        variant: Name of the variant.
+        pages: Store that contains the content of the page.
+        page: The page to send.
+        variant: Name of the variant to send, such as ``html``.
         media_type: Media type of the variant.
-        request: The request.
-        headers: Further headers of the response.
+        request: The request to respond to.
+        headers: Headers to add to ``ETag``, ``Cache-Control`` and ``Content-Type``.
 
     Raises:
-        HttpError: The page was evicted meanwhile.
+        HttpError: Status 503: the page was evicted from the store after it was loaded.
     """
     etag = f'"{page.variants[variant]}"'
     headers = (("ETag", etag), ("Cache-Control", CACHE_CONTROL), *headers)

@@ -1,4 +1,4 @@
-"""JavaScript packages: ``/npm/NAME``, ``/npm/@SCOPE/NAME`` and ``/npm/NAME/-/FILE.tgz``."""
+"""JavaScript packages: metadata at ``/npm/NAME`` and ``/npm/@SCOPE/NAME``, tarballs at ``/npm/NAME/-/FILE.tgz``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sandlot.egress.packages.upstream import Upstream
 
 
 class NpmRegistry:
-    """Serves an npm registry.
+    """Responds to requests for metadata and tarballs of JavaScript packages.
 
     Args:
-        sources: Upstream registries.
+        sources: Root URLs of the upstream registries.
         upstream: Client of the registries.
-        index_pages: Index pages, for package metadata.
+        index_pages: Cache of index pages, for package metadata.
         files: Package files, for tarballs.
-        origin: Origin of the cache inside a sandbox.
+        origin: Origin of the package cache inside a sandbox (``http://HOST:PORT``), for URLs in metadata.
     """
 
     def __init__(self, sources: NpmSources, upstream: Upstream, index_pages: IndexPageCache, files: PackageFiles, *, origin: str) -> None:
@@ -38,7 +38,7 @@ class NpmRegistry:
         """Return the response to a request below ``/npm/``.
 
         Raises:
-            HttpError: There is no such page or file.
+            HttpError: The tarball does not exist, or upstream does not respond.
         """
         match request.segments[1:]:
             case ("-", "ping"):
@@ -52,7 +52,7 @@ class NpmRegistry:
             case (scope, name, "-", file) if npm_metadata.is_package_name(f"{scope}/{name}"):
                 return await self._respond_with_tarball(request, f"{scope}/{name}", file)
             case _:
-                return _not_found("This registry has packages and their files, and no search.")
+                return _not_found("This registry has only package metadata at /npm/NAME and files at /npm/NAME/-/FILE.tgz.")
 
     async def _respond_with_metadata(self, request: Request, name: str) -> Response:
         short = preferred_type(request.headers.get("accept"), (JSON, npm_metadata.SHORT_TYPE)) == npm_metadata.SHORT_TYPE

@@ -1,4 +1,4 @@
-"""npm's package metadata: the packages' versions and files, as a registry describes them. Pure.
+"""Parser and generator for npm's package metadata: the versions of a package and their files. Pure.
 
 The format is described in npm's "Package Metadata" (github.com/npm/registry, docs/responses/package-metadata.md).
 """
@@ -30,23 +30,23 @@ _INSTALL_SCRIPTS = ("preinstall", "install", "postinstall")
 
 
 def is_package_name(name: str) -> bool:
-    """Return whether a text can be the name of a package. Names of old packages contain capitals."""
+    """Return whether a text can be the name of an npm package. Capitals are allowed, because names of old packages contain them."""
     return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
 
 
 def url_path(name: str) -> str:
-    """Return the name of a package as npm writes it into URLs."""
+    """Return the name of a package in the encoding that npm uses in URLs: ``@scope%2Fname``."""
     return quote(name, safe="@")
 
 
 def build_metadata(inputs: Sequence[FetchedInput], *, name: str, origin: str, short: bool) -> Mapping[str, bytes]:
-    """Build the metadata to serve (``body``) and a table of the upstream files (``table``).
+    """Build the two variants of a metadata page: ``body``, which is served to clients, and ``table``, which names the upstream URLs of files.
 
     Args:
-        inputs: One input: upstream's metadata.
+        inputs: Exactly one input: the metadata of the upstream registry.
         name: Name of the package.
-        origin: Origin of the cache inside a sandbox.
-        short: Build the abbreviated form. Upstream may not support it; the full form is abbreviated then.
+        origin: Origin of the package cache inside a sandbox (``http://HOST:PORT``). All URLs of tarballs in ``body`` begin with it.
+        short: Build npm's abbreviated form. If upstream sent the full form, it is abbreviated here.
 
     Raises:
         ValueError: The metadata is malformed.
@@ -54,7 +54,7 @@ def build_metadata(inputs: Sequence[FetchedInput], *, name: str, origin: str, sh
     (page,) = inputs
     metadata = json.loads(page.body)
     if not isinstance(metadata, dict) or not isinstance(metadata.get("versions"), dict):
-        raise ValueError("not package metadata")  # noqa: TRY004 - the content is malformed, whatever its type
+        raise ValueError("not npm package metadata: no object `versions`")  # noqa: TRY004 - the content is malformed, whatever its type
     lines: dict[str, str] = {}
     other_lines: dict[str, str] = {}
     for version, manifest in metadata["versions"].items():
@@ -69,7 +69,7 @@ def build_metadata(inputs: Sequence[FetchedInput], *, name: str, origin: str, sh
         filename = f"{name.rpartition('/')[2]}-{version}.tgz"
         location = json.dumps([url, digest and str(digest)])
         lines[filename] = location
-        other_lines.setdefault(unquote(urlsplit(url).path.rpartition("/")[2]), location)  # names in lock files made with other registries
+        other_lines.setdefault(unquote(urlsplit(url).path.rpartition("/")[2]), location)  # lock files made with other registries name files by URL
         dist["tarball"] = f"{origin}/npm/{quote(name, safe='@/')}/-/{quote(filename)}"
     if short and page.media_type != SHORT_TYPE:
         metadata = _abbreviate(metadata)
@@ -78,7 +78,12 @@ def build_metadata(inputs: Sequence[FetchedInput], *, name: str, origin: str, sh
 
 
 def find_file(table: bytes, filename: str) -> tuple[str, Digest | None] | None:
-    """Return the upstream URL and digest of a file, or None if the table does not have it."""
+    """Return the upstream URL of a file, and its digest or None. Return None alone if the table does not contain the file.
+
+    Args:
+        table: Variant ``table`` that :func:`build_metadata` returned.
+        filename: Name of the file.
+    """
     start = table.find(f"\n{filename}\t".encode())
     if start < 0:
         return None
@@ -87,7 +92,7 @@ def find_file(table: bytes, filename: str) -> tuple[str, Digest | None] | None:
 
 
 def _fetchable_url(base: str, link: str) -> str | None:
-    """Return the target of a link without user and password, which a registry may write into it. Return None if it cannot be fetched."""
+    """Return the absolute URL of a link, without the user and password that it may contain. Return None if it is not an http or https URL."""
     try:
         url, _ = split_credential(urljoin(base, link))
         return url if urlsplit(url).scheme in {"http", "https"} else None
@@ -96,7 +101,7 @@ def _fetchable_url(base: str, link: str) -> str | None:
 
 
 def _abbreviate(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the form that an install needs. For some packages it is a tenth of the full form."""
+    """Return the abbreviated form of metadata, which contains all that an install needs: for some packages a tenth of the full form."""
     versions = {}
     for version, manifest in metadata["versions"].items():
         if not isinstance(manifest, dict):

@@ -1,4 +1,4 @@
-"""Python packages: ``/pypi/simple/NAME/`` and ``/pypi/files/...``."""
+"""Python packages: project pages at ``/pypi/simple/NAME/``, files at ``/pypi/files/...``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _VARIANTS = {pypi_index.JSON_TYPE: "json", "application/vnd.pypi.simple.latest+j
 
 
 class PypiRegistry:
-    """Serves a Python package index.
+    """Responds to requests for project pages and files of Python packages.
 
     Args:
-        sources: Upstream indexes.
+        sources: URLs of the upstream indexes.
         upstream: Client of the indexes.
-        index_pages: Index pages, for project pages.
-        files: Package files.
+        index_pages: Cache of index pages, for project pages.
+        files: Package files, for distributions and their metadata.
     """
 
     def __init__(self, sources: PypiSources, upstream: Upstream, index_pages: IndexPageCache, files: PackageFiles) -> None:
@@ -40,7 +40,7 @@ class PypiRegistry:
         """Return the response to a request below ``/pypi/``.
 
         Raises:
-            HttpError: There is no such page or file.
+            HttpError: There is no such page or file, the page is at another path, or upstream does not respond.
         """
         match request.segments[1:]:
             case ("simple", name) if pypi_index.is_project_name(name):
@@ -50,13 +50,13 @@ class PypiRegistry:
             case ("simple",):
                 raise HttpError(404, "This index does not list all projects. Request one at /pypi/simple/NAME/.")
             case _:
-                raise HttpError(404, "This index has /pypi/simple/NAME/ and the files that those pages link to.")
+                raise HttpError(404, "This index has only pages at /pypi/simple/NAME/ and the files that these pages link to.")
 
     async def _respond_with_page(self, request: Request, name: str) -> Response:
         project = pypi_index.normalize(name)
         if project != name or not request.is_folder:
-            raise HttpError(301, "The page has moved.", (("Location", f"/pypi/simple/{project}/"),))
-        # The first one is for clients without a preference.
+            raise HttpError(301, f"The page has moved to /pypi/simple/{project}/.", (("Location", f"/pypi/simple/{project}/"),))
+        # "text/html" is first: it is the type for clients without a preference.
         accepted = preferred_type(request.headers.get("accept"), ("text/html", *_VARIANTS))
         page = await self._index_pages.get(self._project_page(project), self._upstream)
         if page.is_missing:
@@ -68,7 +68,7 @@ class PypiRegistry:
     async def _respond_with_file(self, request: Request, project: str, token: str, metadata_token: str, filename: str) -> Response:
         digest, metadata = parse_digest(token), parse_digest(metadata_token)
         if (digest is None and token != pypi_pages.NO_DIGEST) or (metadata is None and metadata_token != pypi_pages.NO_DIGEST):
-            raise HttpError(404, "This is not a link of this index.")
+            raise HttpError(404, f"No page at /pypi/simple/NAME/ has a link with the digests {token[:64]!r} and {metadata_token[:64]!r}.")
         wants_metadata = filename.endswith(_METADATA)
         expected = metadata if wants_metadata else digest
         file_request = request.file_request(f'"{expected}"' if expected else None)
@@ -77,12 +77,12 @@ class PypiRegistry:
             return stored
         source = await self._find_source(project, filename.removesuffix(_METADATA), digest)
         if source is None or (wants_metadata and not (source.has_metadata and source.metadata == metadata)):
-            raise HttpError(404, "No package index that this host uses has this file any more.")
+            raise HttpError(404, f"No package index that this host uses has {filename} any more.")
         urls = tuple(f"{url}{_METADATA}" for url in source.urls) if wants_metadata else source.urls
         return await self._files.respond(PackageFile(urls, expected), self._upstream, file_request)
 
     async def _find_source(self, project: str, filename: str, digest: Digest | None) -> pypi_pages.FileSource | None:
-        """Return the upstream URLs of a file: from a stored page of any age, or else from a fresh one."""
+        """Return the upstream URLs of a file, or None if no index has it. A stored page of any age is searched first, then a fresh page."""
         project_page = self._project_page(pypi_index.normalize(project))
         for any_age in (True, False):
             page = await self._index_pages.get(project_page, self._upstream, any_age=any_age)

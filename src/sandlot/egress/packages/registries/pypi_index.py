@@ -1,10 +1,10 @@
 """Parser for pages of Python's simple indexes, HTML (PEP 503) and JSON (PEP 691). Pure.
 
 Invariants:
-- The attributes of a file are kept: yanked (PEP 592), requires-python (PEP 345, 503), core-metadata (PEP 658, 714), size and upload-time
+- These attributes of a file are kept: yanked (PEP 592), requires-python (PEP 345, 503), core-metadata (PEP 658, 714), size and upload-time
   (PEP 700). Links to signatures and provenance are dropped, because they lead to other hosts.
-- No URL has a user or a password. Credentials in an index's links are not stored; the machine's own credentials are sent to their hosts.
-- If several indexes have a file, the first one describes it. The same content at another index is a further URL of the file.
+- No returned URL contains a user or a password. Credentials in the links of an index are dropped.
+- If several indexes have a file, the first index that has it describes the file. The URLs at other indexes are added if their digest is the same.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ ACCEPT = f"{JSON_TYPE}, {HTML_TYPE};q=0.2, text/html;q=0.1"
 _ARCHIVES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz", ".tar", ".tbz", ".txz")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _FILENAME = re.compile(r"[A-Za-z0-9][\x21-\x2e\x30-\x5b\x5d-\x7e]{0,250}")
-"""Printable ASCII without slash and backslash."""
+"""Letter or digit, then up to 251 printable ASCII characters without slash and backslash."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """A file of a project.
+    """A file of a Python project, as the upstream indexes describe it.
 
     Args:
-        filename: Name of the file.
-        urls: URLs of the file.
-        hashes: Hexadecimal value by algorithm.
-        requires_python: Version specifier, or None.
-        yanked: Reason why the file was yanked, or True; False if it was not.
-        metadata: Hashes of the metadata beside the file, or True if there is metadata without hashes; None if there is none.
-        size: Size in bytes, or None if the index does not name it.
-        upload_time: Time in ISO 8601, or None if the index does not name it.
+        filename: Name of the file, without folders.
+        urls: Upstream URLs of the file. All have the same content.
+        hashes: Hexadecimal digest by algorithm.
+        requires_python: Version specifier of the supported Python versions. None if the index names none.
+        yanked: Reason why the file was yanked, or True if no reason is known. False if the file was not yanked.
+        metadata: Hexadecimal digest by algorithm of the separate metadata file (PEP 658), or True if the index names no digest. None if there is
+            no metadata file.
+        size: Size in bytes. None if the index names no size.
+        upload_time: Time of the upload in ISO 8601. None if the index names no time.
     """
 
     filename: str
@@ -56,25 +57,25 @@ class IndexFile:
 
     @property
     def digest(self) -> Digest | None:
-        """Digest of the file, or None if the index names none."""
+        """Digest of the file. None if the index names no usable digest."""
         return digest_from_hashes(self.hashes)
 
 
 def is_project_name(text: str) -> bool:
-    """Return whether a text can be the name of a project (PEP 508)."""
+    """Return whether a text can be the name of a Python project (PEP 508)."""
     return _NAME.fullmatch(text) is not None
 
 
 def normalize(name: str) -> str:
-    """Return the normalized name of a project, as URLs contain it (PEP 503)."""
+    """Return the normalized name of a Python project, which is used in URLs (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def parse_pages(pages: Iterable[FetchedInput], project: str) -> tuple[list[IndexFile], list[str] | None]:
-    """Return all files of a project, and its versions if every index lists them.
+    """Return all files of a project and the list of its versions. The list is None if an index with files of the project lists no versions.
 
     Args:
-        pages: Pages of the indexes; earlier ones take precedence.
+        pages: Fetched pages of the upstream indexes. Earlier pages take precedence.
         project: Normalized name of the project.
 
     Raises:
@@ -90,7 +91,7 @@ def parse_pages(pages: Iterable[FetchedInput], project: str) -> tuple[list[Index
         for file in own:
             known = files.setdefault(file.filename, file)
             if known is not file and known.digest is not None and known.digest == file.digest:
-                # Files of this machine first: they cost no request.
+                # URLs of files on this machine come first, because they need no request.
                 urls = sorted({*known.urls, *file.urls}, key=lambda url: (not url.startswith("file:"), url))
                 files[file.filename] = replace(known, urls=tuple(urls))
     return list(files.values()), None if versions is None else list(versions)
@@ -108,7 +109,7 @@ def _parse_page(page: FetchedInput) -> tuple[list[IndexFile], list[str] | None]:
 
 def _parse_json(content: object, base: str) -> tuple[list[IndexFile], list[str] | None]:
     if not isinstance(content, dict) or not isinstance(content.get("files"), list):
-        raise ValueError("not a page of a simple index")  # noqa: TRY004 - the content is malformed, whatever its type
+        raise ValueError("not a page of a simple index: no list `files`")  # noqa: TRY004 - the content is malformed, whatever its type
     files = []
     for each in content["files"]:
         if not isinstance(each, dict):
@@ -163,7 +164,7 @@ def _parse_html(text: str, base: str) -> list[IndexFile]:
 
 
 class _LinkParser(HTMLParser):
-    """Collects the attributes of all links."""
+    """Collects the attributes of all links in ``links``, and the URL of the first ``<base>`` element in ``base``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +172,7 @@ class _LinkParser(HTMLParser):
         self.base = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Handle an opening tag."""
+        """Record the attributes of an opening tag if it is a link or a base."""
         if tag == "a":
             self.links.append(dict(attrs))
         elif tag == "base" and not self.base:
@@ -179,7 +180,7 @@ class _LinkParser(HTMLParser):
 
 
 def _fetchable_url(base: str, href: object) -> str | None:
-    """Return the target of a link, or None if it may not be fetched: a page of the network must not lead to files of this machine."""
+    """Return the absolute URL of a link, or None if it may not be fetched: a page from the network must not link to files of this machine."""
     if not isinstance(href, str) or not href:
         return None
     try:
@@ -199,11 +200,16 @@ def _text(value: object) -> str | None:
 
 
 def _belongs_to(filename: str, project: str) -> bool:
-    """Return whether a file belongs to a project, judging by its name."""
+    """Return whether the name of a file is that of a wheel or source archive of a project.
+
+    Args:
+        filename: Name of the file.
+        project: Normalized name of the project.
+    """
     if filename.endswith(".whl"):
         return normalize(filename.partition("-")[0]) == project
     stem = next((filename[: -len(each)] for each in _ARCHIVES if filename.endswith(each)), None)
     if stem is None:
         return False
-    # The name of a source archive may contain dashes. Its version begins after one, with a digit.
+    # The project name in a source archive's name may contain dashes. The version begins after a dash, with a digit or with "v" and a digit.
     return any(normalize(stem[: found.start()]) == project for found in re.finditer(r"-(?=v?\d)", stem))

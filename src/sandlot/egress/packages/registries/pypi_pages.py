@@ -1,7 +1,7 @@
-"""Project pages of the Python index as this cache serves them, as HTML and JSON, and a table of the upstream files. Pure.
+"""Generator for the project pages that sandboxes get (HTML and JSON), and for a table of the upstream files of a project. Pure.
 
-Invariant: every link leads to this cache. ``../../files/PROJECT/DIGEST/METADATA/FILENAME`` contains the digests of the file and of its metadata,
-so that a stored file is found by its path alone. The table, which no client sees, contains the upstream URLs.
+Invariant: every link leads to the package cache. A link, ``../../files/PROJECT/DIGEST/METADATA/FILENAME``, contains the digests of the file and of
+its metadata, so that a stored file is found by the link alone. Only the table, which no client gets, contains upstream URLs.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from sandlot.egress.packages.registries import pypi_index
 from sandlot.egress.packages.registries.pypi_index import IndexFile
 
 NO_DIGEST = "unknown"
-"""Part of a link in place of a digest that no index names."""
+"""Text in a link that replaces a digest if no index names one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """Upstream's description of a file.
+    """Row of the table: the upstream URLs and digests of a file.
 
     Args:
-        urls: URLs of the file.
-        digest: Digest of the file, or None if no index names one.
-        metadata: Digest of the file's metadata, or None if no index names one.
-        has_metadata: True if upstream has metadata beside the file.
+        urls: Upstream URLs of the file.
+        digest: Digest of the file. None if no index names a digest.
+        metadata: Digest of the separate metadata file (PEP 658). None if no index names a digest.
+        has_metadata: True if upstream has a separate metadata file.
     """
 
     urls: tuple[str, ...]
@@ -40,10 +40,10 @@ class FileSource:
 
 
 def build_pages(inputs: Sequence[FetchedInput], *, project: str) -> Mapping[str, bytes]:
-    """Build the pages of a project: ``json``, ``html`` and the ``table``. Return an empty mapping if the project has no file.
+    """Build the variants ``json``, ``html`` and ``table`` of a project page. Return an empty mapping if no index has a file of the project.
 
     Args:
-        inputs: Pages of the upstream indexes; earlier ones take precedence.
+        inputs: Fetched pages of the upstream indexes. Earlier pages take precedence.
         project: Normalized name of the project.
 
     Raises:
@@ -56,8 +56,14 @@ def build_pages(inputs: Sequence[FetchedInput], *, project: str) -> Mapping[str,
 
 
 def as_json(project: str, files: Sequence[IndexFile], versions: Sequence[str] | None) -> bytes:
-    """Return the JSON page (PEP 691)."""
-    is_complete = versions is not None and all(file.size is not None for file in files)  # PEP 700 requires both
+    """Return the project page as JSON (PEP 691).
+
+    Args:
+        project: Normalized name of the project.
+        files: Files of the project.
+        versions: Versions of the project. None if not every index lists them; the page then has no ``versions``.
+    """
+    is_complete = versions is not None and all(file.size is not None for file in files)  # version 1.1 (PEP 700) requires versions and sizes
     page: dict[str, Any] = {"meta": {"api-version": "1.1" if is_complete else "1.0"}, "name": project}
     if versions is not None:
         page["versions"] = list(versions)
@@ -66,7 +72,12 @@ def as_json(project: str, files: Sequence[IndexFile], versions: Sequence[str] | 
 
 
 def as_html(project: str, files: Sequence[IndexFile]) -> bytes:
-    """Return the HTML page (PEP 503)."""
+    """Return the project page as HTML (PEP 503).
+
+    Args:
+        project: Normalized name of the project.
+        files: Files of the project.
+    """
     lines = [
         '<!DOCTYPE html><html><head><meta name="pypi:repository-version" content="1.0">',
         f"<title>Links for {project}</title></head><body><h1>Links for {project}</h1>",
@@ -88,7 +99,7 @@ def as_html(project: str, files: Sequence[IndexFile]) -> bytes:
 
 
 def as_table(files: Sequence[IndexFile]) -> bytes:
-    """Return the table: one line for each file, with its name, a tab, and its source as JSON."""
+    """Return the table of upstream files. Each line has the name of a file, a tab, and the fields of its :class:`FileSource` as a JSON list."""
     lines = [b""]
     for file in files:
         metadata = _metadata_digest(file)
@@ -98,7 +109,12 @@ def as_table(files: Sequence[IndexFile]) -> bytes:
 
 
 def find_source(table: bytes, filename: str) -> FileSource | None:
-    """Return the source of a file, or None if the table does not have it."""
+    """Return the upstream URLs and digests of a file. Return None if the table does not contain the file.
+
+    Args:
+        table: Variant ``table`` that :func:`build_pages` returned.
+        filename: Name of the file.
+    """
     start = table.find(f"\n{filename}\t".encode())
     if start < 0:
         return None

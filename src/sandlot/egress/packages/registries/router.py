@@ -1,4 +1,4 @@
-"""Routing of requests to registries, and the objects that all registries share."""
+"""Routes requests to the registries and owns the objects that all registries share."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from sandlot.host.blocking import BlockingPool
 
 
 class RegistryRouter:
-    """Routes requests by the first segment of their path.
+    """Passes each request to the registry that the first segment of its path names.
 
     Args:
-        sources: Upstream indexes.
-        store: The package store.
-        threads: Threads for the disk.
-        counters: Counters of the cache.
-        ttl_s: Seconds for which an index page is fresh.
-        origin: Origin of the cache inside a sandbox, as ``http://HOST:PORT``.
+        sources: Upstream indexes and the access to them.
+        store: Store of downloaded files and index pages.
+        threads: Thread pool for disk access.
+        counters: Counters of the package cache, updated by each request.
+        ttl_s: Seconds for which a cached index page is served without asking upstream.
+        origin: Origin of the package cache inside a sandbox, as ``http://HOST:PORT``.
     """
 
     def __init__(self, sources: PackageSources, store: PackageStore, threads: BlockingPool, counters: Counters, *, ttl_s: float, origin: str) -> None:
@@ -45,18 +45,18 @@ class RegistryRouter:
         }
 
     async def respond(self, request: Request) -> Response:
-        """Return the response to a request.
+        """Return the response of the registry that the request's path names.
 
         Raises:
-            HttpError: There is no such page or file.
+            HttpError: There is no such page or file, or upstream does not respond.
         """
         respond = self._roots.get(request.segments[0]) if request.segments else None
         if respond is None:
-            raise HttpError(404, "The package index has no such path. Use /pypi/simple/NAME/, /npm/NAME, /debian/ or /debian-security/.")
+            raise HttpError(404, "The package index has no such path. Use /pypi/simple/NAME/, /npm/NAME, /debian/... or /debian-security/...")
         return await respond(request)
 
     async def aclose(self) -> None:
-        """Cancel all downloads and refreshes and close the connections to upstream."""
+        """Cancel all downloads and all refreshes of index pages, then close the connections to upstream."""
         await self._files.aclose()
         await self._index_pages.aclose()
         for upstream in self._upstreams:

@@ -1,1 +1,1 @@
-"""Package files on disk: a store that several services share, its open files, its eviction, and the threads that access it."""
+"""The package store: downloaded files on disk, which several services may share, and their eviction when the disk space runs out."""

@@ -1,4 +1,4 @@
-"""Choice of the files that are removed from the store when it needs room. Pure."""
+"""Choice of the files that are removed from the store to make space for a new file. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TARGET_FILL = 0.9
-"""Fraction of the limit that stays in use after an eviction. Below 1, so that not every new file causes an eviction."""
+"""Fraction of the store's size limit that stays in use after an eviction. Less than 1, so that not every new file causes an eviction."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file in the store.
+    """A file in the package store: its size and the time of its last use.
 
     Args:
         path: Path of the file.
         size_bytes: Disk space that the file uses.
-        used_s: Time of its last use, in seconds since the epoch.
+        used_s: Time of the last use of the file, in seconds since the epoch.
     """
 
     path: Path
@@ -26,15 +26,16 @@ class StoredFile:
 
 
 def plan_eviction(files: Iterable[StoredFile], *, max_bytes: int, needed_bytes: int) -> tuple[int, Sequence[StoredFile]]:
-    """Return how many bytes to remove so that a new file fits, and the order in which to remove files.
+    """Return how many bytes to remove from the store for a new file, and the order in which to try to remove files.
 
     Args:
-        files: All files of the store. Files in use cannot be removed.
-        max_bytes: Limit of the store.
-        needed_bytes: Space that the new file needs.
+        files: All files of the store. The caller skips files that are in use.
+        max_bytes: Size limit of the store.
+        needed_bytes: Disk space that the new file needs.
 
     Returns:
-        Zero and no files if the new file fits. Otherwise a little more than necessary, and all files, the least recently used first.
+        Zero and no files if the new file fits. If the new file does not fit: the number of bytes after whose removal the new file
+        fits and at most :data:`TARGET_FILL` of the limit is in use; and all files, the least recently used first.
     """
     found = sorted(files, key=lambda file: file.used_s)
     total = sum(file.size_bytes for file in found)

@@ -1,7 +1,7 @@
-"""Open files of the store: a file being read and a file being written.
+"""Open files of the store: :class:`OpenFile` for reading, :class:`DraftFile` for writing.
 
-Invariant: a file may be closed while another thread reads or writes it. The close waits for that thread, because the number of the descriptor
-may belong to another file a moment later.
+Invariant: ``close`` may be called while another thread reads or writes the file. It waits for that thread, because the kernel reuses the number of a
+closed descriptor for other files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class OpenFile:
-    """A file of the store or of this machine, open for reading. It stays readable after its name is removed.
+    """A file of the store or of this machine, open for reading. The content stays readable after the file is removed from its folder.
 
     Args:
         descriptor: Descriptor of the file; ownership passes to this object.
@@ -30,12 +30,12 @@ class OpenFile:
         self.modified_s = found.st_mtime
 
     def read(self, length: int, offset: int) -> bytes:
-        """Return up to ``length`` bytes; fewer only at the end of the file."""
+        """Return ``length`` bytes from ``offset`` on, or fewer at the end of the file."""
         with self._lock:
             return os.pread(self.descriptor, length, offset)
 
     def close(self) -> None:
-        """Close the file after a read in another thread has ended. Idempotent."""
+        """Close the file. If another thread reads from it, wait until that read has returned. Idempotent."""
         with self._lock:
             if self.descriptor >= 0:
                 os.close(self.descriptor)
@@ -43,10 +43,10 @@ class OpenFile:
 
 
 class DraftFile:
-    """A new file of the store that is being written. Close it, whether it was published or not.
+    """A new file of the store that is being written. It must be closed, even if it was published.
 
     Args:
-        folder: Folder for incomplete files.
+        folder: Folder in which the file is created; the store's folder for incomplete files.
     """
 
     __slots__ = ("_lock", "allocated_bytes", "descriptor", "is_published", "path", "size_bytes")
@@ -60,7 +60,7 @@ class DraftFile:
         self.is_published = False
 
     def write(self, data: bytes) -> None:
-        """Append data.
+        """Append data to the file.
 
         Raises:
             OSError: The disk is full or failed, or the file was closed.
@@ -73,7 +73,9 @@ class DraftFile:
                 view = view[written:]
 
     def allocate(self, more_bytes: int) -> None:
-        """Allocate more disk space at once, so that a full disk is noticed now and other writers see the reservation.
+        """Allocate ``more_bytes`` of disk space for data that is written later.
+
+        A full disk is thus noticed before the data is downloaded, and the disk's free space that other writers see excludes the allocation.
 
         Raises:
             OSError: The disk is full or failed, or the file was closed.
@@ -83,10 +85,10 @@ class DraftFile:
             self.allocated_bytes += more_bytes
 
     def finish(self, *, durable: bool) -> None:
-        """Free the space that was allocated but not written.
+        """End the writing of the file: free the disk space that was allocated but not written.
 
         Args:
-            durable: Sync the data to the disk.
+            durable: True: wait until the data is on disk (fdatasync(2)).
 
         Raises:
             OSError: The disk failed, or the file was closed.
@@ -98,12 +100,12 @@ class DraftFile:
                 os.fdatasync(self.descriptor)
 
     def read(self, length: int, offset: int) -> bytes:
-        """Return up to ``length`` of the bytes written so far."""
+        """Return ``length`` bytes from ``offset`` on, or fewer if less has been written so far."""
         with self._lock:
             return os.pread(self.descriptor, min(length, self.size_bytes - offset), offset)
 
     def close(self) -> None:
-        """Close the file, and remove it unless it was published. Idempotent."""
+        """Close the file. If it was not published, remove it from the disk. Idempotent."""
         with self._lock:
             if self.descriptor >= 0:
                 if not self.is_published:

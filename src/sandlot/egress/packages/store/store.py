@@ -1,10 +1,10 @@
 """The package store: verified files, index pages and records of index pages on disk, within a size limit.
 
 Invariants:
-- A file that has its final name is complete: it was written under another name in ``tmp/`` and then renamed. Incomplete files of a killed
-  process are removed by `sweep`.
-- Any number of processes may share a store. No lock is held across a wait. If two processes write the same file, the last rename wins.
-- The store never uses more than its limit. The least recently used files are removed first; files that are being read or written stay.
+- A file in its final folder is complete: it was written in ``tmp/`` and then renamed. ``sweep`` removes the incomplete files of killed processes.
+- Any number of processes may share a store. If two processes write the same file, the file that is renamed last replaces the other.
+- The store never uses more disk space than its limit. The least recently used files are removed first. Files that are being read or written are
+  not removed.
 - Every file can be downloaded again. The store may be removed at any time.
 
 Layout::
@@ -15,10 +15,10 @@ Layout::
     records/ab/abcd...          the record of an index page, named by the SHA-256 of its key; JSON
     tmp/                        incomplete files, each locked with flock(2) while its writer lives
 
-Files in use are protected by flock(2). Unlike :mod:`sandlot.host.locked_folder`, which publishes folders, the unit here is one file with
-allocated space that may be evicted while others are read.
+Files in use are locked with flock(2) and are not removed. :mod:`sandlot.host.locked_folder` cannot be used here: it publishes whole folders, and the
+store publishes and removes single files.
 
-All methods block; call them in a thread.
+All methods block. Call them in a thread.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from sandlot.egress.packages.store.open_files import DraftFile, OpenFile
 from sandlot.model.errors import ErrorCode, HostError
 
 BLOCK_BYTES = 512
-"""Unit of ``st_blocks`` in stat(2), on every file system."""
+"""Bytes in one unit of ``st_blocks`` (stat(2)), the same on every file system."""
 PAGE_BYTES = 4096
-"""Disk space of the smallest file."""
+"""Smallest unit in which disk space is allocated."""
 RESERVE_BYTES = 64 * 1024 * 1024
-"""Free space that is left to other users of the disk; at most a twentieth of the disk."""
+"""Disk space that the store leaves free for other programs. On disks smaller than 1.25 GiB, a twentieth of the disk is left free."""
 _PRIVATE = 0o700
 _TOUCH_S = 60.0
-"""A use is recorded at most this often, because updating a file's times costs as much as reading it."""
+"""Seconds in which only the first use of a file is recorded, because updating a file's time takes as long as reading the file."""
 _YOUNG_S = 60.0
-"""Age below which a file in tmp/ is kept: its writer may not have locked it yet."""
+"""Age in seconds below which `sweep` keeps a file in ``tmp/``: its writer may not have locked it yet."""
 _SCAN_S = 10.0
-"""Time for which the counted size is trusted although other processes may add files."""
+"""Seconds after which the size of the store is measured again, because other processes may have added files."""
 _FULL_S = 1.0
-"""Time for which the store counts as full after an eviction failed, so that not every request counts the files again."""
+"""Seconds after a failed eviction in which new files are refused at once, so that not every request lists all files of a full store."""
 
 _log = logging.getLogger(__name__)
 
 
 class Kind(StrEnum):
-    """Kinds of stored files, each with its own folder."""
+    """Kind of a stored file; the value is the name of the folder. See the layout at the top of the module."""
 
     FILES = "files"
     URLS = "urls"
@@ -68,12 +68,12 @@ class Kind(StrEnum):
 
 
 class PackageStore:
-    """Package files in one folder.
+    """Store of downloaded files and index pages in one folder.
 
     Args:
-        folder: The folder; created if it does not exist.
-        max_bytes: Disk space that the folder may use.
-        counters: Counters of the cache.
+        folder: Folder of the store. :meth:`prepare` creates it if it does not exist.
+        max_bytes: Maximum disk space of the folder.
+        counters: Counters of the package cache; evictions are counted.
     """
 
     def __init__(self, folder: Path, max_bytes: int, counters: Counters) -> None:
@@ -87,10 +87,10 @@ class PackageStore:
         self._full_s = float("-inf")
 
     def prepare(self) -> None:
-        """Create the folders and remove incomplete files of dead processes.
+        """Create the store's folders and remove incomplete files that killed processes left.
 
         Raises:
-            HostError: The folder is not writable.
+            HostError: The folder of the store is not writable.
         """
         try:
             for folder in (self._folder, self._tmp, *(self._folder / kind for kind in Kind)):
@@ -104,7 +104,12 @@ class PackageStore:
             ) from error
 
     def open(self, kind: Kind, name: str) -> OpenFile | None:
-        """Open a file and record the use. Return None if the file does not exist."""
+        """Open a stored file for reading and record its use. Return None if there is no such file.
+
+        Args:
+            kind: Kind of the file.
+            name: Name of the file within its kind.
+        """
         try:
             opened = OpenFile(os.open(self._path(kind, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
         except FileNotFoundError:
@@ -116,7 +121,12 @@ class PackageStore:
         return opened
 
     def read(self, kind: Kind, name: str) -> bytes | None:
-        """Return the content of a small file and record the use. Return None if the file does not exist."""
+        """Return the whole content of a stored file and record its use. Return None if there is no such file.
+
+        Args:
+            kind: Kind of the file.
+            name: Name of the file within its kind.
+        """
         opened = self.open(kind, name)
         if opened is None:
             return None
@@ -126,7 +136,7 @@ class PackageStore:
             opened.close()
 
     def put(self, kind: Kind, name: str, data: bytes) -> bool:
-        """Write a small file, replacing an existing one. Return False if there is no room or the disk failed."""
+        """Store ``data`` as a file, replacing an existing file of that name. Return False if the disk space does not suffice or the disk failed."""
         draft = None
         try:
             draft = self.create_draft()
@@ -135,7 +145,7 @@ class PackageStore:
             draft.write(data)
             self.publish(draft, kind, name, durable=False)
         except OSError as error:
-            _log.warning("the package cache cannot write a file: %s", error.strerror)
+            _log.warning("the package cache cannot store an index page: %s", error.strerror)
             return False
         finally:
             if draft is not None:
@@ -143,11 +153,11 @@ class PackageStore:
         return True
 
     def remove(self, kind: Kind, name: str) -> None:
-        """Remove a file. Open readers can read it to its end. Idempotent."""
+        """Remove a stored file. Readers that have the file open can still read it. Idempotent."""
         self._path(kind, name).unlink(missing_ok=True)
 
     def create_draft(self) -> DraftFile:
-        """Create an empty file to write.
+        """Create an empty file in ``tmp/``, to be written and published. The caller must close it.
 
         Raises:
             OSError: The disk is full or failed.
@@ -155,14 +165,14 @@ class PackageStore:
         return DraftFile(self._tmp)
 
     def publish(self, draft: DraftFile, kind: Kind, name: str, *, durable: bool = True) -> None:
-        """Give a completely written draft its final name. The draft stays open.
+        """Move a completely written file from ``tmp/`` to its final name. The file stays open.
 
         Args:
-            draft: The draft.
+            draft: The written file.
             kind: Kind of the file.
             name: Name of the file within its kind.
-            durable: Sync the data first. Required if readers trust the name without checking the content: after a power failure,
-                the name must not exist without the data.
+            durable: True: wait until the data is on disk before the file gets its name. Required for files whose readers do not verify the
+                content: after a power failure, the name must not exist without the data.
 
         Raises:
             OSError: The disk is full or failed.
@@ -177,15 +187,15 @@ class PackageStore:
         draft.is_published = True
 
     def make_room(self, draft: DraftFile, needed_bytes: int, final_bytes: int = 0) -> bool:
-        """Allocate more disk space for a draft. The least recently used files are removed for it.
+        """Allocate disk space for a file that is being written. If the space does not suffice, remove the least recently used files of the store.
 
         Args:
-            draft: The draft.
-            needed_bytes: Additional space.
-            final_bytes: Final size of the draft, if known. Nothing is removed for a file that will never fit.
+            draft: The file that is being written.
+            needed_bytes: Bytes to allocate, in addition to those allocated before.
+            final_bytes: Size of the complete file in bytes; 0 if unknown. If it exceeds the limit of the store, no other file is removed.
 
         Returns:
-            False if there is no room: the file exceeds the limit, the other files are in use, or the disk is full.
+            True if the space was allocated. False if the file exceeds the limit of the store, all other files are in use, or the disk is full.
         """
         needed_bytes = -(-needed_bytes // PAGE_BYTES) * PAGE_BYTES
         if max(needed_bytes, final_bytes) > self._max_bytes:
@@ -204,7 +214,7 @@ class PackageStore:
             return has_room
 
     def sweep(self) -> int:
-        """Remove incomplete files of dead processes. Return their number."""
+        """Remove incomplete files that dead processes left in ``tmp/``. Return the number of removed files."""
         swept = 0
         for entry in os.scandir(self._tmp):
             with contextlib.suppress(OSError):
@@ -215,14 +225,17 @@ class PackageStore:
         return swept
 
     def total_bytes(self) -> int:
-        """Return the disk space that the store uses now, drafts included."""
+        """Return the disk space in bytes that the store uses now, including files that are being written."""
         return sum(file.size_bytes for file in self._scan()) + self._drafts_bytes()
 
     def _path(self, kind: Kind, name: str) -> Path:
         return self._folder / kind / name.rpartition("-")[2][:2] / name
 
     def _evict_if_needed(self, needed_bytes: int) -> bool:
-        """Return whether there is room for bytes that are already counted, after an eviction if necessary. Called with the lock."""
+        """Remove files if the store is over its limit or the disk is short of space. Return whether ``needed_bytes`` more can be allocated.
+
+        The caller must hold ``_making_room`` and must have added ``needed_bytes`` to ``_total_bytes``.
+        """
         short_bytes, now_s = self._shortage(needed_bytes), time.monotonic()
         is_over = bool(short_bytes) or self._total_bytes > self._max_bytes
         if is_over and now_s - self._full_s < _FULL_S:
@@ -235,7 +248,7 @@ class PackageStore:
         return True
 
     def _evict(self, needed_bytes: int, short_bytes: int) -> None:
-        """Remove the planned files and count the size again. Called with the lock."""
+        """Remove the least recently used files and measure the size of the store again. The caller must hold ``_making_room``."""
         self.sweep()
         files, drafts = self._scan(), self._drafts_bytes()
         total = sum(file.size_bytes for file in files)
@@ -253,7 +266,7 @@ class PackageStore:
         self._scanned_s = time.monotonic()
 
     def _shortage(self, needed_bytes: int) -> int:
-        """Return how many bytes the disk lacks."""
+        """Return how many bytes of free disk space are missing to allocate ``needed_bytes`` and leave the reserve free; 0 if none are missing."""
         found = os.statvfs(self._folder)
         reserve = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // 20)
         return max(0, needed_bytes + reserve - found.f_bavail * found.f_frsize)
@@ -270,7 +283,7 @@ class PackageStore:
 
 
 def _unlink_unused(path: Path) -> bool:
-    """Remove a file unless a reader or writer holds its lock. Return whether this call removed the file."""
+    """Remove a file unless a reader or writer has locked it. Return whether this call removed the file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -285,7 +298,7 @@ def _unlink_unused(path: Path) -> bool:
 
 
 def _walk(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    """Yield every file below a folder that still exists."""
+    """Yield every file below a folder with its stat(2) result. Files that other processes remove meanwhile are left out."""
     folders = [str(folder)]
     while folders:
         try:

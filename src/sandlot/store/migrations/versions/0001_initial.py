@@ -1,4 +1,4 @@
-"""All tables of the first version."""
+"""Migration 0001: all tables of the first version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = None
 
 
 def upgrade(op: Operations) -> None:
-    """Create the tables."""
+    """Create all tables of the first version."""
     op.create_table(
         "sandboxes",
         sa.Column("id", sa.String(24), primary_key=True),

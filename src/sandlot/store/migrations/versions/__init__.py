@@ -1,1 +1,1 @@
-"""Migration steps, one module for each, in the order of their numbers."""
+"""Migration steps. Each module is one step; the number in its name is its place in the order."""
