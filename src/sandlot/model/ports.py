@@ -275,7 +275,12 @@ class Instance(Protocol):
         ...
 
     async def connect(self) -> ByteStream:
-        """Return a new byte stream to the guest. The caller must close an earlier stream first."""
+        """Return a new byte stream to the guest.
+
+        Raises:
+            ConflictError: An earlier stream is still open. The caller must close it first.
+            SandboxEndedError: The sandbox has ended.
+        """
         ...
 
     async def configure(self, change: Change) -> None:
@@ -310,6 +315,7 @@ class Instance(Protocol):
 
         Raises:
             UnsupportedError: The driver has no snapshots; the message gives the reason.
+            ConflictError: ``into`` exists already.
             LimitError: ``disk_full``: the disk of the host is full. The sandbox continues.
             HostError: The runtime failed to write the snapshot. The sandbox continues.
             SandboxEndedError: The sandbox has ended.
@@ -321,7 +327,10 @@ class Instance(Protocol):
         ...
 
     async def wait(self) -> Exit:
-        """Wait until the sandbox has ended, and return how it ended. Any number of callers may wait."""
+        """Wait until the sandbox has ended, and return how it ended.
+
+        Any number of callers may wait, also after the end and after :meth:`destroy`. All of them get the same value.
+        """
         ...
 
     async def destroy(self) -> None:
@@ -353,7 +362,13 @@ class PreparedSandbox(Protocol):
         ...
 
     async def boot(self, spec: SandboxSpec) -> Instance:
-        """Start the sandbox with a new guest, and return the live sandbox."""
+        """Start the sandbox with a new guest, and return the live sandbox.
+
+        Raises:
+            ConflictError: The sandbox was booted or restored already.
+            HostError: The runtime could not start the sandbox.
+            SandboxEndedError: The sandbox was destroyed, before this call or during it.
+        """
         ...
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:
@@ -364,7 +379,8 @@ class PreparedSandbox(Protocol):
         Raises:
             UnsupportedError: The driver has no snapshots.
             ConflictError: ``snapshot_unusable``: the root file system, the visible limits or the build of the runtime differ between the snapshot and
-                this sandbox. The message says which of them differ.
+                this sandbox. The message says which of them differ. The prepared sandbox can still be booted or restored.
+            ConflictError: The sandbox was booted or restored already.
             HostError: The runtime could not restore the snapshot.
             SandboxEndedError: The sandbox was destroyed meanwhile.
         """
@@ -416,7 +432,8 @@ class Driver(Protocol):
         """Take over a live sandbox after a restart of the service.
 
         Raises:
-            NotFoundError: No sandbox with this reference is alive.
+            NotFoundError: No sandbox with this reference is alive, or the driver lacks the capability ``ADOPT``.
+            ConflictError: This driver object uses the sandbox already.
         """
         ...
 
