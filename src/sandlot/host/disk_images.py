@@ -38,7 +38,7 @@ FEW_INODES, MIN_INODES, MAX_INODES = 64, 4096, 4_194_304
 
 SANDBOX_OPTIONS: Final = (
     # With uninit_bg and lazy_itable_init, mke2fs does not write the inode tables: holes of the sparse file read as zeros. For 5 GiB with 327,680
-    # inodes, mke2fs writes 0.1 MiB instead of 80 MiB. The disk must be mounted with noinit_itable, so that the kernel does not write the tables either.
+    # inodes, mke2fs writes 0.1 MiB instead of 80 MiB. The disk must be mounted with noinit_itable, so that the kernel does not write them either.
     *("-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2,extent,flex_bg"),
     *("-E", "lazy_itable_init=1,nodiscard,num_backup_sb=0"),
 )
