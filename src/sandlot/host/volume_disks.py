@@ -204,9 +204,9 @@ def detach(process: int, hub: str, slot: int) -> None:
     Does nothing if no volume is mounted there. Blocks for some milliseconds. On success, no process in these namespaces has a file of the volume
     open, mapped, or as working directory: the kernel refuses to unmount a volume in use (mount_namespaces(7), umount(2)).
 
-    A runtime may keep files of the volume open after their last use. The kernel then refuses with EBUSY. To prepare for this case, this function first
-    creates :data:`CACHE_FLUSH_FILES` files in the hub's last folder, which belongs to no volume. When the guest looks up all of them, the runtime
-    closes the files of the volume, and the caller can retry.
+    A runtime may keep files of the volume open after their last use. The kernel then refuses with EBUSY. To prepare for this case, this function
+    first creates :data:`CACHE_FLUSH_FILES` files in the hub's last folder, which belongs to no volume. When the guest looks up all of them,
+    the runtime closes the files of the volume, and the caller can retry.
 
     Args:
         process: Pidfd of the other process.

@@ -68,7 +68,7 @@ def private_mounts() -> None:
 
 
 def tmpfs(target: str, options: str) -> None:
-    """Mount an empty file system in memory (tmpfs) at ``target``, with the options of tmpfs(5)."""
+    """Mount an empty file system in memory at ``target``. ``options`` are those of a tmpfs mount."""
     mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
