@@ -165,7 +165,7 @@ def own_bounds(layout: Layout | None, proc: Path = PROC) -> GroupBounds:
     """Return the memory and task limits of this process's control groups and of their parents.
 
     Args:
-        layout: Layout of the host's control groups. None: the host has none.
+        layout: Layout of the host's control groups. None: the host has no control groups.
         proc: Path of /proc.
     """
     if layout is None:

@@ -125,7 +125,7 @@ class PipeStream:
 
     async def _readable(self) -> None:
         if self._reader is not None:
-            raise RuntimeError("two tasks receive from one stream")
+            raise RuntimeError("another task already receives from this stream")
         loop = asyncio.get_running_loop()
         self._reader = loop.create_future()
         loop.add_reader(self._read, _wake, [self._reader])

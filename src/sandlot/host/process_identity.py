@@ -46,7 +46,7 @@ def read_start(stat: str) -> int:
     try:
         return int(fields[_START_FIELD - _NAME_FIELDS - 1])
     except IndexError:
-        raise ValueError(f"not the stat of a process: {stat!r}") from None
+        raise ValueError(f"text of /proc/PID/stat without a start time: {stat!r}") from None
 
 
 def identify(pid: int) -> Identity | None:

@@ -112,7 +112,7 @@ def service_cgroup(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, .
     Entering and leaving the context block for some ten milliseconds each.
 
     Args:
-        layout: Layout of the host's control groups. None: the host has none.
+        layout: Layout of the host's control groups. None: the host has no control groups.
         node: Id of the service's node.
 
     Yields:
@@ -122,7 +122,7 @@ def service_cgroup(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, .
     planned: tuple[Move, ...] = ()
     missing: list[str] = [] if score is not None else [f"an out-of-memory score of {OOM_SCORE}: only root (CAP_SYS_RESOURCE) can set it"]
     if layout is None:
-        missing.append("a control group: the host has none")
+        missing.append("a control group: the host has no control groups")
     else:
         planned = moves(layout, node, (_SELF / "cgroup").read_text(encoding="utf-8", errors="surrogateescape"))
     try:

@@ -31,12 +31,12 @@ def check_cgroups() -> list[dict[str, Any]]:
     try:
         layout = detect_layout()
     except HostError as error:
-        return [Finding("cgroups", ok=False, detail=error.message, fix=error.hint, group=GROUP).dump(), *(_unknown("no control groups"))]
+        return [Finding("cgroups", ok=False, detail=error.message, fix=error.hint, group=GROUP).dump(), *(_unknown("the host has no control groups"))]
     found = check_layout(layout, MOUNTINFO.read_text(encoding="utf-8", errors="replace"))
     if os.geteuid() != 0:
-        return [found.dump(), *_unknown("only root can")]
+        return [found.dump(), *_unknown("only root can run this check")]
     if not found.ok:
-        return [found.dump(), *_unknown("see cgroups")]
+        return [found.dump(), *_unknown("the check cgroups failed")]
     return [finding.dump() for finding in (found, *_try(layout))]
 
 

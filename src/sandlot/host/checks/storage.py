@@ -75,10 +75,10 @@ def check_folder(name: str, folder: Path, plenty: int) -> Finding:
     free, inodes = status.f_bavail * status.f_frsize, status.f_favail
     mount = mount_of(existing, MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape"))
     facts = {"path": str(folder), "exists": _exists(folder), "free_bytes": free, "free_inodes": inodes, "type": mount.kind, "mounted_at": mount.point}
-    detail = f"{folder}{'' if _exists(folder) else ' (not there yet)'}: {free / 1024**3:.1f} GiB free on {mount.kind}"
+    detail = f"{folder}{'' if _exists(folder) else ' (does not exist yet)'}: {free / 1024**3:.1f} GiB free on {mount.kind}"
     if (why := _writable(existing, folder)) is not None:
         if os.geteuid() != 0:
-            return Finding(name, ok=None, detail=f"{detail}; not tried: only root can", group=GROUP, facts=facts)
+            return Finding(name, ok=None, detail=f"{detail}; not tried: only root can run this check", group=GROUP, facts=facts)
         full = why.errno in {errno.ENOSPC, errno.EDQUOT}
         error = "" if full else f"; {why.strerror}"
         fix = "Free some space" if full else "Run as root on a file system that can be written to"
@@ -151,7 +151,7 @@ def check_loops(*, data_dir: str) -> list[dict[str, Any]]:
 
 def _loops(folder: Path) -> Finding:
     if os.geteuid() != 0:
-        return Finding("loop-devices", ok=None, detail="not tried: only root can", group=GROUP)
+        return Finding("loop-devices", ok=None, detail="not tried: only root can run this check", group=GROUP)
     try:
         with tempfile.TemporaryFile(dir=folder) as backing:
             backing.truncate(MIB)
@@ -195,7 +195,7 @@ def check_layers(*, data_dir: str, cache_dir: str) -> list[dict[str, Any]]:
 def _layers(data_dir: Path, cache_dir: Path) -> Finding:
     name = "shared-roots"
     if os.geteuid() != 0:
-        return Finding(name, ok=None, detail="not tried: only root can", group=GROUP)
+        return Finding(name, ok=None, detail="not tried: only root can run this check", group=GROUP)
     why = run_forked(lambda: _try_layers(data_dir, cache_dir), _TRY_S)
     if not why:
         return Finding(name, ok=True, detail="a folder of the images was mounted with mapped ids, below a layer on its own disk", group=GROUP)
