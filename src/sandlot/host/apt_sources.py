@@ -44,7 +44,7 @@ class Target:
         component: Component, for example ``main``.
         architecture: Architecture, for example ``amd64``.
         origin: Publisher in the release file; empty before the first ``apt-get update``.
-        entry: Position in the configuration, as ``FILE:NUMBER``. NUMBER is that of a stanza in a .sources file or a line in a .list file, from 1.
+        entry: Position in the configuration, as ``FILE:NUMBER``. NUMBER counts the stanzas of a .sources file, or the lines of a .list file, from 1.
     """
 
     uri: str

@@ -36,7 +36,7 @@ PREFIX = "service-"
 OOM_SCORE = -500
 """Value of oom_score_adj (proc(5)) for the service: lower than that of ordinary processes (0), higher than that of sshd (-1,000)."""
 WEIGHT = 10
-"""Processor time of the service, divided by the processor time of all sandboxes of the node together, if all of them want more than there is."""
+"""Share of processor time that the service gets when time is scarce, relative to 1 for all sandboxes of the node together."""
 
 _SHARES_V1, _WEIGHT_V2 = 1024, 100
 """Default processor weight of a group: cpu.shares of version 1 (sched-design-CFS), and cpu.weight of version 2 (cgroup-v2.rst)."""
@@ -99,7 +99,7 @@ def moves(layout: Layout, node: NodeId, cgroup: str) -> tuple[Move, ...]:
 
 
 def weight(version: int) -> Setting:
-    """Return the setting that gives the service's group its processor weight. ``version`` is that of control groups, 1 or 2. Pure."""
+    """Return the setting that gives the service's group its processor weight. ``version`` is the version of control groups, 1 or 2. Pure."""
     if version == 1:
         return Setting("cpu.shares", str(WEIGHT * _SHARES_V1))
     return Setting("cpu.weight", str(WEIGHT * _WEIGHT_V2))
@@ -176,7 +176,7 @@ def read_score(process: Path) -> int | None:
 
 
 def _is_own(group: PurePosixPath) -> bool:
-    """Return whether a group is that of a service, by the last two parts of its path. A container may see groups of the host above these parts."""
+    """Return whether a group belongs to a service. Only the last two parts of the path are compared: a container may see more parts before them."""
     return group.parent.name == _BELOW.name and group.name.startswith(PREFIX) and NODE_ID.fullmatch(group.name.removeprefix(PREFIX)) is not None
 
 

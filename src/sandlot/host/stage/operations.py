@@ -146,7 +146,7 @@ def user_namespace(first_id: int, count: int) -> int:
     done_out, done_in = os.pipe()
     child = os.fork()
     if child == 0:
-        # The child must call os._exit even after an exception. Otherwise the child would continue as a second stage.
+        # The child must call os._exit even after an exception, or the child would continue as a second stage.
         try:
             os.close(ready_out)
             os.close(done_in)
