@@ -134,7 +134,7 @@ def test_hidden_control_groups_and_a_full_disk_are_named(data_dir: Path) -> None
     fill = f"mount -t tmpfs -o size=1m,mode=0700 none {data_dir}; head -c 1M /dev/zero > {data_dir}/full || true"
     _, checks = look(data_dir, within=f"mount -t tmpfs none /sys/fs/cgroup; {fill}", code=1)
     assert checks["cgroups"]["ok"] is False
-    assert "mounted over it" in checks["cgroups"]["fix"]
+    assert "mounted over this path" in checks["cgroups"]["fix"]
     assert checks["cgroup-delegation"]["ok"] is None
     assert (checks["data-dir"]["ok"], checks["data-dir"]["required"]) == (False, True)
     assert "Free some space" in checks["data-dir"]["fix"]

@@ -30,12 +30,12 @@ _OPTIONS = (
     "Acquire::ForceIPv",
     "Acquire::Allow",
 )
-"""Options for reaching and trusting archives: apt.conf(5), THE ACQUIRE GROUP. Other options concern only the machine itself."""
+"""Prefixes of the apt options that are copied from the machine. They say how archives are reached and trusted (apt.conf(5), THE ACQUIRE GROUP)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A package index in the machine's apt configuration: a stanza of ``apt-get indextargets``.
+    """A package index in the machine's apt configuration, parsed from one stanza of the output of ``apt-get indextargets``.
 
     Args:
         uri: URI of the repository.
@@ -44,7 +44,7 @@ class Target:
         component: Component, for example ``main``.
         architecture: Architecture, for example ``amd64``.
         origin: Publisher in the release file; empty before the first ``apt-get update``.
-        entry: Position in the configuration as ``FILE:NUMBER``: the stanza of a .sources file or the line of a .list file.
+        entry: Position in the configuration, as ``FILE:NUMBER``. NUMBER counts the stanzas of a .sources file, or the lines of a .list file, from 1.
     """
 
     uri: str
@@ -58,7 +58,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A repository to build from. ``signed_by`` is the path of a keyring or a whole key. Empty: the machine's trusted keys."""
+    """An apt repository from which an image is built.
+
+    Args:
+        uri: URI of the repository.
+        suite: Suite or pocket, for example ``bookworm-updates``.
+        signed_by: Path of a keyring, or the text of a key. If empty, apt uses the machine's trusted keys.
+    """
 
     uri: str
     suite: str
@@ -83,7 +89,7 @@ def parse_targets(text: str) -> tuple[Target, ...]:
 
 
 def choose(targets: Iterable[Target], suite: str, architecture: str) -> tuple[tuple[Target, str], ...]:
-    """Return the indexes from which a suite is built, each with its suite or pocket. The suite itself comes first.
+    """Return the package indexes to build a suite from, each with the suite or pocket to request. The suite itself comes first.
 
     Args:
         targets: Indexes in the machine's configuration.
@@ -91,7 +97,7 @@ def choose(targets: Iterable[Target], suite: str, architecture: str) -> tuple[tu
         architecture: Debian's name of the architecture.
 
     Returns:
-        An empty tuple if the configuration contains no Debian mirror.
+        Pairs of an index and the name of a suite or pocket. Empty if the configuration contains no Debian mirror for the architecture.
     """
     usable = [
         target for target in targets if target.component == _COMPONENT and target.architecture == architecture and target.origin in {_ORIGIN, ""}
@@ -109,11 +115,11 @@ def choose(targets: Iterable[Target], suite: str, architecture: str) -> tuple[tu
 
 
 def signed_by(entry: str, text: str) -> str:
-    """Return the ``Signed-By`` of a source: a path, a key, or an empty text.
+    """Return the ``Signed-By`` value of a source in the apt configuration: a path, the text of a key, or an empty string if there is none.
 
     Args:
-        entry: Position of the source, as ``FILE:NUMBER``.
-        text: Text of the file.
+        entry: Position of the source in the configuration, as in :attr:`Target.entry`.
+        text: Text of the file that ``entry`` names.
     """
     path, _, number = entry.rpartition(":")
     index = int(number) if number.isdigit() else 0
@@ -126,7 +132,7 @@ def signed_by(entry: str, text: str) -> str:
 
 
 def sources_text(sources: Iterable[Source]) -> str:
-    """Return the sources in deb822 style, sources.list(5)."""
+    """Return the text of a .sources file with these repositories, in deb822 style (sources.list(5))."""
     return "\n".join(
         f"Types: deb\nURIs: {source.uri}\nSuites: {source.suite}\nComponents: {_COMPONENT}\n"
         + (f"Signed-By: {_folded(source.signed_by)}\n" if source.signed_by else "")
@@ -135,21 +141,25 @@ def sources_text(sources: Iterable[Source]) -> str:
 
 
 def options_text(dump: str) -> str:
-    """Return the options of ``apt-config dump`` for reaching archives, as configuration for another apt."""
+    """Return those options of the machine's apt that say how to reach archives, as a configuration file for another apt.
+
+    Args:
+        dump: Output of ``apt-config dump``. Options with an empty value are omitted.
+    """
     return "".join(f"{line}\n" for line in dump.splitlines() if line.startswith(_OPTIONS) and line.endswith('";') and not line.endswith(' "";'))
 
 
 def credentials_text(paths: Mapping[str, str]) -> str:
-    """Return configuration that makes another apt read the machine's apt_auth.conf(5) in place.
+    """Return a configuration file that makes another apt read the machine's credentials (apt_auth.conf(5)) where they are.
 
     Args:
-        paths: ``netrc`` and ``netrcparts`` -> file and folder of the machine, if they exist.
+        paths: ``netrc`` -> the machine's file, ``netrcparts`` -> the machine's folder. A path that does not exist must be left out.
     """
     return "".join(f'Dir::Etc::{name} "{path}";\n' for name, path in sorted(paths.items()))
 
 
 def stanzas(text: str) -> list[dict[str, str]]:
-    """Parse the stanzas of a deb822 text, deb822(5). Comments are omitted. Continued lines are joined with newlines."""
+    """Parse a text in deb822(5) format: for each stanza, field -> value. Comments are omitted. Continued lines are joined with newlines."""
     found: list[dict[str, str]] = []
     current: dict[str, str] = {}
     name = ""

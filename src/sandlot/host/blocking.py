@@ -1,7 +1,7 @@
 """Blocking work in threads, for async code.
 
 A thread cannot be cancelled. If the caller of an async function here is cancelled, the function waits until the work has ended, and only then raises
-the cancellation. So everything that the work creates on the host exists when the caller cleans up, and nothing is created later.
+the cancellation. When the caller then cleans up, everything that the work creates on the host exists already, and nothing is created later.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ClosableT = TypeVar("ClosableT", bound=_Closable)
 
 
 async def run_blocking(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-    """Call a function in one of asyncio's worker threads. Use it for work of some milliseconds.
+    """Call a function in one of asyncio's worker threads and return its result. Use this for work of some milliseconds.
 
     Args:
-        function: Function to call; it must end by itself.
+        function: Function to call. The function must end by itself, because a thread cannot be cancelled.
         args: Positional arguments of the function.
         kwargs: Keyword arguments of the function.
     """
@@ -35,12 +35,12 @@ async def run_blocking(function: Callable[P, ResultT], /, *args: P.args, **kwarg
 
 
 async def run_in_own_thread(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-    """Call a function in a new thread. Use it for work that may take seconds, such as work that waits for a disk.
+    """Call a function in a new thread and return its result. Use this for work that may take seconds, such as work that waits for a disk.
 
     asyncio has few worker threads (six on a host with two processors), and short work must not wait for long work.
 
     Args:
-        function: Function to call; it must end by itself.
+        function: Function to call. The function must end by itself, because a thread cannot be cancelled.
         args: Positional arguments of the function.
         kwargs: Keyword arguments of the function.
     """
@@ -48,41 +48,43 @@ async def run_in_own_thread(function: Callable[P, ResultT], /, *args: P.args, **
 
 
 def call_in_own_thread(function: Callable[[], ResultT]) -> ResultT:
-    """Call a function in a new thread and block until it returns.
+    """Call a function in a new thread, block until the function returns, and return its result.
 
-    Use it for work that changes its thread, such as setns(2), or that needs an event loop although the caller's thread may have one.
+    Use this for work that changes its own thread, such as setns(2), or that needs an event loop although the caller's thread may run one.
     """
     return _start_thread(function).result()
 
 
 class BlockingPool:
-    """Worker threads for one kind of blocking work. This work and the other work of the service do not delay each other.
+    """A pool of worker threads for one kind of blocking work. This kind of work and the other work of the service do not delay each other.
 
     Args:
         threads: Number of threads. Further calls wait for a free thread.
-        name: Start of the threads' names.
+        name: Prefix of the threads' names.
     """
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, name)
 
     async def run(self, function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-        """Call a function in one of the threads.
+        """Call a function in one of the pool's threads and return its result.
 
         Args:
-            function: Function to call; it must end by itself.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
+            function: Function to call. The function must end by itself, because a thread cannot be cancelled.
+            args: Positional arguments of the function.
+            kwargs: Keyword arguments of the function.
         """
         return await outlast_cancellation(self._submit(function, *args, **kwargs))
 
     async def open(self, function: Callable[P, ClosableT | None], /, *args: P.args, **kwargs: P.kwargs) -> ClosableT | None:
-        """Call a function that opens an object, such as a file, in one of the threads. If the caller is cancelled, the object is closed.
+        """Open an object, such as a file, in one of the pool's threads, and return the open object.
+
+        If the caller is cancelled meanwhile, the object is closed.
 
         Args:
-            function: Function to call; it returns the open object, or None if there is none.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
+            function: Function that opens the object. The function may return None if there is nothing to open.
+            args: Positional arguments of the function.
+            kwargs: Keyword arguments of the function.
         """
         opening = self._submit(function, *args, **kwargs)
         try:
@@ -93,7 +95,7 @@ class BlockingPool:
             raise
 
     async def aclose(self) -> None:
-        """Wait until all calls have ended, then end the threads. Idempotent."""
+        """Wait until all calls of the pool have ended, then end its threads. Idempotent."""
         await asyncio.to_thread(self._pool.shutdown)
 
     def _submit(self, function: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[ResultT]:
@@ -101,19 +103,22 @@ class BlockingPool:
 
 
 async def finished(work: asyncio.Future[ResultT]) -> None:
-    """Wait until ``work`` has ended, with a result or an error. Neither ``work`` nor this wait is cancelled with the caller.
+    """Wait until ``work`` has ended, with a result or an error. A cancellation of the caller is ignored during the wait.
 
-    An error of ``work`` counts as retrieved, so a caller may raise another error instead.
+    An error of ``work`` is not raised here, and asyncio does not log the error as never retrieved.
     """
     while not work.done():
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await asyncio.shield(work)
     if not work.cancelled():
-        work.exception()  # otherwise asyncio reports the error as never retrieved
+        work.exception()  # without this call, asyncio logs that the error was never retrieved
 
 
 async def outlast_cancellation(awaitable: Awaitable[ResultT]) -> ResultT:
-    """Await a coroutine or future to its end and return its result. A cancellation of the caller is raised afterwards."""
+    """Await a coroutine or future to its end and return its result.
+
+    If the caller is cancelled meanwhile, the coroutine or future continues, and the cancellation is raised when it has ended.
+    """
     work = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
@@ -121,23 +126,23 @@ async def outlast_cancellation(awaitable: Awaitable[ResultT]) -> ResultT:
             await asyncio.shield(work)
         except asyncio.CancelledError as error:
             cancelled = error
-        except BaseException:  # noqa: BLE001 - raised by result() below
+        except BaseException:  # noqa: BLE001 - work.result() below raises the error
             break
     if cancelled is not None:
         if not work.cancelled():
-            work.exception()  # otherwise asyncio reports the error as never retrieved
+            work.exception()  # without this call, asyncio logs that the error was never retrieved
         raise cancelled
     return work.result()
 
 
 def _start_thread(function: Callable[[], ResultT]) -> concurrent.futures.Future[ResultT]:
     work: concurrent.futures.Future[ResultT] = concurrent.futures.Future()
-    work.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+    work.set_running_or_notify_cancel()  # a future in this state cannot be cancelled
 
     def run() -> None:
         try:
             result = function()
-        except BaseException as error:  # noqa: BLE001 - raised in the caller
+        except BaseException as error:  # noqa: BLE001 - the future raises the error in the caller
             work.set_exception(error)
         else:
             work.set_result(result)

@@ -1,17 +1,17 @@
 """Capacity of the machine for sandboxes and its free part, read from the kernel.
 
-=======  =========================================================  ============================================================
-         capacity                                                   free
-=======  =========================================================  ============================================================
-memory   MemTotal, or the limit of the group in which this process  MemAvailable (proc(5)), which needs no swapping; or the rest
-         was started                                                of the group's limit without its file cache, if that is less
-disk     size of the file system of the state directory             free blocks of this file system
-pids     the least of kernel.pid_max, kernel.threads-max and the    the first two, minus all tasks; or the rest of the group's
-         groups' pids.max                                           pids.max, if that is less
-=======  =========================================================  ============================================================
+=======  =======================================================  =======================================================================
+         capacity: the least of                                   free: the least of
+=======  =======================================================  =======================================================================
+memory   MemTotal; the memory limits of the control groups        MemAvailable (proc(5)); for each control group, its memory limit minus
+                                                                  its use without file cache
+disk     size of the file system of the state directory           free blocks of the same file system
+pids     kernel.pid_max; kernel.threads-max; pids.max of the      kernel.pid_max or kernel.threads-max, minus all tasks of the machine;
+         control groups                                           for each control group, its pids.max minus its tasks
+=======  =======================================================  =======================================================================
 
-The limits of control groups are read once at the start: they are the limits that the operator set for the service, and the service moves to its own
-group afterwards (``service_cgroup.py``). Their use is read each time. The limit of a group is compared with the use of that group only.
+The control groups are those in which the service was started, and their parents. Their limits, which the operator set for the service, are read once
+at the start, because the service moves to its own group afterwards (``service_cgroup.py``). The use of these groups is read each time.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PROC = Path("/proc")
 _BLOCK_BYTES = 512
 """The unit of ``st_blocks``, stat(2)."""
 _UNLIMITED_BYTES = 1 << 60
-"""Version 1 of control groups reports a number above this if there is no limit."""
+"""If a control group of version 1 has no memory limit, its limit file contains a number above this value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A limit of a control group.
+    """Memory or task limit of one control group.
 
     Args:
-        limit: The limit.
-        group: Folder of the group, in which its use is read.
+        limit: Limit in bytes of memory, or number of tasks.
+        group: Folder of the control group. The current use is read from files in this folder.
     """
 
     limit: int
@@ -47,7 +47,12 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """Limits of the control groups that contain this process: its own and their parents."""
+    """Limits of the control groups that contain this process: its own groups and their parents.
+
+    Args:
+        memory: Memory limits in bytes; empty if no group has one.
+        pids: Limits of the number of tasks; empty if no group has one.
+    """
 
     memory: tuple[Bound, ...] = ()
     pids: tuple[Bound, ...] = ()
@@ -59,10 +64,10 @@ class Host:
 
     Args:
         data_dir: The state directory.
-        sandboxes: Its folder with the files of sandboxes; may not exist.
-        bounds: Limits of the groups in which the service was started.
+        sandboxes: Folder of the state directory with the files of sandboxes; may not exist.
+        bounds: Limits of the control groups in which the service was started.
         proc: Path of /proc.
-        volumes: Its folder with volumes; may not exist.
+        volumes: Folder of the state directory with the files of volumes; may not exist. None: files of volumes are not counted.
     """
 
     data_dir: Path
@@ -72,7 +77,7 @@ class Host:
     volumes: Path | None = None
 
     def read(self) -> HostReading:
-        """Read the capacity and its free part. Blocks for some milliseconds.
+        """Read the machine's capacity for sandboxes and the free part of the capacity. Blocks for some milliseconds.
 
         Raises:
             OSError: A file of the kernel cannot be read.
@@ -97,7 +102,7 @@ class Host:
 
 
 def read_meminfo(text: str) -> dict[str, int]:
-    """Parse ``/proc/meminfo`` (proc(5)): name -> bytes."""
+    """Parse the text of ``/proc/meminfo`` (proc(5)): name of the field -> bytes."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -108,17 +113,17 @@ def read_meminfo(text: str) -> dict[str, int]:
 
 
 def count_tasks(loadavg: str) -> int:
-    """Return the number of tasks in the text of ``/proc/loadavg``: the fourth field is running/all (proc(5))."""
+    """Return the number of all tasks of the machine from the text of ``/proc/loadavg``, whose fourth field is running/all (proc(5))."""
     return int(loadavg.split()[3].partition("/")[2])
 
 
 def max_tasks(proc: Path) -> int:
-    """Return the largest number of tasks on the machine."""
+    """Return the largest number of tasks that the kernel allows on the machine. ``proc`` is the path of /proc."""
     return min(int((proc / "sys/kernel" / name).read_text(encoding="ascii")) for name in ("pid_max", "threads-max"))
 
 
 def used_memory(group: Path) -> int:
-    """Return the memory of a group without its file cache, which the kernel can reclaim (memory.rst, cgroup-v2.rst).
+    """Return the bytes of memory that a control group uses, without its file cache, which the kernel can reclaim (memory.rst, cgroup-v2.rst).
 
     Raises:
         OSError: The group does not exist.
@@ -131,7 +136,7 @@ def used_memory(group: Path) -> int:
 
 
 def used_tasks(group: Path) -> int:
-    """Return the number of tasks of a group.
+    """Return the number of tasks in a control group.
 
     Raises:
         OSError: The group does not exist.
@@ -140,11 +145,11 @@ def used_tasks(group: Path) -> int:
 
 
 def held_bytes(folder: Path, *, deep: bool = True) -> int:
-    """Return the disk space of the files below a folder. Files that disappear meanwhile are ignored, links are not followed.
+    """Return the bytes of disk space that the files below a folder occupy. Files that disappear meanwhile are ignored. Links are not followed.
 
     Args:
         folder: The folder.
-        deep: True: include subfolders.
+        deep: If true, files in subfolders are included.
     """
     held = 0
     for parent, folders, files in os.walk(folder):
@@ -152,15 +157,15 @@ def held_bytes(folder: Path, *, deep: bool = True) -> int:
             folders.clear()
         for name in files:
             with contextlib.suppress(OSError):
-                held += os.stat(os.path.join(parent, name), follow_symlinks=False).st_blocks * _BLOCK_BYTES  # noqa: PTH116, PTH118 - many
+                held += os.stat(os.path.join(parent, name), follow_symlinks=False).st_blocks * _BLOCK_BYTES  # noqa: PTH116, PTH118 - speed
     return held
 
 
 def own_bounds(layout: Layout | None, proc: Path = PROC) -> GroupBounds:
-    """Return the limits of the control groups of this process and of their parents.
+    """Return the memory and task limits of this process's control groups and of their parents.
 
     Args:
-        layout: Layout of the host's control groups. None: the host has none.
+        layout: Layout of the host's control groups. None: the host has no control groups.
         proc: Path of /proc.
     """
     if layout is None:
@@ -174,11 +179,11 @@ def own_bounds(layout: Layout | None, proc: Path = PROC) -> GroupBounds:
 
 
 def group_of(cgroup: str, controller: str) -> Path:
-    """Return the group of a process, relative to the mount point of the hierarchy.
+    """Return the path of a process's control group, relative to the mount point of the hierarchy.
 
     Args:
         cgroup: Text of ``/proc/PID/cgroup`` (cgroups(7)).
-        controller: Controller of the hierarchy. If no hierarchy has it, the unified hierarchy is used.
+        controller: Controller whose hierarchy is meant. If the text names no hierarchy with this controller, the unified hierarchy is meant.
     """
     unified = Path()
     for line in cgroup.splitlines():
@@ -191,7 +196,7 @@ def group_of(cgroup: str, controller: str) -> Path:
 
 
 def _bounds(layout: Layout, group: Path, controller: str, file: str) -> tuple[Bound, ...]:
-    """Return the limits in a file of a group and of all groups above it."""
+    """Read one limit file in a control group and in each group above it. Groups without a limit are omitted."""
     found: list[Bound] = []
     mount = layout.home(controller)
     for level in (group, *group.parents):
@@ -203,7 +208,7 @@ def _bounds(layout: Layout, group: Path, controller: str, file: str) -> tuple[Bo
 
 
 def _left(bounds: tuple[Bound, ...], used: Callable[[Path], int]) -> list[int]:
-    """Return the unused part of each limit. Groups that are gone are ignored, because their processes are in other groups."""
+    """Return the unused part of each limit. Control groups that were removed are ignored, because they contain no processes."""
     left: list[int] = []
     for bound in bounds:
         with contextlib.suppress(OSError, ValueError):

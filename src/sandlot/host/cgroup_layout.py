@@ -4,7 +4,7 @@ Invariants:
 - A host is *version 1* if the memory controller has its own hierarchy, whatever else is mounted: systemd's "hybrid" hosts have a version 2 mount
   without controllers. A host is *version 2* if the memory controller belongs to the unified hierarchy.
 - Groups of version 1 are created in **every** mounted hierarchy, not only in those that limit something. A runtime that finds its group in all
-  hierarchies creates none itself. So every group is found by its name alone.
+  hierarchies creates none itself. Every group can therefore be found by its name alone.
 
 Sources: cgroups(7); the kernel's ``Documentation/admin-guide/cgroup-v1/`` and ``cgroup-v2.rst``.
 """
@@ -18,20 +18,20 @@ from pathlib import Path, PurePosixPath
 from sandlot.model.errors import HostError
 
 NEEDED = ("memory", "cpu", "pids", "freezer")
-"""Controllers that sandboxes need. In version 2 the freezer is built in."""
+"""Controllers that sandboxes need. In version 2 every group can be frozen without a controller."""
 
 UNIFIED = 2
 """Version of control groups with one unified hierarchy."""
 CPU_PERIOD_US = 100_000
-"""The kernel's default."""
+"""Period to which a CPU quota applies, in microseconds: the kernel's default."""
 GROUPS = PurePosixPath("/sandlot")
-"""Parent of all groups of all services, in every hierarchy. The groups of sandboxes are below the group of their node."""
+"""Control group above all groups of all services, in every hierarchy. The groups of sandboxes are below the group of their node."""
 CHILD_CONTROLLERS = "+memory +cpu +pids"
 """Value of ``cgroup.subtree_control`` in version 2 that gives these controllers to child groups (cgroup-v2.rst)."""
 MEMORY_HIGH = "memory.high"
-"""File of version 2. Above this value the kernel reclaims memory and kills no process."""
+"""File of version 2 with a soft memory limit. If a group uses more, the kernel reclaims memory and kills no process."""
 _MIN_QUOTA_US = 1000
-"""Least quota that the kernel accepts (scheduler/sched-bwc.rst)."""
+"""Least CPU quota that the kernel accepts, in microseconds per period (scheduler/sched-bwc.rst)."""
 
 _CONTROLLERS = frozenset(
     ("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "misc", "net_cls", "net_prio", "perf_event", "pids", "rdma")
@@ -44,7 +44,7 @@ class Hierarchy:
 
     Args:
         mount: Mount point.
-        controllers: Its controllers. A named hierarchy, such as systemd's, has none.
+        controllers: Names of the hierarchy's controllers. Empty for a named hierarchy, such as systemd's.
     """
 
     mount: Path
@@ -56,8 +56,8 @@ class Layout:
     """All hierarchies in which groups are created.
 
     Args:
-        version: 1 or 2.
-        hierarchies: One in version 2, several in version 1.
+        version: Version of control groups, 1 or 2.
+        hierarchies: The hierarchies: one in version 2, several in version 1.
     """
 
     version: int
@@ -85,9 +85,9 @@ class GroupLimits:
     """Limits of a control group.
 
     Args:
-        memory_bytes: Memory, including page cache. Groups get no swap.
-        cpus: Cores. A fraction is a share of one core's time.
-        pids: Tasks of the host.
+        memory_bytes: Memory in bytes, including page cache. Groups get no swap.
+        cpus: Processor time in cores. 0.5 is half of one core's time.
+        pids: Number of tasks (processes and threads) of the host.
     """
 
     memory_bytes: int
@@ -97,13 +97,13 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One file to write.
+    """A value to write to one file of a control group.
 
     Args:
         controller: Controller whose hierarchy contains the file.
         file: Name of the file.
         value: Value to write.
-        optional: True if the kernel may lack the file. For example, swap accounting is a boot option.
+        optional: True if the kernel may lack the file, such as the files for swap, which depend on a boot option.
     """
 
     controller: str
@@ -113,35 +113,35 @@ class Setting:
 
 
 def cpu_quota_us(cpus: float) -> int:
-    """Return the CPU quota of a number of cores, in microseconds per :data:`CPU_PERIOD_US`."""
+    """Return the CPU quota for a number of cores, in microseconds of processor time per :data:`CPU_PERIOD_US`."""
     return max(_MIN_QUOTA_US, round(cpus * CPU_PERIOD_US))
 
 
 def create_settings(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
-    """Return the files that set the limits of a new group, in the order in which they must be written."""
+    """Return the settings that give a new group its limits, in the order in which they must be written. ``version`` is 1 or 2."""
     return (*_memory(version, limits.memory_bytes), *_others(version, limits))
 
 
 def change_settings(version: int, limits: GroupLimits, *, raised: bool) -> tuple[Setting, ...]:
-    """Return the files that change the limits of a group in use, in the order in which they must be written.
+    """Return the settings that change the limits of a group with processes, in the order in which they must be written.
 
-    Memory is lowered first, because the kernel may refuse that, and little must be undone then. Memory is raised last, because it could be in use a
-    moment later.
+    A lower memory limit is written first: the kernel may refuse the lower limit, and then no other setting has to be undone. A higher memory limit is
+    written last: the group could use the added memory a moment later, and then the higher limit could not be undone.
 
     Args:
-        version: 1 or 2.
+        version: Version of control groups, 1 or 2.
         limits: New limits.
-        raised: True if the memory limit is raised.
+        raised: True if the new memory limit is higher than the current one.
     """
     memory = _memory(version, limits.memory_bytes)
     others = _others(version, limits)
     if version == 1:
         return (*others, *reversed(memory)) if raised else (*memory, *others)
-    # If memory.max is lowered and the kernel cannot reclaim enough, it kills processes. memory.high reclaims without killing (cgroup-v2.rst), so it
-    # shows whether the new limit is possible. memory.high is set until memory.max is lowered.
+    # If memory.max is lowered and the kernel cannot reclaim enough memory, the kernel kills processes. With memory.high it reclaims without killing
+    # (cgroup-v2.rst). A new limit is therefore first tried as memory.high, which is reset once memory.max is lowered.
     high = Setting("memory", MEMORY_HIGH, str(limits.memory_bytes))
     none = replace(high, value="max")
-    # memory.high is reset in both cases: a killed service may have left a value.
+    # memory.high is reset also if the limit is raised: a service that was killed while it lowered a limit may have left a value.
     return (*others, *reversed(memory), none) if raised else (high, *memory, none, *others)
 
 
@@ -149,7 +149,7 @@ def _memory(version: int, memory_bytes: int) -> tuple[Setting, ...]:
     if version == 1:
         return (
             Setting("memory", "memory.limit_in_bytes", str(memory_bytes)),
-            # Limit of memory and swap together. It must never be below the limit of memory: it is lowered after that, and raised before.
+            # The limit of memory and swap together must never be below the memory limit. To raise the limits, the caller reverses this order.
             Setting("memory", "memory.memsw.limit_in_bytes", str(memory_bytes), optional=True),
         )
     return (
@@ -181,7 +181,7 @@ def parse_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layo
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
-        if len(kind) < 3 or len(fields) < 5:  # noqa: PLR2004 - type, source and options; ids, root and mount point
+        if len(kind) < 3 or len(fields) < 5:  # noqa: PLR2004 - fields of a complete line: proc(5)
             continue
         mount = Path(_unescape(fields[4]))
         if kind[0] == "cgroup":
@@ -197,12 +197,12 @@ def parse_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layo
             return Layout(2, (hierarchy,))
     raise HostError(
         "No cgroup hierarchy with the memory controller is mounted, so sandboxes cannot be limited.",
-        hint="Mount one, as systemd does on Debian. If the service runs in a container, start that container with a writable /sys/fs/cgroup.",
+        hint="Mount the memory controller, as systemd does. If the service runs in a container, start the container with a writable /sys/fs/cgroup.",
     )
 
 
 def missing_controllers(layout: Layout) -> tuple[str, ...]:
-    """Return the needed controllers that the host lacks."""
+    """Return the controllers of :data:`NEEDED` that the host does not have."""
     present = frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies))
     if layout.version == UNIFIED:
         present |= {"freezer"}
@@ -210,7 +210,7 @@ def missing_controllers(layout: Layout) -> tuple[str, ...]:
 
 
 def parse_flat_keyed(text: str) -> dict[str, int]:
-    """Parse a "flat keyed" file, such as ``memory.stat``: name -> number."""
+    """Parse the text of a "flat keyed" file of a control group, such as ``memory.stat``: name -> number."""
     pairs: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")

@@ -4,9 +4,9 @@ Invariants:
 - Everything is derived from the group's name. After a crash the same name finds everything that is left, in every hierarchy.
 - :meth:`Cgroup.kill_once` signals only processes that are in the group at that moment. It opens pidfds and reads the group again before it sends a
   signal, so a process with a reused pid is never hit (pidfd_open(2)).
-- The caller removes a group in a loop: a group cannot be removed while a task is in it, and a killed task leaves it only after a while.
+- The caller must remove a group in a loop: a group cannot be removed while a task is in it, and a killed task leaves its group only after a while.
 
-The methods block for microseconds, :meth:`Cgroup.change` as long as the kernel reclaims memory. None of them waits.
+The methods block for microseconds, except :meth:`Cgroup.change`, which blocks as long as the kernel reclaims memory.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from sandlot.model.errors import ConflictError, HostError
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 _MAX_ATTEMPTS = 20
-"""Attempts to create a folder whose empty parent another process removes."""
+"""Attempts to create a group. An attempt fails if another process removes an empty parent of the group at the same moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """Resources that a group has used so far.
+    """Processor time, memory and tasks of a control group.
 
     Args:
-        cpu_s: Seconds of processor time, user and system.
-        memory_bytes: Memory in use now, without the page cache that the kernel can drop at once.
-        memory_peak_bytes: Largest memory use so far, including page cache. 0: the kernel does not count it.
-        pids: Tasks of the host in the group now.
+        cpu_s: Processor time used so far, user and system, in seconds.
+        memory_bytes: Bytes of memory in use now, without the page cache that the kernel can drop at once.
+        memory_peak_bytes: Largest memory use so far in bytes, including page cache. 0 if the kernel does not record the peak.
+        pids: Number of host tasks in the group now.
     """
 
     cpu_s: float
@@ -89,15 +89,15 @@ class Cgroup:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Folder of the group in each hierarchy."""
+        """Folders of the group, one in each hierarchy."""
         return tuple(hierarchy.mount / self._relative for hierarchy in self._layout.hierarchies)
 
     @property
     def entry_files(self) -> tuple[Path, ...]:
-        """Files through which a process with one thread enters the group, by writing ``0`` to each.
+        """Files through which a process with one thread enters the group. The process must write ``0`` to each of the files.
 
-        In version 1 the file is ``tasks``. A thread that moves itself through ``tasks`` takes no lock over all processes of the host. Through
-        ``cgroup.procs`` it would wait 5 to 17 ms (measured) for an RCU grace period.
+        In version 1 these files are named ``tasks``. A thread that moves itself through ``tasks`` takes no lock over all processes of the host. A
+        thread that moves itself through ``cgroup.procs`` waits 5 to 17 ms (measured) for an RCU grace period.
         """
         file = "tasks" if self._layout.version == 1 else "cgroup.procs"
         return tuple(folder / file for folder in self.folders)
@@ -107,10 +107,10 @@ class Cgroup:
         return any(folder.is_dir() for folder in self.folders)
 
     def create(self, limits: GroupLimits) -> None:
-        """Create the group and set its limits, before a process enters it.
+        """Create the group and set its limits. No process may enter the group before this method returns.
 
         Raises:
-            HostError: The kernel refused; the message contains its error.
+            HostError: The kernel refused an operation; the message contains the error of the kernel.
         """
         try:
             for hierarchy in self._layout.hierarchies:
@@ -124,11 +124,11 @@ class Cgroup:
             ) from error
 
     def change(self, limits: GroupLimits) -> None:
-        """Change the limits of a group in use: all of them, or none. Takes as long as the kernel needs to reclaim memory.
+        """Change all limits of a group with processes, or none of them. Blocks as long as the kernel needs to reclaim memory.
 
         Raises:
-            ConflictError: The group uses more than the new limits; nothing was changed.
-            HostError: The kernel refused; nothing was changed, and the message contains its error.
+            ConflictError: The group uses more memory or tasks than the new limits allow; no limit was changed.
+            HostError: The kernel refused a new limit; no limit was changed. The message contains the error of the kernel.
             FileNotFoundError: The group is gone.
         """
         tasks = int(self._read("pids", "pids.current"))
@@ -152,7 +152,7 @@ class Cgroup:
             ) from error
 
     def limits(self) -> GroupLimits:
-        """Return the current limits.
+        """Return the current limits of the group.
 
         Raises:
             FileNotFoundError: The group is gone.
@@ -165,7 +165,7 @@ class Cgroup:
         return GroupLimits(memory_bytes=self._memory_limit(), cpus=int(quota) / int(period), pids=int(self._read("pids", "pids.max")))
 
     def charged_bytes(self) -> int:
-        """Return the bytes that count against the memory limit now, including page cache.
+        """Return the bytes of memory that the kernel now counts against the group's memory limit, including page cache.
 
         Raises:
             FileNotFoundError: The group is gone.
@@ -173,22 +173,25 @@ class Cgroup:
         return int(self._read("memory", "memory.usage_in_bytes" if self._layout.version == 1 else "memory.current"))
 
     def pids(self) -> set[int]:
-        """Return the processes in the group, over all hierarchies. A process that died while it entered the group may be in some hierarchies only."""
+        """Return the pids of the processes that are in the group in at least one hierarchy.
+
+        A process that died while it entered the group may be in some hierarchies only.
+        """
         found: set[int] = set()
         for folder in self.folders:
             with contextlib.suppress(OSError):
                 found.update(int(pid) for pid in (folder / "cgroup.procs").read_text(encoding="ascii").split())
-        found.discard(0)  # a process of another pid namespace
+        found.discard(0)  # the kernel shows a process of another pid namespace as 0
         return found
 
     def kill_once(self) -> int:
-        """Thaw the group, forbid new tasks, send SIGKILL to its processes, and return their number.
+        """Thaw the group, forbid new tasks, send SIGKILL to the group's processes, and return the number of these processes.
 
-        A frozen task of version 1 dies only after thawing. To end all processes, call this until it returns 0.
+        The group is thawed because in version 1 a frozen task does not die. To end all processes, call this method until the result is 0.
         """
         self.thaw()
         if self._layout.version == UNIFIED:
-            # Since Linux 5.14. It also kills processes that are forked meanwhile.
+            # cgroup.kill exists since Linux 5.14. It also kills processes that are forked at the same moment.
             with contextlib.suppress(OSError):
                 self._write("pids", "cgroup.kill", "1")
         with contextlib.suppress(OSError):
@@ -209,22 +212,22 @@ class Cgroup:
         return len(handles)
 
     def freeze(self) -> None:
-        """Ask the kernel to stop every task. All tasks have stopped when :meth:`is_frozen` returns True."""
+        """Ask the kernel to stop every task of the group. All tasks have stopped when :meth:`is_frozen` returns True."""
         self._set_frozen(frozen=True)
 
     def thaw(self) -> None:
-        """Let every task continue. Does nothing if the group is gone."""
+        """Let every task of the group continue. An error of the kernel is ignored, for example because the group is gone."""
         with contextlib.suppress(FileNotFoundError, OSError):
             self._set_frozen(frozen=False)
 
     def is_frozen(self) -> bool:
-        """Return whether every task has stopped."""
+        """Return whether every task of the group has stopped."""
         if self._layout.version == 1:
             return self._read("freezer", "freezer.state").strip() == "FROZEN"
         return parse_flat_keyed(self._read("freezer", "cgroup.events")).get("frozen") == 1
 
     def usage(self) -> GroupUsage:
-        """Return the resources that the group has used so far.
+        """Return the processor time, memory and tasks of the group.
 
         Raises:
             FileNotFoundError: The group is gone.
@@ -238,7 +241,7 @@ class Cgroup:
                 pids=int(self._read("pids", "pids.current")),
             )
         peak = 0
-        with contextlib.suppress(FileNotFoundError):  # since Linux 5.19
+        with contextlib.suppress(FileNotFoundError):  # memory.peak exists since Linux 5.19
             peak = int(self._read("memory", "memory.peak"))
         return GroupUsage(
             cpu_s=parse_flat_keyed(self._read("cpu", "cpu.stat")).get("usage_usec", 0) / 1e6,
@@ -248,7 +251,7 @@ class Cgroup:
         )
 
     def oom_kills(self) -> int:
-        """Return the number of tasks that the kernel killed because of the memory limit, or 0 if the group is gone."""
+        """Return the number of tasks that the kernel killed because of the group's memory limit, or 0 if the group is gone."""
         file = "memory.oom_control" if self._layout.version == 1 else "memory.events"
         try:
             return parse_flat_keyed(self._read("memory", file)).get("oom_kill", 0)
@@ -256,7 +259,7 @@ class Cgroup:
             return 0
 
     def remove(self) -> bool:
-        """Remove the group and each parent that is then empty. Return False if tasks are still in it: then call again."""
+        """Remove the group and each parent that is empty without it. Return False if tasks are still in the group: the caller must then try again."""
         gone = True
         for folder in self.folders:
             try:
@@ -275,7 +278,7 @@ class Cgroup:
         return gone
 
     def _make(self, mount: Path, is_cpuset: bool) -> None:  # noqa: FBT001 - private
-        # The removal of another group may remove a parent that is empty for a moment.
+        # An attempt fails if another process, which removes another group, also removes a parent that is empty for a moment.
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 folder = mount
@@ -284,19 +287,19 @@ class Cgroup:
                     with contextlib.suppress(FileExistsError):
                         folder.mkdir()
                     if is_cpuset and self._layout.version == 1:
-                        # A new cpuset is empty and accepts no process. In version 2 a group inherits the cpuset of its parent.
+                        # In version 1 a new group may use no processors and accepts no process, until it gets the cpuset of its parent.
                         for file in ("cpuset.cpus", "cpuset.mems"):
                             (folder / file).write_text((parent / file).read_text(encoding="ascii"), encoding="ascii")
                     elif self._layout.version == UNIFIED and folder.name != self._relative.name:
                         _delegate(folder)
                 return
             except OSError as error:
-                # ENODEV: the group was removed after the file was opened.
+                # ENOENT, ENODEV: a parent was removed; with ENODEV, after one of its files was opened. Other errors are not retried.
                 if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _MAX_ATTEMPTS - 1:
                     raise
 
     def _change(self, setting: Setting, done: list[Setting]) -> None:
-        """Write one file of a group in use, and append its former value to ``done``."""
+        """Write one setting of a group with processes, and append a setting with the former value to ``done``."""
         try:
             before = self._read(setting.controller, setting.file).strip()
         except FileNotFoundError:
@@ -305,7 +308,7 @@ class Cgroup:
             raise
         if before == setting.value:
             return
-        # A killed service may have left a value of memory.high, which must not be restored.
+        # The former value of memory.high is never restored: a killed service may have left this value.
         done.append(replace(setting, value="max" if setting.file == MEMORY_HIGH else before))
         self._write(setting.controller, setting.file, setting.value)
         if setting.file == MEMORY_HIGH and setting.value != "max" and int(self._read("memory", "memory.current")) > int(setting.value):
@@ -346,7 +349,7 @@ class Cgroup:
 
 
 def group_names(layout: Layout, parent: PurePosixPath) -> set[str]:
-    """Return the names of all groups directly below a group, over all hierarchies."""
+    """Return the names of all groups that are directly below the group ``parent`` in any hierarchy."""
     names: set[str] = set()
     for hierarchy in layout.hierarchies:
         with contextlib.suppress(FileNotFoundError), os.scandir(hierarchy.mount / parent.relative_to("/")) as entries:
@@ -363,6 +366,6 @@ def _in_use_error(limit: str, used: int, wanted: int, what: str) -> ConflictErro
 
 
 def _delegate(folder: Path) -> None:
-    # cgroup-v2.rst: children have a controller only after the parent has enabled it for them.
+    # A child group has only the controllers that its parent has enabled for its children (cgroup-v2.rst).
     for level in (folder.parent, folder):
         (level / "cgroup.subtree_control").write_text(CHILD_CONTROLLERS, encoding="ascii")

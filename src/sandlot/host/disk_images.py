@@ -1,12 +1,12 @@
 """Images of ext4 file systems: their sizes, how they are created, and their loop devices.
 
-The disk of a sandbox is an ext4 file system in a sparse file, mounted through a loop device. This module creates the file. The loop device and the
-mount belong to the mount namespace of the sandbox's own processes (``stage``) and end with them: the device frees itself, and the host never lists
-the mount.
+The disk of a sandbox is an ext4 file system in a sparse file, mounted through a loop device. This module creates the file. The mount belongs to the
+mount namespace of the sandbox's own processes (``stage``), so the host never lists the mount. When these processes have ended, the kernel removes the
+mount and frees the loop device.
 
 Invariants:
-- A file takes space on the host only for written data, and frees the space of deleted data (the mount discards). So the sum of all limits
-  may exceed the host's disk; admission decides how much is reserved.
+- A file takes space on the host only for written data, and frees the space of deleted data (mount option ``discard``). The sum of all
+  limits may therefore exceed the host's disk. Admission decides how much is reserved.
 - A sandbox's disk has no journal and no reserved blocks, because it is never read again after a crash. A disk that holds one file has a few inodes.
 - ``mkfs.ext4`` runs once per size. Each further disk is stamped from its output (measured for 5 GiB: 2.9 ms and 0.07 ms; about 200 KiB of metadata in
   7 pieces).
@@ -29,16 +29,16 @@ from sandlot.model.errors import HostError
 
 BLOCK_BYTES: Final = 4096
 OVERHEAD_BYTES: Final = 1024 * 1024
-"""Added to the limit for the fixed metadata of the file system, besides :data:`_OVERHEAD_DIVISOR`."""
+"""Bytes added to the limit for metadata whose size does not depend on the limit."""
 _OVERHEAD_DIVISOR: Final = 1024
-"""The limit divided by this is added for metadata that grows with the size (measured: 0.01 % at 5 GiB)."""
+"""The limit divided by this number is added for metadata that grows with the limit (measured: 0.01 % at 5 GiB)."""
 INODE_BYTES: Final = 256
 FEW_INODES, MIN_INODES, MAX_INODES = 64, 4096, 4_194_304
-"""Inodes of a disk that holds one file; limits for a disk that holds many."""
+"""Number of inodes of a disk that holds a few files; least and largest number of inodes of a disk that holds many files."""
 
 SANDBOX_OPTIONS: Final = (
-    # uninit_bg and lazy_itable_init: inode tables are not written, because holes read as zeros (5 GiB with 327,680 inodes: 80 MiB written otherwise,
-    # 0.1 MiB with them). Mount with noinit_itable, so that the kernel does not write the tables either.
+    # With uninit_bg and lazy_itable_init, mke2fs does not write the inode tables: holes of the sparse file read as zeros. For 5 GiB with 327,680
+    # inodes, mke2fs writes 0.1 MiB instead of 80 MiB. The disk must be mounted with noinit_itable, so that the kernel does not write them either.
     *("-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2,extent,flex_bg"),
     *("-E", "lazy_itable_init=1,nodiscard,num_backup_sb=0"),
 )
@@ -47,17 +47,17 @@ SANDBOX_OPTIONS: Final = (
 _TIMEOUT_S: Final = 120.0
 _PATH: Final = {"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}
 _LOOP_CLR_FD: Final = 0x4C01
-"""linux/loop.h"""
+"""Number of the ioctl that frees a loop device (linux/loop.h)."""
 _SYS_BLOCK: Final = Path("/sys/block")
 
 
 @dataclass(frozen=True, slots=True)
 class DiskTemplate:
-    """Content of an empty file system of one size.
+    """Content of an image file with an empty file system of one size.
 
     Args:
-        size_bytes: Size of the file.
-        pieces: Offset and content of everything that is not zero.
+        size_bytes: Size of the image file.
+        pieces: Offset in bytes and content of each part of the image file that is not zero.
     """
 
     size_bytes: int
@@ -65,14 +65,24 @@ class DiskTemplate:
 
 
 def image_bytes(limit_bytes: int, bytes_per_inode: int | None = None) -> int:
-    """Return the size of an image whose file system holds ``limit_bytes`` of content, rounded up to whole blocks."""
+    """Return the size in bytes of an image whose file system holds ``limit_bytes`` of content, rounded up to whole blocks.
+
+    Args:
+        limit_bytes: Content that the file system must hold.
+        bytes_per_inode: Content in bytes for each inode. None: the file system holds a few files.
+    """
     inodes = inode_count(limit_bytes, bytes_per_inode)
     total = limit_bytes + limit_bytes // _OVERHEAD_DIVISOR + OVERHEAD_BYTES + inodes * INODE_BYTES
     return -(-total // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def inode_count(limit_bytes: int, bytes_per_inode: int | None) -> int:
-    """Return the number of inodes of a file system with this limit."""
+    """Return the number of inodes of a file system that holds ``limit_bytes`` of content.
+
+    Args:
+        limit_bytes: Content that the file system must hold.
+        bytes_per_inode: Content in bytes for each inode. None: the file system holds a few files.
+    """
     if bytes_per_inode is None:
         return FEW_INODES
     return min(max(limit_bytes // bytes_per_inode, MIN_INODES), MAX_INODES)
@@ -82,27 +92,27 @@ def run_mkfs(image: str | Path, inodes: int, options: Sequence[str], *, inherit:
     """Create an ext4 file system in an image. Blocks for some milliseconds.
 
     Args:
-        image: The image, which has its final size.
+        image: Path of the image file. The file must have its final size already.
         inodes: Number of inodes.
         options: Further options of mke2fs(8).
-        inherit: Descriptors that the program needs to open the image.
+        inherit: Descriptors that mkfs.ext4 inherits, if ``image`` is a path below /proc/self/fd.
 
     Raises:
-        HostError: mkfs.ext4 is missing or failed.
+        HostError: mkfs.ext4 is not installed or failed.
     """
     sizes = ("-b", str(BLOCK_BYTES), "-m", "0", "-N", str(inodes), "-I", str(INODE_BYTES))
     run_e2fsprogs(("mkfs.ext4", "-q", "-F", *sizes, *options, str(image)), inherit=inherit)
 
 
 def run_e2fsprogs(argv: Sequence[str], *, inherit: Sequence[int] = ()) -> None:
-    """Run a program of e2fsprogs.
+    """Run a program of the package e2fsprogs and wait until it ends.
 
     Args:
-        argv: The command.
+        argv: Name of the program and its arguments.
         inherit: Descriptors that the program inherits.
 
     Raises:
-        HostError: The program is missing or failed.
+        HostError: The program is not installed or failed.
     """
     try:
         process = subprocess.Popen(
@@ -125,7 +135,7 @@ def run_e2fsprogs(argv: Sequence[str], *, inherit: Sequence[int] = ()) -> None:
 
 
 def make_template(limit_bytes: int, scratch: Path, bytes_per_inode: int | None = None) -> DiskTemplate:
-    """Run ``mkfs.ext4`` once and return what it wrote. Blocks for some milliseconds.
+    """Create an empty file system with ``mkfs.ext4`` in a temporary file and return its content. Blocks for some milliseconds.
 
     Args:
         limit_bytes: Content that the file system must hold.
@@ -133,7 +143,7 @@ def make_template(limit_bytes: int, scratch: Path, bytes_per_inode: int | None =
         bytes_per_inode: Content in bytes for each inode. None: the file system holds a few files.
 
     Raises:
-        HostError: mkfs.ext4 is missing or failed.
+        HostError: mkfs.ext4 is not installed or failed.
     """
     size = image_bytes(limit_bytes, bytes_per_inode)
     with tempfile.NamedTemporaryFile(dir=scratch, prefix=".mkfs-") as image:
@@ -143,11 +153,11 @@ def make_template(limit_bytes: int, scratch: Path, bytes_per_inode: int | None =
 
 
 def stamp(template: DiskTemplate, image: Path) -> None:
-    """Write an image with an empty file system.
+    """Create an image file with the empty file system of a template.
 
     Raises:
-        FileExistsError: The image exists.
-        OSError: The disk is full.
+        FileExistsError: The file ``image`` exists already.
+        OSError: The file cannot be written, for example because the host's disk is full.
     """
     handle = os.open(image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -159,7 +169,7 @@ def stamp(template: DiskTemplate, image: Path) -> None:
 
 
 def loops_below(folder: Path, sys_block: Path = _SYS_BLOCK) -> dict[str, Path]:
-    """Return the loop devices whose file is, or was, below a folder: device name -> file."""
+    """Return the loop devices that are attached to a file below a folder, even to a deleted file: name of the device -> path of the file."""
     found: dict[str, Path] = {}
     for device in sys_block.glob("loop*"):
         with contextlib.suppress(OSError):
@@ -171,7 +181,7 @@ def loops_below(folder: Path, sys_block: Path = _SYS_BLOCK) -> dict[str, Path]:
 
 
 def detach_loop(device: str) -> None:
-    """Free a loop device. A mounted device frees itself at the last unmount. Does nothing if the device is free."""
+    """Free a loop device such as ``loop0``, or let the kernel free a mounted device at its last unmount. Does nothing if the device is free."""
     with contextlib.suppress(OSError):
         handle = os.open(f"/dev/{device}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -187,7 +197,7 @@ def _pieces(handle: int, size: int) -> list[tuple[int, bytes]]:
     while end < size:
         try:
             start = os.lseek(handle, end, os.SEEK_DATA)
-        except OSError:  # ENXIO: a hole up to the end
+        except OSError:  # ENXIO: no data after this offset
             break
         end = os.lseek(handle, start, os.SEEK_HOLE)
         for offset in range(start, end, BLOCK_BYTES):

@@ -1,9 +1,9 @@
 """Writing files and folders that are still whole after a loss of power.
 
-A name in a folder survives a crash only if the folder itself was synced after the name was given (fsync(2)). A file or folder is therefore
-written under another name, synced, renamed, and the folder that holds it is synced last: a reader finds the old content or the new one.
+A new name in a folder survives a crash only if the folder was synced afterwards (fsync(2)). A file or folder is therefore written under another name,
+synced, and renamed; then its parent folder is synced. A reader finds either the whole old content or the whole new content.
 
-All functions block as long as the disk needs; call them in a thread from async code.
+All functions block until the disk has written the data. Async code must call them in a thread.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def write_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     The content is first written to ``.NAME`` in the same folder. A file that an interrupted call left there is replaced.
 
     Args:
-        path: The file. Its folder exists.
+        path: Path of the file. Its folder must exist.
         content: The whole content.
         mode: Permission bits of the file.
 
     Raises:
-        OSError: The file cannot be written. The old content, if any, is still in place.
+        OSError: The file cannot be written. The old file, if there was one, is unchanged.
     """
     draft = path.with_name(f".{path.name}")
     draft.unlink(missing_ok=True)
@@ -41,14 +41,14 @@ def write_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def publish_folder(draft: Path, path: Path) -> None:
-    """Give a complete folder its final name. The files in it must have been synced (`fsync_files`).
+    """Give a complete folder its final name. The caller must have synced the files in the folder (`fsync_files`).
 
     Args:
-        draft: The folder, on the same file system as ``path``.
-        path: Its final name, which does not exist yet.
+        draft: Path of the complete folder, on the same file system as ``path``.
+        path: Final path of the folder, which must not exist yet.
 
     Raises:
-        OSError: The folder cannot be renamed; it still has its old name.
+        OSError: The folder cannot be synced or renamed.
     """
     fsync_folder(draft)
     draft.rename(path)
@@ -56,26 +56,26 @@ def publish_folder(draft: Path, path: Path) -> None:
 
 
 def fsync_files(folder: Path) -> None:
-    """Sync all files of a folder that has no subfolders, and the folder."""
+    """Sync all files of a folder, then the folder itself. The folder must have no subfolders."""
     for file in folder.iterdir():
         fsync_file(file)
     fsync_folder(folder)
 
 
 def fsync_folder(folder: Path) -> None:
-    """Sync the names in a folder, not the content of its files."""
+    """Sync the names of the files in a folder, but not the content of the files."""
     with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
 
 
 def fsync_file(path: Path) -> None:
-    """Sync the content of a file, not its name."""
+    """Sync the content of a file, but not its name in the folder."""
     with _opened(path, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
 
 
 def sync_file_system(folder: Path) -> None:
-    """Sync the whole file system of a folder, for example after many files were written."""
+    """Sync the whole file system that contains a folder, for example after many files were written."""
     with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         syscalls.sync_file_system(descriptor)
 

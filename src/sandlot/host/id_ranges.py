@@ -1,14 +1,14 @@
 """Ranges of user and group ids for sandboxes with a user namespace. Each range belongs to one sandbox at a time.
 
-A range is taken by a symbolic link. Its name is the number of the range, and its target is the control group of the sandbox.
+A range is taken with a symbolic link. The name of the link is the number of the range, and the target is the name of the sandbox's control group.
 
 Invariants:
-- No two sandboxes of this host share an id, whichever service runs them, if all services share /run and see the same control groups: the folder is
-  the host's, and ranges are taken under a lock. A service in a container with its own /run or its own tree of groups does not see the ranges of
-  others, and treats ranges of live sandboxes as stale or free.
+- No two sandboxes of this host share an id, whichever service runs them, if all services share /run and see the same control groups: there is one
+  folder of links per host, and ranges are taken under a lock. A service in a container with its own /run or its own tree of groups does not see the
+  ranges that other services have taken. Such a service treats ranges of live sandboxes as stale or free.
 - A crash loses no range. A link whose group is gone is stale and may be taken over. The group of a sandbox is created before its range is taken, and
   removed only when all its processes are dead, so the link of a live sandbox never looks stale.
-- The folder is below /run and empty after a boot, as are the groups.
+- After a boot there are no links, because the folder is below /run, and no control groups.
 
 The ids 0x70000000 to 0x7FFDFFFF are the part of the 32-bit ids that systemd's list of ranges ("Users, Groups, UIDs and GIDs on systemd Systems")
 leaves unused: below the sign bit and above the ids of systemd-nspawn.
@@ -25,10 +25,13 @@ from pathlib import Path
 from sandlot.model.errors import ErrorCode, UnavailableError
 
 FIRST_ID = 0x70000000
+"""First id of the first range."""
 IDS = 65536
+"""Number of ids in each range."""
 RANGES = 4094
-"""Number of ranges, up to the id 0x7FFDFFFF."""
+"""Number of ranges. The last id of the last range is 0x7FFDFFFF."""
 FOLDER = Path("/run/sandlot/ids")
+"""Folder of the links on this host."""
 _LOCK = "lock"
 _RETRY_AFTER_S = 2
 
@@ -37,7 +40,7 @@ class IdRanges:
     """All id ranges of this host.
 
     Args:
-        folder: Folder of the links.
+        folder: Folder of the links; created when the first range is taken.
     """
 
     __slots__ = ("_folder",)
@@ -46,16 +49,16 @@ class IdRanges:
         self._folder = folder
 
     def take(self, owner: str, is_live: Callable[[str], bool], start: int = 0) -> int:
-        """Take a range and return its first id. An owner that has a range gets the same one again.
+        """Take a range for an owner and return the first id of the range. An owner that already has a range gets the same range.
 
         Args:
-            owner: Name of an existing control group.
-            is_live: Returns whether the control group with a name exists.
-            start: First range to try. Pass a random number, so that a range is not reused at once.
+            owner: Name of the sandbox's control group, which must exist.
+            is_live: Function that returns whether a control group with the given name exists.
+            start: Number of the first range to try. Pass a random number, so that a released range is not taken again at once.
 
         Raises:
-            UnavailableError: All ranges are taken.
-            OSError: The folder cannot be written to.
+            UnavailableError: All ranges are taken by owners that exist.
+            OSError: The folder of the links cannot be written to.
         """
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         with self._locked():
@@ -80,14 +83,14 @@ class IdRanges:
         )
 
     def release(self, owner: str) -> None:
-        """Release the range of an owner, if it has one. Call this when the owner's group is gone."""
+        """Make the range of an owner free, if the owner has one. Call this when the control group of the owner has been removed."""
         with contextlib.suppress(FileNotFoundError), self._locked():
             for number, other in self._taken().items():
                 if other == owner:
                     (self._folder / str(number)).unlink()
 
     def owners(self) -> set[str]:
-        """Return all owners of ranges."""
+        """Return the names of all control groups that own a range, including groups that no longer exist."""
         return set(self._taken().values())
 
     def _taken(self) -> dict[int, str]:
@@ -95,8 +98,8 @@ class IdRanges:
         with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.isdecimal() and entry.is_symlink():
-                    with contextlib.suppress(FileNotFoundError):  # released meanwhile
-                        taken[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - not a path
+                    with contextlib.suppress(FileNotFoundError):  # the range was released meanwhile
+                        taken[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - the target is a name, not a path
         return taken
 
     @contextlib.contextmanager

@@ -25,7 +25,7 @@ from sandlot.host.stage import main
 from sandlot.model.errors import InternalError
 
 Operation = tuple[str | int, ...]
-"""Name of a function in ``stage/operations.py`` and its arguments."""
+"""Name of a function in ``stage/operations.py``, followed by the arguments of this function."""
 
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from stage.main import main; main()"
 _LINE_BYTES = 64 * 1024
@@ -33,15 +33,15 @@ _LINE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Order to start a runtime. All paths are those of the stage's mount namespace.
+    """Order to start a runtime. All paths are valid in the stage's mount namespace.
 
     Args:
         argv: Absolute path of the runtime and its arguments.
-        env: The whole environment.
+        env: The whole environment of the runtime.
         folder: Folder in which the keeper writes ``live``, ``exit`` and ``guest.log``.
-        stdin: Pipe to the guest.
-        stdout: Pipe from the guest.
-        pid_file: File in which the runtime writes the pid of the sandbox.
+        stdin: Path of the named pipe to the guest.
+        stdout: Path of the named pipe from the guest.
+        pid_file: Path of the file to which the runtime writes the pid of the sandbox.
     """
 
     argv: Sequence[str]
@@ -58,7 +58,7 @@ class Started:
 
     Args:
         sandbox: Process of the runtime, which ends when the sandbox ends.
-        keeper: Its parent, which receives its exit status.
+        keeper: Keeper process: the parent of ``sandbox``, which receives the exit status of ``sandbox``.
     """
 
     sandbox: Identity
@@ -66,21 +66,25 @@ class Started:
 
 
 class StageError(Exception):
-    """The stage, or the runtime that it started, failed. The text is its error message."""
+    """The stage failed, or the runtime that the stage started. The text is the error message of the stage or the runtime."""
 
 
 def read_started(text: str) -> Started:
-    """Parse the four numbers with which the keeper identifies the sandbox and itself.
+    """Parse the keeper's message with its own identity and the sandbox's: ``SANDBOX_PID SANDBOX_START KEEPER_PID KEEPER_START``.
 
     Raises:
-        ValueError: The text has another format.
+        ValueError: The text does not consist of four numbers.
     """
     sandbox, sandbox_start, keeper, keeper_start = (int(word) for word in text.split())
     return Started(Identity(sandbox, sandbox_start), Identity(keeper, keeper_start))
 
 
 class Stage:
-    """A running stage, created by :meth:`spawn`."""
+    """A running stage, created by :meth:`spawn`.
+
+    Attributes:
+        ended: Task that ends when the process of the stage has ended and was reaped.
+    """
 
     __slots__ = ("_popen", "_reading", "_receiving", "_text", "_writing", "ended")
 
@@ -98,11 +102,11 @@ class Stage:
 
     @classmethod
     async def spawn(cls, name: str, errors: Path) -> Stage:
-        """Start a stage.
+        """Start the process of a stage.
 
         Args:
             name: Name of the sandbox, shown in the stage's command line.
-            errors: File to which the stage's error output is appended.
+            errors: File to which the standard error of the stage is appended.
         """
         spawned: list[subprocess.Popen[bytes]] = []
         try:
@@ -115,19 +119,19 @@ class Stage:
         return cls(spawned[0])
 
     async def carry_out(self, plan: Sequence[Operation]) -> None:
-        """Send a plan and wait until it is carried out.
+        """Send a plan to the stage and wait until the stage has carried out all its operations.
 
         Raises:
-            StageError: An operation failed.
+            StageError: An operation failed, or the stage has ended.
         """
         self._send({"operations": list(plan)})
         await self._expect("ready")
 
     async def start(self, order: Order) -> Started:
-        """Send an order and wait until the sandbox runs.
+        """Send an order to the stage, wait until the sandbox runs, and return the sandbox's processes.
 
         Raises:
-            StageError: The runtime failed.
+            StageError: The runtime failed, or the stage has ended.
         """
         self._send(
             {
@@ -145,7 +149,7 @@ class Stage:
         return started
 
     def descriptor(self) -> int:
-        """Return a new descriptor of the stage's process (pidfd_open(2)).
+        """Return a new descriptor of the stage's process (pidfd_open(2)). The caller must close the descriptor.
 
         Raises:
             OSError: The stage has ended.
@@ -153,8 +157,8 @@ class Stage:
         return os.pidfd_open(self._popen.pid)
 
     def kill(self) -> None:
-        """Kill the stage, but not the processes that it started."""
-        self._popen.kill()  # Popen checks the exit status first, so a reused pid is never killed
+        """Kill the process of the stage, but not the processes that the stage started."""
+        self._popen.kill()  # kill() sends no signal if the stage was reaped, so a reused pid is never killed
 
     def _send(self, message: dict[str, object]) -> None:
         if self._writing < 0:
@@ -202,7 +206,7 @@ class Stage:
         finally:
             os.close(handle)
             self._popen.poll()
-        async with self._receiving:  # a last message may still be in the pipe
+        async with self._receiving:  # carry_out() or start() may still read the last message
             self._close_pipes()
 
     def _close_pipes(self) -> None:

@@ -1,8 +1,8 @@
-"""The host's ends of a link: two named pipes.
+"""The host's side of the link to a guest: two named pipes.
 
 Invariants:
-- The sandbox's processes keep an end of each pipe open that survives the service, so the guest does not notice that a service died. The service opens
-  one end of each pipe, so it receives EOF and EPIPE when the sandbox is gone (fifo(7)).
+- A process of the sandbox keeps each pipe open while no service runs, so the guest does not notice that a service died. The service opens only one
+  end of each pipe, so it receives EOF and EPIPE when the sandbox has ended (fifo(7)).
 - A write of at most PIPE_BUF (4,096) bytes to a non-blocking pipe succeeds as a whole or fails as a whole (pipe(7)): a frame is never split.
 - Nothing here blocks. Readiness comes from the event loop.
 """
@@ -19,12 +19,13 @@ from typing import Self
 from sandlot.model.errors import SandboxEndedError
 
 PIPE_BUF = 4096
+"""Largest frame in bytes."""
 PIPE_BYTES = 1024 * 1024
-"""Size of each pipe: the kernel's default of ``/proc/sys/fs/pipe-max-size``."""
+"""Buffer size of each pipe in bytes. Equal to the kernel's default of ``/proc/sys/fs/pipe-max-size``."""
 
 
 def make_pipes(folder: Path) -> None:
-    """Create ``in`` (to the guest) and ``out`` (from the guest), which only root can open."""
+    """Create the named pipes ``in`` (to the guest) and ``out`` (from the guest) in a folder. Only root can open the pipes."""
     os.mkfifo(folder / "in", 0o600)
     os.mkfifo(folder / "out", 0o600)
 
@@ -43,10 +44,10 @@ class PipeStream:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the host's ends.
+        """Open the pipes that :func:`make_pipes` created in a folder: ``out`` for reading and ``in`` for writing.
 
         Raises:
-            SandboxEndedError: No process has the other ends open any more.
+            SandboxEndedError: The pipes do not exist, or no process of the sandbox has ``in`` open.
         """
         read = -1
         try:
@@ -55,18 +56,18 @@ class PipeStream:
         except OSError as error:
             if read >= 0:
                 os.close(read)
-            if error.errno in {errno.ENXIO, errno.ENOENT}:  # no reader; no pipe
+            if error.errno in {errno.ENXIO, errno.ENOENT}:  # no process reads the pipe; no pipe exists
                 raise SandboxEndedError("The sandbox has ended.") from None
             raise
         return cls(read, write)
 
     @property
     def closed(self) -> bool:
-        """True if this end is closed."""
+        """True if :meth:`aclose` was called."""
         return self._closed
 
     async def receive(self, max_bytes: int) -> bytes:
-        """Return the next bytes, at least one, or ``b""`` if the guest's end or this end is closed."""
+        """Return the next 1 to ``max_bytes`` bytes from the guest, or ``b""`` if the guest has closed its pipe or this stream is closed."""
         while not self._closed:
             try:
                 return os.read(self._read, max_bytes)
@@ -75,11 +76,11 @@ class PipeStream:
         return b""
 
     def try_send(self, frame: bytes) -> bool:
-        """Write one frame as a whole and return True, or write nothing and return False.
+        """Write one whole frame to the guest and return True. Write nothing and return False if the pipe is too full for the frame.
 
         Raises:
-            BrokenPipeError: The guest's end or this end is closed.
-            ValueError: The frame is longer than 4,096 bytes and might be split.
+            BrokenPipeError: The guest has closed its pipe, or this stream is closed.
+            ValueError: The frame is longer than :data:`PIPE_BUF` bytes, so the kernel might split it.
         """
         if len(frame) > PIPE_BUF:
             raise ValueError(f"a frame of {len(frame)} bytes could be split; at most {PIPE_BUF} bytes are allowed")
@@ -92,7 +93,7 @@ class PipeStream:
         return True
 
     async def wait_writable(self) -> None:
-        """Return when :meth:`try_send` may succeed again, or the guest's end or this end is closed."""
+        """Wait until :meth:`try_send` may succeed, the guest has closed its pipe, or this stream is closed."""
         if self._closed:
             return
         loop = asyncio.get_running_loop()
@@ -109,7 +110,7 @@ class PipeStream:
                 loop.remove_writer(self._write)
 
     async def aclose(self) -> None:
-        """Close this end. The guest keeps running. Waiting calls return. Idempotent."""
+        """Close the host's ends of the pipes. The guest keeps running. Calls that wait on this stream return. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -124,7 +125,7 @@ class PipeStream:
 
     async def _readable(self) -> None:
         if self._reader is not None:
-            raise RuntimeError("two tasks receive from one stream")
+            raise RuntimeError("another task already receives from this stream")
         loop = asyncio.get_running_loop()
         self._reader = loop.create_future()
         loop.add_reader(self._read, _wake, [self._reader])

@@ -4,14 +4,14 @@ Several processes may share one cache. Each creates its locked folders in the ca
 
 Invariants:
 - A folder that has its final name is complete: its content was written under another name, synced, then renamed.
-- A locked folder is not removed while its maker lives, or while a command that inherited the descriptor of the lock still runs.
-- A folder whose maker died is never published. The next `sweep` removes it.
-- Only the owner of a locked folder can enter it.
+- No sweep removes a locked folder while the process that created the folder lives, or while a command that inherited the descriptor of the lock runs.
+- A folder whose creating process died is never published. The next `sweep` removes the folder.
+- Only the user that owns a locked folder, and root, can enter the folder.
 
 Locks are flock(2). The kernel releases a lock when its last descriptor is closed, however the process ends.
 
-All functions block as long as the disk needs, and until a lock is free; call them in a thread from async code. If the caller may be
-cancelled meanwhile, release what the thread returns.
+All functions block until the disk has done the work and until a lock is free. Async code must call them in a thread. If async code is cancelled
+meanwhile, it must close the lock or folder that the thread returns.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _log = logging.getLogger(__name__)
 
 
 class LockedFolder:
-    """A new temporary folder, locked until it is closed. Closing removes everything that was not published.
+    """A new temporary folder that is locked until :meth:`close`. Closing removes the folder and all content that was not published.
 
-    A folder may be closed while another thread publishes it, which happens if the task that waits for the thread is cancelled. The content is
-    then published as a whole before the folder is closed, or not at all.
+    One thread may call :meth:`close` while another thread calls :meth:`publish`, for example because the task that waits for the second thread was
+    cancelled. The content is then either published as a whole before the folder is removed, or not published at all.
 
     Args:
-        scratch: The scratch folder, on the file system of the final names; created if it does not exist.
-        prefix: Start of the temporary name, for people who look into the scratch folder.
+        scratch: Scratch folder, on the same file system as the final names; created if it does not exist.
+        prefix: Prefix of the temporary folder's name. Only people who look into the scratch folder need the prefix.
 
     Attributes:
-        path: The folder. It has room for scratch files beside the content.
-        content: An empty subfolder, to be filled and published.
-        descriptor: Descriptor of the lock. Commands that write into the folder inherit it.
+        path: Path of the temporary folder. The caller may write scratch files here, which are not published.
+        content: Path of a subfolder, empty at first. The caller fills the subfolder; :meth:`publish` publishes it.
+        descriptor: Descriptor of the lock; -1 after :meth:`close`. Commands that write into the folder must inherit this descriptor.
     """
 
     __slots__ = ("_publishing", "content", "descriptor", "path")
@@ -61,7 +61,7 @@ class LockedFolder:
     def __init__(self, scratch: Path, prefix: str = "") -> None:
         self._publishing = threading.Lock()
         scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-        parent = lock_folder(scratch)  # a sweep would remove a folder that is not locked yet
+        parent = lock_folder(scratch)  # keeps a sweep from removing the new folder before it is locked
         try:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=scratch))
             self.descriptor = lock_folder(self.path)
@@ -81,13 +81,13 @@ class LockedFolder:
         self.close()
 
     def publish(self, path: Path) -> None:
-        """Give the content its final name. The files in it must have been synced.
+        """Move the folder :attr:`content` to its final path. The caller must have synced the files in it.
 
         Args:
-            path: The final name, which does not exist yet.
+            path: Final path of the content, which must not exist yet.
 
         Raises:
-            OSError: The content cannot be renamed, or the folder was closed.
+            OSError: The content cannot be synced or renamed, or :meth:`close` was called before.
         """
         with self._publishing:
             if self.descriptor < 0:
@@ -95,7 +95,7 @@ class LockedFolder:
             durable.publish_folder(self.content, path)
 
     def close(self) -> None:
-        """Remove the folder and release the lock. Can be repeated. The next sweep removes what cannot be removed now."""
+        """Remove the temporary folder and release its lock. Idempotent. Files that cannot be removed now are removed by the next sweep."""
         with self._publishing:
             if self.descriptor >= 0:
                 _remove_or_log(self.path)
@@ -104,13 +104,13 @@ class LockedFolder:
 
 
 def sweep(scratch: Path) -> int:
-    """Remove the locked folders whose makers died.
+    """Remove the folders in a scratch folder whose creating processes died.
 
     Args:
-        scratch: The scratch folder; nothing is done if it does not exist.
+        scratch: Path of the scratch folder. Nothing is done if there is no such folder.
 
     Returns:
-        Number of removed folders.
+        Number of folders that were removed.
     """
     try:
         parent = lock_folder(scratch)
@@ -125,19 +125,20 @@ def sweep(scratch: Path) -> int:
                     locks.callback(os.close, descriptor)
                     abandoned.append(path)
         finally:
-            os.close(parent)  # other processes need not wait for the removal
+            os.close(parent)  # other processes can create locked folders during the removal below
         return sum(_remove_or_log(path) for path in abandoned)
 
 
 def discard(folder: Path, scratch: Path) -> None:
-    """Remove a published folder: first its name, then its files. The next sweep finishes an interrupted removal.
+    """Remove a published folder: move it to the scratch folder, then remove its files. The next sweep finishes an interrupted removal.
 
     Args:
-        folder: The folder.
-        scratch: The scratch folder, on the same file system; created if it does not exist.
+        folder: Path of the published folder.
+        scratch: Path of the scratch folder, on the same file system as ``folder``; created if it does not exist.
 
     Raises:
-        OSError: The folder cannot be renamed. FileNotFoundError: it does not exist.
+        FileNotFoundError: ``folder`` does not exist.
+        OSError: ``folder`` cannot be renamed.
     """
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     old = scratch / f"old-{folder.name}-{secrets.token_hex(4)}"
@@ -146,34 +147,34 @@ def discard(folder: Path, scratch: Path) -> None:
 
 
 def lock_folder(path: Path) -> int:
-    """Wait for the lock of an existing folder and take it.
+    """Wait until the lock of an existing folder is free, and take the lock.
 
     Returns:
-        A descriptor. Close it to release the lock.
+        Descriptor of the folder. Close the descriptor to release the lock.
     """
     return _open_locked(path, _FOLDER)
 
 
 def lock_file(path: Path) -> int:
-    """Wait for the lock of a file and take it.
+    """Wait until the lock of a file is free, and take the lock.
 
     Args:
-        path: The file; created if it does not exist.
+        path: Path of the file, which is created if it does not exist.
 
     Returns:
-        A descriptor. Close it to release the lock.
+        Descriptor of the file. Close the descriptor to release the lock.
     """
     return _open_locked(path, _FILE)
 
 
 def try_lock_file(path: Path) -> int | None:
-    """Take the lock of a file, or return None if the lock is taken.
+    """Take the lock of a file if the lock is free. Does not wait.
 
     Args:
-        path: The file; created if it does not exist.
+        path: Path of the file, which is created if it does not exist.
 
     Returns:
-        A descriptor. Close it to release the lock.
+        Descriptor of the file, or None if the lock is not free. Close the descriptor to release the lock.
     """
     with contextlib.suppress(BlockingIOError):
         return _open_locked(path, _FILE, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,10 +182,10 @@ def try_lock_file(path: Path) -> int | None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, even if killed programs that write into it have not ended yet. Can be repeated.
+    """Remove a folder with its content. Retries for 2 s, because killed programs that write into the folder may not have ended yet. Idempotent.
 
     Raises:
-        OSError: The folder could not be removed in 2 s.
+        OSError: The folder could not be removed within 2 s.
     """
     for attempts_left in reversed(range(_REMOVE_ATTEMPTS)):
         try:
@@ -210,7 +211,7 @@ def _remove_or_log(folder: Path) -> bool:
 
 
 def _lock_abandoned(path: Path) -> int | None:
-    """Lock a folder whose maker died and return the descriptor. Return None if the maker lives or has just removed the folder."""
+    """Lock a folder if its creating process died, and return the descriptor. Return None if this process lives or has just removed the folder."""
     try:
         descriptor = _open_locked(path, _FOLDER | os.O_NOFOLLOW, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (FileNotFoundError, BlockingIOError):

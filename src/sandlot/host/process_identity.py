@@ -1,9 +1,9 @@
 """Identity of a process beyond its pid, and waiting for its end.
 
 Invariants:
-- A pid is ambiguous once its process may have ended. An identity is the pid **and** the start time in clock ticks since boot (field 22 of
-  ``/proc/PID/stat``, proc(5)). The pair is unique until the next boot.
-- The event loop waits for ends through pidfds, so the process need not be a child of the service.
+- Once a process has ended, another process may get its pid. An identity is therefore the pid **and** the start time in clock ticks since boot
+  (field 22 of ``/proc/PID/stat``, proc(5)). This pair is unique until the next boot.
+- The event loop waits through pidfds until processes end, so a process need not be a child of the service.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _START_FIELD = 22
+"""Number of the field of ``/proc/PID/stat`` with the start time, counted from 1."""
 _NAME_FIELDS = 2
-"""Number of fields up to the name, which may contain spaces and parentheses."""
+"""Number of fields of ``/proc/PID/stat`` up to the name of the program, which may contain spaces and parentheses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Identity:
 
     Args:
         pid: Process id.
-        start_ticks: Start time, in clock ticks since boot.
+        start_ticks: Start time of the process, in clock ticks since boot.
     """
 
     pid: int
@@ -33,20 +34,23 @@ class Identity:
 
 
 def read_start(stat: str) -> int:
-    """Return the start time in the text of a ``/proc/PID/stat``.
+    """Return the start time of a process in clock ticks since boot.
+
+    Args:
+        stat: Text of ``/proc/PID/stat``.
 
     Raises:
-        ValueError: The text has another format.
+        ValueError: The text has no field with the start time.
     """
     fields = stat.rpartition(")")[2].split()
     try:
         return int(fields[_START_FIELD - _NAME_FIELDS - 1])
     except IndexError:
-        raise ValueError(f"not the stat of a process: {stat!r}") from None
+        raise ValueError(f"text of /proc/PID/stat without a start time: {stat!r}") from None
 
 
 def identify(pid: int) -> Identity | None:
-    """Return the identity of the process that has this pid now, or None if there is none."""
+    """Return the identity of the process that has this pid now, or None if no process has it."""
     try:
         return Identity(pid, read_start(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")))
     except (OSError, ValueError):
@@ -54,9 +58,9 @@ def identify(pid: int) -> Identity | None:
 
 
 def open_process(identity: Identity) -> int | None:
-    """Return a pidfd of the process, which the caller closes, or None if the process has ended.
+    """Return a pidfd of a process, or None if the process has ended. The caller must close the pidfd.
 
-    The identity is compared after the descriptor was opened. From then on the descriptor cannot refer to another process.
+    The identity is compared after the pidfd was opened, because an open pidfd always refers to the same process.
     """
     try:
         handle = os.pidfd_open(identity.pid)
@@ -69,9 +73,12 @@ def open_process(identity: Identity) -> int | None:
 
 
 async def wait_ended(handle: int) -> None:
-    """Wait until the process of a pidfd has ended, whether or not it was reaped. The descriptor stays open.
+    """Wait until the process of a pidfd has ended. The process need not have been reaped. The pidfd is not closed.
 
-    Each waiter needs its own descriptor, because an event loop has one reader per descriptor.
+    Concurrent calls need different pidfds, because an event loop has only one reader per descriptor.
+
+    Args:
+        handle: Pidfd of the process.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -88,7 +95,7 @@ async def wait_ended(handle: int) -> None:
 
 
 async def wait_ended_within(handle: int, seconds: float) -> bool:
-    """Wait until the process of a pidfd has ended. Return False if it has not ended after ``seconds``."""
+    """Wait at most ``seconds`` until the process of the pidfd ``handle`` has ended. Return whether the process has ended."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await wait_ended(handle)

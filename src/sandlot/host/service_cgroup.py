@@ -1,19 +1,19 @@
 """The service's own control group and out-of-memory score.
 
-A node whose sandboxes use every core must still answer requests. If the host runs out of memory, the kernel must kill a sandbox (score 900) before
-the service that cleans up after it.
+The service must respond to requests even if its sandboxes use every core. If the host runs out of memory, the kernel must kill a sandbox (score 900)
+before the service, which cleans up after killed sandboxes.
 
 Invariants:
-- The group is ``/sandlot/service-NNNN``, beside the group ``/sandlot/NNNN`` of the node's sandboxes. Its name is not a ref, so no sweep removes it.
-  Its weight is relative to that of all sandboxes together, whatever their number.
-- The group has no limits: a memory limit would only get the service killed. It has no ``memory.low`` either, which has an effect only if every group
-  above it has as much (cgroup-v2.rst). Admission keeps a reserve of memory instead.
-- At the end the process has its former groups and score again, and no empty group is left. The group of a killed service is taken over by the next
-  service of its node, and removed when that service or any other one ends.
-- Every part may fail. The service then runs as it was started, and reports what is missing.
+- The group is ``/sandlot/service-NNNN``, beside the group ``/sandlot/NNNN`` of the node's sandboxes. The name is not the ref of a
+  sandbox, so no sweep of sandboxes removes the group. Its weight is relative to the weight of all sandboxes together, whatever their number.
+- The group has no limits: a memory limit would only get the service killed. ``memory.low`` is not set either: it has an effect only if every group
+  above it has at least the same value (cgroup-v2.rst). Admission keeps a reserve of memory instead.
+- When the service ends, its process returns to its former groups and score, and no empty group is left. The group of a killed service is used by the
+  next service of the same node. It is removed when any service of the host ends, unless it contains processes.
+- Setting the score or the group may fail. The service then runs without it and reports the failure.
 
-Child processes keep neither the group nor the score: stages set their own score and enter the group of their sandbox;
-:func:`leave_service_cgroup` moves all others out.
+Child processes keep neither the group nor the score. A stage sets its own score and enters the group of its sandbox. All other child processes are
+moved out of the group with :func:`leave_service_cgroup`.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ from sandlot.host.cgroups import detect_layout
 from sandlot.model.ids import NODE_ID, NodeId
 
 PREFIX = "service-"
+"""Prefix of the name of a service's control group; the id of the node follows."""
 OOM_SCORE = -500
-"""Below ordinary processes (0), above processes that keep the machine reachable, such as sshd (-1,000) (proc(5))."""
+"""Value of oom_score_adj (proc(5)) for the service: lower than that of ordinary processes (0), higher than that of sshd (-1,000)."""
 WEIGHT = 10
-"""Weight of the service in relation to all sandboxes of the node together, when processor time is scarce."""
+"""Share of processor time that the service gets when time is scarce, relative to 1 for all sandboxes of the node together."""
 
 _SHARES_V1, _WEIGHT_V2 = 1024, 100
-"""Defaults of a group (sched-design-CFS, cgroup-v2.rst)."""
+"""Default processor weight of a group: cpu.shares of version 1 (sched-design-CFS), and cpu.weight of version 2 (cgroup-v2.rst)."""
 _REMOVE_ATTEMPTS, _REMOVE_PAUSE_S = 10, 0.05
 _CONTROLLERS = ("cpu", "memory", "pids")
-"""In version 1 the service keeps its groups in all other hierarchies; systemd identifies a service by its group in the named hierarchy."""
+"""Controllers in whose hierarchies the service changes its group. In version 1 the service keeps its groups in all other hierarchies, because systemd
+identifies a service by its group in systemd's named hierarchy."""
 _SELF = Path("/proc/self")
 _MAX_ATTEMPTS = 20
-"""Attempts to create a group whose empty parent another service removes."""
+"""Attempts to create the group. An attempt fails if another service removes the empty parent at the same moment."""
 _BELOW = GROUPS.relative_to("/")
 _BEFORE = "trusted.sandlot.before"
-"""Extended attribute of the service's group with the name of the former group (xattr(7)). It is found even after the service was killed."""
+"""Extended attribute of the service's group with the path of the former group (xattr(7)). The attribute remains if the service is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Move:
     Args:
         mount: Mount point of the hierarchy.
         group: The service's own group, relative to the mount point.
-        before: The former group, relative to the mount point.
+        before: The group of the process before the move, relative to the mount point.
     """
 
     mount: Path
@@ -66,24 +68,24 @@ class Move:
 
     @property
     def folder(self) -> Path:
-        """Folder of the service's own group."""
+        """Path of the folder of the service's own group."""
         return self.mount / self.group
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A file of the group and its value."""
+    """Name of a file of a control group, and the value to write to the file."""
 
     file: str
     value: str
 
 
 def moves(layout: Layout, node: NodeId, cgroup: str) -> tuple[Move, ...]:
-    """Return the moves of the service, one per hierarchy. Pure.
+    """Return the moves of the service to its own control group, one for each hierarchy. Pure.
 
     Args:
         layout: Layout of the host's control groups.
-        node: Node of the service.
+        node: Id of the service's node.
         cgroup: Text of ``/proc/self/cgroup``.
     """
     group = _BELOW / f"{PREFIX}{node}"
@@ -97,7 +99,7 @@ def moves(layout: Layout, node: NodeId, cgroup: str) -> tuple[Move, ...]:
 
 
 def weight(version: int) -> Setting:
-    """Return the setting of the group's processor weight. Pure."""
+    """Return the setting that gives the service's group its processor weight. ``version`` is the version of control groups, 1 or 2. Pure."""
     if version == 1:
         return Setting("cpu.shares", str(WEIGHT * _SHARES_V1))
     return Setting("cpu.weight", str(WEIGHT * _WEIGHT_V2))
@@ -105,20 +107,22 @@ def weight(version: int) -> Setting:
 
 @contextlib.contextmanager
 def service_cgroup(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, ...]]:
-    """Give this process the service's control group and score until the end of the context. Blocks for some ten milliseconds at both ends.
+    """Give this process the service's control group and out-of-memory score until the context ends.
+
+    Entering and leaving the context block for some ten milliseconds each.
 
     Args:
-        layout: Layout of the host's control groups. None: the host has none.
-        node: Node of the service.
+        layout: Layout of the host's control groups. None: the host has no control groups.
+        node: Id of the service's node.
 
     Yields:
-        Descriptions of everything that could not be set, with the reasons.
+        One description for each control group or score that could not be set, with the reason. Empty if everything was set.
     """
     score = _lower_score()
     planned: tuple[Move, ...] = ()
     missing: list[str] = [] if score is not None else [f"an out-of-memory score of {OOM_SCORE}: only root (CAP_SYS_RESOURCE) can set it"]
     if layout is None:
-        missing.append("a control group: the host has none")
+        missing.append("a control group: the host has no control groups")
     else:
         planned = moves(layout, node, (_SELF / "cgroup").read_text(encoding="utf-8", errors="surrogateescape"))
     try:
@@ -139,10 +143,13 @@ def service_cgroup(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, .
 
 
 def leave_service_cgroup(pid: int) -> None:
-    """Move a child process that was just started to the service's former group, and give it the usual score.
+    """Move a child process out of the service's control group into the service's former group, and set the child's out-of-memory score to 0.
 
-    Use it for long or large work such as building an image, which must have no advantage over sandboxes. Processes that the child itself
-    has started are not moved; a program that was just executed has none.
+    Use this for long or large work such as building an image, which must have no advantage over sandboxes. Call it just after the child was started:
+    processes that the child has started itself are not moved.
+
+    Args:
+        pid: Process id of the child.
     """
     score = read_score(Path(f"/proc/{pid}"))
     if score is not None and score < 0:
@@ -157,7 +164,11 @@ def leave_service_cgroup(pid: int) -> None:
 
 
 def read_score(process: Path) -> int | None:
-    """Return the oom_score_adj of a process, or None if it has ended."""
+    """Return the oom_score_adj of a process, or None if the value cannot be read, for example because the process has ended.
+
+    Args:
+        process: Folder of the process, ``/proc/PID``.
+    """
     try:
         return int((process / "oom_score_adj").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -165,7 +176,7 @@ def read_score(process: Path) -> int | None:
 
 
 def _is_own(group: PurePosixPath) -> bool:
-    """Return whether a group belongs to a service. Only the last two parts count: a container may see groups of the host above them."""
+    """Return whether a group belongs to a service. Only the last two parts of the path are compared: a container may see more parts before them."""
     return group.parent.name == _BELOW.name and group.name.startswith(PREFIX) and NODE_ID.fullmatch(group.name.removeprefix(PREFIX)) is not None
 
 
@@ -192,7 +203,7 @@ def _mounts_of(controllers: str) -> Iterator[Path]:
 
 
 def _enter(move: Move, version: int) -> None:
-    # A service that ends removes groups that are empty for a moment.
+    # An attempt fails if another service ends meanwhile and removes a group that is empty for a moment.
     for attempt in range(_MAX_ATTEMPTS):
         try:
             parent = move.mount / _BELOW
@@ -204,25 +215,25 @@ def _enter(move: Move, version: int) -> None:
             setting = weight(version)
             if (move.folder / setting.file).exists():
                 (move.folder / setting.file).write_text(setting.value, encoding="ascii")
-            with contextlib.suppress(OSError):  # without the attribute, children move to the root group
+            with contextlib.suppress(OSError):  # if the attribute cannot be set, leave_service_cgroup moves child processes to the root group
                 os.setxattr(move.folder, _BEFORE, os.fsencode(move.before))
             _move(os.getpid(), move.folder)
             return
         except OSError as error:
-            # ENODEV: the group was removed after the file was opened.
+            # ENOENT, ENODEV: a group was removed; with ENODEV, after one of its files was opened. Other errors are not retried.
             if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _MAX_ATTEMPTS - 1:
                 raise
 
 
 def _leave(move: Move) -> None:
-    """Move all processes of the group to the former group, or to the root group if that is gone."""
+    """Move all processes of the service's group to the former group, or to the root group if the former group was removed."""
     with contextlib.suppress(OSError):
         for pid in (move.folder / "cgroup.procs").read_text(encoding="ascii").split():
             _move_back(int(pid), move.mount, move.before)
 
 
 def _leave_and_remove(move: Move) -> None:
-    """Leave the group and remove it. Repeated for half a second, because children that start or end at this moment keep the group busy."""
+    """Move all processes out of the service's group and remove the group. Retries for half a second: child processes may start or end meanwhile."""
     for _ in range(_REMOVE_ATTEMPTS):
         _leave(move)
         try:
@@ -252,7 +263,7 @@ def _remove(group: Path) -> None:
 
 
 def _lower_score() -> int | None:
-    """Set the low score, unless the score is lower already. Return the former score, or None if it cannot be set."""
+    """Set the oom_score_adj of this process to ``OOM_SCORE``, unless it is lower already. Return the former value, or None if it cannot be set."""
     before = read_score(_SELF)
     if before is None:
         return None

@@ -1,12 +1,12 @@
-"""Disks of volumes. Each is an ext4 file system in a sparse file, mounted once on the host through a loop device.
+"""Disks of volumes. Each disk is an ext4 file system in a sparse file, mounted once on the host through a loop device.
 
 Invariants:
 - Code in a sandbox writes to a volume through the mounted file system only, never to the raw file, which only the kernel and the service
   write. The host opens no file inside a volume by name.
-- A file has at most one loop device. A second one would be a second file system over the same bytes and would destroy both. An existing device is
-  mounted again; the kernel then returns the same file system, in whichever namespace it is mounted.
-- The mounts are below a small private file system. Existing mount namespaces do not see later mounts, and a new one removes all of them with one call
-  (the stage's ``forget``).
+- A file has at most one loop device. A second device would mount a second file system over the same bytes, and the two would destroy each other. If
+  the file has a device, the device is mounted again: the kernel then uses the same file system, even if it is mounted in another namespace.
+- All volumes are mounted below one small private file system. Mount namespaces that exist already do not see later mounts. A new mount namespace
+  removes the mounts of all volumes with one call (the stage's ``forget``).
 - The file system has a journal: after a loss of power it contains everything that was synced.
 """
 
@@ -30,11 +30,12 @@ from sandlot.model.ports import Attachment
 from sandlot.model.specs import MAX_VOLUMES
 
 BYTES_PER_INODE: Final = 16 * 1024
+"""Size of a volume in bytes, divided by its number of inodes."""
 USER_ID: Final = 1000
-"""Owner of the root directory of a new volume: the user that code in a sandbox runs as."""
+"""User id and group id that own the root directory of a new volume. Code in a sandbox runs as this user."""
 CACHE_FLUSH_FILES: Final = 1300
-"""Number of files after whose use gVisor has released all earlier ones: its kernel keeps up to 1,000 entries of a mount (its option ``dcache``), and
-closes files in batches of up to 100 (measured with 20240729)."""
+"""Number of files that must be looked up on a mount to make gVisor close all files that were used before. gVisor keeps up to 1,000 unused entries
+of a mount (mount option ``dcache``) and closes files in batches of up to 100 (measured with release 20240729)."""
 _JOURNAL_BYTES, _LARGE_JOURNAL_BYTES, _LARGE_BYTES = 4 << 20, 32 << 20, 1 << 30
 _MOUNT_FLAGS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOATIME
 _MOUNT_OPTIONS: Final = "discard,noinit_itable,errors=remount-ro"
@@ -45,7 +46,7 @@ class VolumeFiles:
     """Disks of the volumes of one state directory. Every method blocks.
 
     Args:
-        folder: Folder of the files, created with the first one.
+        folder: Folder with the image file of each volume; created together with the first volume.
     """
 
     folder: Path
@@ -53,19 +54,28 @@ class VolumeFiles:
 
     @property
     def mounts(self) -> Path:
-        """Folder below which the volumes are mounted."""
+        """Path of the folder below which volumes are mounted on the host."""
         return self.folder / "mounted"
 
     def max_disk_bytes(self, size_bytes: int) -> int:
-        """Return the size of a volume's image, which is the most that the volume uses on the host's disk. Pure."""
+        """Return the size of a volume's image file in bytes, which is the most that the volume can use on the host's disk. Pure.
+
+        Args:
+            size_bytes: Bytes of content that the volume must hold.
+        """
         return image_bytes(size_bytes, BYTES_PER_INODE) + journal_bytes(size_bytes)
 
     def make(self, volume: str, size_bytes: int) -> None:
-        """Create an empty volume. It is complete and synced on return.
+        """Create the image file of an empty volume. The file is complete and synced when this method returns.
+
+        Args:
+            volume: Id of the volume.
+            size_bytes: Bytes of content that the volume must hold.
 
         Raises:
-            HostError: mkfs.ext4 is missing or failed.
-            OSError: The disk is full.
+            HostError: mkfs.ext4 or debugfs is not installed or failed.
+            FileExistsError: The volume exists already.
+            OSError: The file cannot be written, for example because the host's disk is full.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         image = self._image(volume)
@@ -73,7 +83,7 @@ class VolumeFiles:
         try:
             os.ftruncate(handle, self.max_disk_bytes(size_bytes))
             run_mkfs(image, inode_count(size_bytes, BYTES_PER_INODE), _mkfs_options(size_bytes))
-            # lost+found is for repairs of the file system; the sandbox's user could neither use nor remove it.
+            # The folder lost+found, which mkfs.ext4 creates for repairs, belongs to root: the sandbox's user could neither use nor remove it.
             run_e2fsprogs(("debugfs", "-w", "-R", "rmdir lost+found", str(image)))
             os.fsync(handle)
         finally:
@@ -81,7 +91,7 @@ class VolumeFiles:
         durable.fsync_folder(self.folder)
 
     def mount(self, volume: str) -> Path:
-        """Mount a volume, unless it is mounted, and return its path.
+        """Mount a volume on the host, unless it is mounted already, and return its mount point.
 
         Raises:
             OSError: The volume cannot be mounted.
@@ -105,10 +115,10 @@ class VolumeFiles:
         return path
 
     def unmount(self, volume: str) -> None:
-        """Unmount a volume from the host. Its loop device frees itself when the last namespace has released it. Idempotent.
+        """Unmount a volume from the host. The kernel frees its loop device when no mount namespace has the volume mounted. Idempotent.
 
         Raises:
-            OSError: The volume is in use on the host.
+            OSError: The volume cannot be unmounted, for example because a process of the host uses a file in it.
         """
         path = self.mounts / volume
         with self._lock:
@@ -119,7 +129,7 @@ class VolumeFiles:
             self._remove_mounts()
 
     def used_bytes(self, volume: str) -> int | None:
-        """Return the bytes in a volume, or None if it is not mounted."""
+        """Return the number of bytes used in the file system of a volume, or None if the volume is not mounted on the host."""
         path = self.mounts / volume
         if not self._is_mounted(path):
             return None
@@ -127,20 +137,20 @@ class VolumeFiles:
         return (status.f_blocks - status.f_bfree) * status.f_frsize
 
     def remove(self, volume: str) -> None:
-        """Remove a volume with its content. Idempotent.
+        """Unmount a volume from the host and remove its image file. Idempotent.
 
         Raises:
-            OSError: The volume is in use on the host.
+            OSError: The volume cannot be unmounted, for example because a process of the host uses a file in it.
         """
         self.unmount(volume)
         self._image(volume).unlink(missing_ok=True)
 
     def ids(self) -> frozenset[str]:
-        """Return the ids of all volumes, including incomplete ones."""
+        """Return the ids of all volumes that have an image file, including volumes whose creation was interrupted."""
         return frozenset(file.name.removesuffix(".img") for file in self.folder.glob("vol-*.img"))
 
     def _remove_mounts(self) -> None:
-        """Remove the file system below which volumes are mounted, if no volume is."""
+        """Unmount the private file system below which volumes are mounted, if no volume is mounted."""
         with suppress(OSError):
             if self._has_mounts():
                 _unmount(self.mounts)
@@ -170,37 +180,41 @@ class VolumeFiles:
 
 
 def attach(process: int, hub: str, volume: Attachment, ids: str | None = None) -> None:
-    """Mount a volume in the mount namespace of a process, over an empty folder. Does nothing if it is mounted there. Blocks for a moment.
+    """Mount a volume in the mount namespace of another process. Does nothing if the volume is mounted there already. Blocks for some milliseconds.
 
-    The mount is cloned in this process's namespace and moved into the other one. No call can do that from outside, so a new thread enters the
-    namespace and ends.
+    The mount is cloned in this process's mount namespace and then attached in the mount namespace of the other process. The kernel attaches mounts
+    only in the namespace of the calling thread, so a new thread enters the namespace of the other process for this work.
 
     Args:
-        process: Descriptor of the process (pidfd_open(2)).
-        hub: Directory in that namespace, with a folder for each slot.
-        volume: The volume.
-        ids: User namespace in that mount namespace whose mapping is applied to the owners of files. None: owners stay.
+        process: Pidfd of the other process.
+        hub: Path in the namespace of the other process: a directory with one empty folder for each slot, named by its number.
+        volume: Volume to mount, with its slot.
+        ids: Path in the namespace of the other process: a file of a user namespace, whose mapping is applied to the owners of the volume's files.
+            None: owners are not mapped.
 
     Raises:
-        OSError: The process has ended, or the kernel refused.
+        OSError: The other process has ended, or the kernel refused a call.
     """
     _in_namespace_thread(lambda: _attach(process, hub, volume, ids))
 
 
 def detach(process: int, hub: str, slot: int) -> None:
-    """Unmount a volume in the mount namespace of a process and in those that received it from there. Blocks for a moment.
+    """Unmount a volume in the mount namespace of another process, and in the namespaces to which this mount was propagated.
 
-    Does nothing if no volume is mounted there. On return no process has a file of the volume open, mapped, or as working directory: the kernel checks
-    this in all these namespaces, and refuses otherwise (mount_namespaces(7), umount(2)). A runtime may keep unused files open for later. So this
-    function fills the hub's last folder with more files than the runtime keeps. The guest looks at all of them, and the runtime releases the others.
+    Does nothing if no volume is mounted there. Blocks for some milliseconds. On success, no process in these namespaces has a file of the volume
+    open, mapped, or as working directory: the kernel refuses to unmount a volume in use (mount_namespaces(7), umount(2)).
+
+    A runtime may keep files of the volume open after their last use. The kernel then refuses with EBUSY. To prepare for this case, this function
+    first creates :data:`CACHE_FLUSH_FILES` files in the hub's last folder, which belongs to no volume. When the guest looks up all of them,
+    the runtime closes the files of the volume, and the caller can retry.
 
     Args:
-        process: Descriptor of the process.
-        hub: Directory in that namespace, with a folder for each slot and one more that belongs to no volume.
-        slot: Slot of the volume.
+        process: Pidfd of the other process.
+        hub: Path in the namespace of the other process: a directory with one folder for each slot, and one more folder that belongs to no volume.
+        slot: Number of the volume's slot.
 
     Raises:
-        OSError: The process has ended. EBUSY: a file of the volume is in use.
+        OSError: The other process has ended, or the kernel refused a call. ``errno`` is EBUSY if a file of the volume is in use.
     """
 
     def work() -> None:
@@ -212,7 +226,7 @@ def detach(process: int, hub: str, slot: int) -> None:
 
 
 def _create_flush_files(folder: Path) -> None:
-    """Create :data:`CACHE_FLUSH_FILES` names of one empty file in a folder. Does nothing if they exist, or the folder does not."""
+    """Create one empty file with :data:`CACHE_FLUSH_FILES` names in a folder. Does nothing if the folder does not exist or has the files already."""
     if not folder.is_dir() or folder.stat().st_dev != folder.parent.stat().st_dev:
         return
     syscalls.mount("sandlot", str(folder), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755,size=64k")
@@ -223,10 +237,10 @@ def _create_flush_files(folder: Path) -> None:
 
 
 def _in_namespace_thread(work: Callable[[], None]) -> None:
-    """Call a function in a new thread that may enter another mount namespace."""
+    """Call a function in a new thread, in which the function may enter another mount namespace."""
 
     def run() -> None:
-        syscalls.unshare(syscalls.CLONE_FS)  # a thread that shares its root and working directory may not enter one (setns(2))
+        syscalls.unshare(syscalls.CLONE_FS)  # setns(2) refuses a thread that shares its root directory
         work()
 
     call_in_own_thread(run)
@@ -238,15 +252,16 @@ def _attach(process: int, hub: str, volume: Attachment, ids: str | None) -> None
     namespace = -1
     try:
         syscalls.setns(process, syscalls.CLONE_NEWNS)
-        if os.stat(target).st_dev == device:  # noqa: PTH116 - the path as the calls below have it
-            return  # a service that was killed before it could report this has attached the volume
+        if os.stat(target).st_dev == device:  # noqa: PTH116 - `target` is a string for the calls below
+            return  # the volume is attached: by a service that was killed before it recorded this
         enable = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
         if volume.read_only:
             enable |= syscalls.MOUNT_ATTR_RDONLY
         if ids is not None:
             enable |= syscalls.MOUNT_ATTR_IDMAP
             namespace = os.open(ids, os.O_RDONLY | os.O_CLOEXEC)
-        # Access times as usual (relatime). A mount with any other, locked setting could not be bound again inside a user namespace.
+        # Clearing MOUNT_ATTR_ATIME sets relatime, the default. A mount with another setting of access times could not be bound again inside a user
+        # namespace, where this setting is locked.
         syscalls.set_mount_attributes(tree, str(volume.source), enable, syscalls.MOUNT_ATTR_ATIME, max(0, namespace))
         syscalls.move_mount(tree, target)
     finally:
@@ -256,7 +271,7 @@ def _attach(process: int, hub: str, volume: Attachment, ids: str | None) -> None
 
 
 def journal_bytes(size_bytes: int) -> int:
-    """Return the size of a volume's journal."""
+    """Return the size of the journal of a volume with ``size_bytes`` of content, in bytes."""
     return _LARGE_JOURNAL_BYTES if size_bytes >= _LARGE_BYTES else _JOURNAL_BYTES
 
 
@@ -269,7 +284,7 @@ def _mkfs_options(size_bytes: int) -> tuple[str, ...]:
 
 
 def _unmount(path: Path) -> None:
-    """Unmount a path. Does nothing if nothing is mounted there."""
+    """Unmount the file system at a path. Does nothing if the path is not a mount point."""
     try:
         syscalls.unmount(str(path))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One check in its own process: ``python -m sandlot.host.checks MODULE:FUNCTION KEYWORDS PARENT``; see ``runner.py``."""
+"""Runs one check in its own process, started by ``runner.py``: ``python -m sandlot.host.checks MODULE:FUNCTION KEYWORDS PARENT``."""
 
 from __future__ import annotations
 

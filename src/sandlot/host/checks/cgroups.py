@@ -27,21 +27,24 @@ _SILENCE_S = 0.1
 
 
 def check_cgroups() -> list[dict[str, Any]]:
-    """Run all checks of this module. Call this in a child process."""
+    """Run all checks of this module and return the dumped findings. Must run in a child process, because it may block."""
     try:
         layout = detect_layout()
     except HostError as error:
-        return [Finding("cgroups", ok=False, detail=error.message, fix=error.hint, group=GROUP).dump(), *(_unknown("no control groups"))]
+        return [Finding("cgroups", ok=False, detail=error.message, fix=error.hint, group=GROUP).dump(), *(_unknown("the host has no control groups"))]
     found = check_layout(layout, MOUNTINFO.read_text(encoding="utf-8", errors="replace"))
     if os.geteuid() != 0:
-        return [found.dump(), *_unknown("only root can")]
+        return [found.dump(), *_unknown("only root can run this check")]
     if not found.ok:
-        return [found.dump(), *_unknown("see cgroups")]
+        return [found.dump(), *_unknown("the check cgroups failed")]
     return [finding.dump() for finding in (found, *_try(layout))]
 
 
 def sweep_groups() -> None:
-    """Remove groups of killed checks. Their processes are dead, or die when they are thawed. Call this in a child process."""
+    """Remove control groups that killed checks left behind. Must run in a child process, because it may block.
+
+    The processes in these groups are dead, or die when the group is thawed.
+    """
     try:
         layout = detect_layout()
     except HostError:
@@ -56,7 +59,12 @@ def sweep_groups() -> None:
 
 
 def check_layout(layout: Layout, mountinfo: str) -> Finding:
-    """Check the version of control groups, and the controllers that limit a sandbox."""
+    """Report the version of control groups, and check whether the host has the controllers that limit a sandbox.
+
+    Args:
+        layout: Layout of the host's control groups.
+        mountinfo: Text of ``/proc/self/mountinfo``.
+    """
     controllers = sorted(frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies)))
     both = layout.version != UNIFIED and " - cgroup2 " in mountinfo
     kind = "version 2" if layout.version == UNIFIED else "version 1, and a version 2 tree beside it (hybrid)" if both else "version 1"
@@ -64,7 +72,7 @@ def check_layout(layout: Layout, mountinfo: str) -> Finding:
     lacking = missing_controllers(layout)
     if hidden := [str(hierarchy.mount) for hierarchy in layout.hierarchies if not hierarchy.mount.is_dir()]:
         detail = f"{kind}, but nothing is visible at {hidden[0]}{f' and {len(hidden) - 1} more' if hidden[1:] else ''}"
-        fix = "Something else is mounted over it: unmount that, or start the container with the host's own /sys/fs/cgroup, writable."
+        fix = "Unmount what is mounted over this path, or start the container with the host's own /sys/fs/cgroup, writable."
         return Finding("cgroups", ok=False, detail=detail, fix=fix, group=GROUP, facts=facts)
     if not lacking:
         return Finding("cgroups", ok=True, detail=f"{kind}: {', '.join(controllers)}", group=GROUP, facts=facts)
@@ -78,11 +86,11 @@ def check_layout(layout: Layout, mountinfo: str) -> Finding:
 
 
 def delegation_fix(number: int | None, version: int) -> str:
-    """Return the fix if a group cannot be created, limited or entered.
+    """Return the action that allows control groups to be created, limited and entered.
 
     Args:
-        number: Number of the error, if it has one.
-        version: Version of the control groups.
+        number: ``errno`` of the failure. None if the failure has no number.
+        version: Version of control groups, 1 or 2.
     """
     if number == errno.EROFS:
         return "/sys/fs/cgroup is read-only. If this is a container, start it with a writable one (for example docker run --privileged)."
@@ -97,17 +105,17 @@ def delegation_fix(number: int | None, version: int) -> str:
 
 
 def check_swap(folders: Sequence[Path], swaps: str) -> Part:
-    """Check whether a memory limit also covers swap. A host without swap passes.
+    """Check whether the kernel can limit the swap space of a control group. A host without swap space passes.
 
     Args:
-        folders: Folder of a group in every hierarchy.
+        folders: Folders of an existing group, one in each hierarchy.
         swaps: Text of ``/proc/swaps``.
     """
     counted = any((folder / file).exists() for folder in folders for file in ("memory.memsw.limit_in_bytes", "memory.swap.max"))
     has_swap = len(swaps.splitlines()) > 1
     if counted or not has_swap:
         return Part("swap", ok=True)
-    return Part("swap", ok=False, detail="not counted, so a sandbox may fill it beyond its memory limit: boot with swapaccount=1, or swapoff -a")
+    return Part("swap", ok=False, detail="not limited: a sandbox may use all swap beyond its memory limit; boot with swapaccount=1, or swapoff -a")
 
 
 def _unknown(why: str) -> list[dict[str, Any]]:
@@ -146,7 +154,13 @@ def _enter(group: Cgroup, pid: int, asking: int, answering: int) -> None:
 
 
 def _freeze(group: Cgroup, asking: int, answering: int) -> Finding:
-    """Freeze the echo process, send it a byte, and thaw it."""
+    """Check that the echo process does not respond to a byte while its group is frozen, and responds after the group is thawed.
+
+    Args:
+        group: Group with the echo process.
+        asking: Descriptor to write to the echo process.
+        answering: Descriptor to read from the echo process.
+    """
     group.freeze()
     end = time.monotonic() + _TIMEOUT_S
     while not group.is_frozen() and time.monotonic() < end:
@@ -159,13 +173,18 @@ def _freeze(group: Cgroup, asking: int, answering: int) -> Finding:
     if frozen and silent and resumed:
         return Finding("cgroup-freezer", ok=True, detail="a frozen process stopped, and continued after thawing", group=GROUP)
     detail = "a group does not freeze" if not frozen or not silent else "a frozen process did not continue"
-    return Finding(
-        "cgroup-freezer", ok=False, detail=detail, fix="This kernel's freezer does not work; pausing sandboxes will not either.", group=GROUP
-    )
+    return Finding("cgroup-freezer", ok=False, detail=detail, fix="Use another kernel: with this one, sandboxes cannot be paused.", group=GROUP)
 
 
 def _start_echo(entry_files: Sequence[Path]) -> tuple[int, int, int]:
-    """Start a process that enters a group and echoes every byte. Return its pid, a descriptor to write to, and one to read from."""
+    """Start a child process that enters a group and then sends back every byte that it receives.
+
+    Args:
+        entry_files: Files of the group to which the child writes ``0`` to enter.
+
+    Returns:
+        Pid of the child, a descriptor to write bytes to the child, and a descriptor to read them from the child.
+    """
     requests, asking = os.pipe()
     answering, responses = os.pipe()
     pid = os.fork()
@@ -192,6 +211,6 @@ def _echoed(answering: int, timeout_s: float) -> bool:
 
 def _remove(group: Cgroup) -> None:
     end = time.monotonic() + _TIMEOUT_S
-    with contextlib.suppress(OSError):  # read-only: no group was created
+    with contextlib.suppress(OSError):  # the file system of groups is read-only, so no group was created
         while not group.remove() and time.monotonic() < end:
             time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Findings: results of checks, as values."""
+"""Findings: the results of checks of this machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a finding.
+    """Result for one of several things that a check examined, for example one kind of namespace.
 
     Args:
-        name: Name of the part.
-        ok: True if the part is available. None: it could not be checked.
-        detail: Details of the part, or the reason why it is missing.
+        name: Name of the examined thing.
+        ok: True if the thing is available or sufficient, False if not. None if this could not be checked.
+        detail: Result in one line, or the reason why ``ok`` is not True.
     """
 
     name: str
@@ -27,14 +27,14 @@ class Finding:
     """Result of one check.
 
     Args:
-        name: Name of the check; stable, for programs.
-        ok: True if the result is good; None if the check could not run.
-        detail: Result in one line.
-        fix: Action if the result is bad; empty otherwise.
-        required: True if sandboxes cannot run without a good result.
-        group: Heading under which the finding is printed.
-        parts: Parts of the finding.
-        facts: Numbers and names for programs, as JSON values.
+        name: Name of the check. Programs may rely on the name.
+        ok: True if the check passed, False if it failed. None if the check could not run.
+        detail: Result in one line, for people.
+        fix: Action that makes the check pass; empty if there is nothing to do.
+        required: True if sandboxes cannot run unless the check passes.
+        group: Heading under which ``sandlot doctor`` prints the finding.
+        parts: One result for each thing that the check examined, such as each kind of namespace. Empty if the check has no such separate results.
+        facts: Results for programs: name -> JSON value.
     """
 
     name: str
@@ -47,15 +47,15 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
-        """Return the finding as JSON values."""
+        """Return the fields of the finding as a JSON object, which :func:`load` parses."""
         return asdict(self)
 
 
 def load(values: Mapping[str, Any]) -> Finding:
-    """Return the finding from the output of :meth:`Finding.dump`.
+    """Return the finding whose :meth:`Finding.dump` returned ``values``.
 
     Raises:
-        TypeError: The values have another form.
+        TypeError: A field is missing or unknown.
     """
     fields = dict(values)
     fields["parts"] = tuple(Part(**part) for part in fields.get("parts", ()))

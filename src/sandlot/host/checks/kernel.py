@@ -1,4 +1,4 @@
-"""Checks of the kernel by use: namespaces, filters of system calls, process handles."""
+"""Checks that use features of the kernel: namespaces, filters of system calls (seccomp), process handles (pidfds)."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _TRY_S = 5.0
 _SECCOMP_RET_ALLOW, _SECCOMP_RET_ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _SYS_GETPRIORITY = 140
-"""linux/seccomp.h, linux/bpf_common.h; the number on x86-64 of getpriority(2), which the check itself does not need."""
+"""Number of getpriority(2) on x86-64. The check forbids this system call because it does not need the call itself."""
 
 
 def check_kernel() -> list[dict[str, Any]]:
-    """Run all checks of this module. Call this in a child process."""
+    """Run all checks of this module and return the dumped findings. Must run in a child process, because it may block."""
     return [finding.dump() for finding in (check_namespaces(), check_seccomp(), check_pidfds())]
 
 
 def check_namespaces() -> Finding:
-    """Check whether a process can enter a new namespace, for each kind."""
+    """Check, for each kind of namespace, whether a process can enter a new namespace of this kind."""
     parts = tuple(Part(kind, not (why := run_forked(partial(_enter, flag), _TRY_S)), why) for kind, flag in NAMESPACES.items())
     lacking = [part.name for part in parts if not part.ok]
     facts = {name: value for name in _restrictions() if (value := read_setting(name)) is not None}
@@ -50,7 +50,7 @@ def check_namespaces() -> Finding:
     return Finding(
         "namespaces",
         ok=False,
-        detail=f"none of these: {', '.join(lacking)}",
+        detail=f"not available: {', '.join(lacking)}",
         fix=namespace_fix(lacking, facts, os.geteuid()),
         group=GROUP,
         parts=parts,
@@ -59,12 +59,12 @@ def check_namespaces() -> Finding:
 
 
 def namespace_fix(lacking: list[str], facts: dict[str, str], uid: int) -> str:
-    """Return the fix if namespaces of some kinds are not available.
+    """Return the action that makes missing kinds of namespaces available.
 
     Args:
-        lacking: The kinds.
-        facts: Relevant settings of the kernel.
-        uid: User that ran the check.
+        lacking: Kinds of namespaces that could not be entered, at least one.
+        facts: Settings of the kernel that restrict namespaces: name -> value.
+        uid: Id of the user that ran the check.
     """
     for kind in lacking:
         name = f"user/max_{_SETTING_NAMES.get(kind, kind)}_namespaces"
@@ -85,7 +85,7 @@ def _restrictions() -> tuple[str, ...]:
 
 
 def read_setting(name: str) -> str | None:
-    """Return a setting of the kernel (sysctl), or None if the kernel does not have it."""
+    """Return the value of a kernel setting (sysctl), named by its path below /proc/sys. Return None if the setting cannot be read."""
     try:
         return (SETTINGS / name).read_text(encoding="ascii").strip()
     except OSError:
@@ -96,7 +96,7 @@ def _enter(flag: int) -> None:
     if flag == syscalls.CLONE_NEWUSER:
         _enter_user_namespace()
         return
-    # Users other than root need a user namespace for them.
+    # A user other than root may enter other namespaces only together with a new user namespace.
     syscalls.unshare(flag if os.geteuid() == 0 else flag | syscalls.CLONE_NEWUSER)
     if flag == syscalls.CLONE_NEWPID and (why := run_forked(_check_first_pid, _TRY_S)):
         raise OSError(errno.EPERM, why)
@@ -108,22 +108,22 @@ def _check_first_pid() -> None:
 
 
 def _enter_user_namespace() -> None:
-    if os.geteuid() == 0:  # map a range of ids, as for a sandbox
+    if os.geteuid() == 0:  # as root, also map a range of ids, as for a sandbox
         os.close(user_namespace(FIRST_ID, IDS))
     syscalls.unshare(syscalls.CLONE_NEWUSER)
 
 
 def check_seccomp() -> Finding:
-    """Check that a filter of system calls works: a forbidden call must fail with the error in the filter."""
+    """Check whether filters of system calls work: a call that the check forbids must fail with the error that the filter names."""
     why = run_forked(_filter_one_call, _TRY_S)
     if not why:
         return Finding("seccomp", ok=True, detail="a filter works, without new privileges", group=GROUP)
-    fix = "The kernel must be built with CONFIG_SECCOMP_FILTER; inside of a container, its own filter may forbid it (docker run --privileged)."
+    fix = "Use a kernel with CONFIG_SECCOMP_FILTER; in a container, the container's own filter may forbid filters (docker run --privileged)."
     return Finding("seccomp", ok=False, detail=why, fix=fix, group=GROUP)
 
 
 def _filter_one_call() -> None:
-    # struct sock_filter (linux/filter.h): code, jumps if true and if false, value. The first word of struct seccomp_data is the number of the call.
+    # Each instruction is a struct sock_filter (linux/filter.h): code, jump if true, jump if false, value. Offset 0 of the data is the call's number.
     program = b"".join(
         struct.pack("HBBI", *instruction)
         for instruction in (
@@ -141,13 +141,13 @@ def _filter_one_call() -> None:
         if error.errno == errno.EXDEV:
             return
         raise
-    raise OSError(errno.ENOSYS, "a filter was accepted and has no effect")
+    raise OSError(errno.ENOSYS, "the kernel accepted a filter, but the filter has no effect")
 
 
 def check_pidfds() -> Finding:
-    """Check for process handles (pidfd_open(2), Linux 5.3). A signal that is sent through a handle never reaches a process with a reused pid."""
+    """Check whether the kernel has process handles (pidfd_open(2), Linux 5.3), through which no signal can reach a process with a reused pid."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
         return Finding("pidfds", ok=False, detail=str(error.strerror), fix="Linux 5.3 or newer is needed.", group=GROUP)
-    return Finding("pidfds", ok=True, detail="processes have handles", group=GROUP)
+    return Finding("pidfds", ok=True, detail="the kernel has process handles", group=GROUP)

@@ -1,4 +1,4 @@
-"""Checks of the machine: system, user, memory, processors, limits, programs. They only read, and start no process."""
+"""Checks of the machine: system, user, memory, processors, limits, programs. These checks only read, and start no process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandlot.model.specs import Limits
 
 GROUP = "machine"
 SUPPORTED = {"debian": ("12", "13")}
-"""ID of os-release -> values of VERSION_ID on which Sandlot is tested."""
+"""Systems on which Sandlot is tested: ID of os-release(5) -> values of VERSION_ID."""
 CAPABILITIES = {
     "CHOWN": 0,
     "DAC_OVERRIDE": 1,
@@ -29,10 +29,11 @@ CAPABILITIES = {
     "MKNOD": 27,
     "SETFCAP": 31,
 }
-"""Capabilities that root needs and an unprivileged container lacks: name -> number (linux/capability.h)."""
+"""Capabilities that the service needs, and that root lacks in some containers: name without CAP_ -> number (linux/capability.h)."""
 MIN_OPEN_FILES = 1024
+"""Least soft limit of open files (RLIMIT_NOFILE) with which the check passes."""
 MIN_PIDS = 8192
-"""Fifty sandboxes with about 150 host tasks each."""
+"""Least kernel.pid_max with which the check passes: enough for 50 sandboxes with about 150 host tasks each."""
 _MEMINFO, _STATUS, _UID_MAP = Path("/proc/meminfo"), Path("/proc/self/status"), Path("/proc/self/uid_map")
 _CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 _PID_MAX = Path("/proc/sys/kernel/pid_max")
@@ -42,7 +43,7 @@ _ROOT_PATH = "/usr/sbin:/sbin"
 
 
 def check_machine() -> list[Finding]:
-    """Run all checks of this module. Takes some milliseconds."""
+    """Run the checks of this module, except those of programs, and return the findings. Blocks for some milliseconds."""
     return [
         check_system(_os_release(), platform.machine(), platform.release()),
         check_user(os.geteuid(), _read(_STATUS), _read(_UID_MAP)),
@@ -54,12 +55,12 @@ def check_machine() -> list[Finding]:
 
 
 def check_system(release: Mapping[str, str], machine: str, kernel: str) -> Finding:
-    """Check the operating system. Unsupported systems may work.
+    """Check whether the operating system is one on which Sandlot is tested. Sandlot may also work on other systems.
 
     Args:
         release: Fields of os-release(5).
-        machine: Architecture, as in uname(1).
-        kernel: Release of the kernel.
+        machine: Architecture as printed by ``uname -m``.
+        kernel: Release of the kernel as printed by ``uname -r``.
     """
     name = release.get("PRETTY_NAME") or release.get("NAME") or "an unknown system"
     detail = f"{name}, Linux {kernel}, {machine}"
@@ -87,7 +88,7 @@ def check_user(uid: int, status: str, uid_map: str) -> Finding:
     lacking = [name for name, number in CAPABILITIES.items() if not effective >> number & 1]
     if lacking:
         detail = f"root, without {', '.join(f'CAP_{name}' for name in lacking)}"
-        fix = "Run on the host itself, or in a container that has them (for example docker run --privileged)."
+        fix = "Run on the host itself, or in a container with these capabilities (for example docker run --privileged)."
         return Finding("user", ok=False, detail=detail, fix=fix, group=GROUP, facts=facts)
     if uid_map.split() != ["0", "0", str(_ALL_IDS)]:
         fix = "Run as root of the host: root of a user namespace may neither mount disks nor limit control groups."
@@ -96,11 +97,11 @@ def check_user(uid: int, status: str, uid_map: str) -> Finding:
 
 
 def check_memory(meminfo: Mapping[str, int], sandbox_bytes: int) -> Finding:
-    """Check whether there is memory for a sandbox.
+    """Check whether the memory available now is enough for one sandbox with the default memory limit.
 
     Args:
-        meminfo: ``/proc/meminfo``: name -> KiB.
-        sandbox_bytes: Default memory limit of a sandbox.
+        meminfo: Fields of ``/proc/meminfo``: name -> KiB.
+        sandbox_bytes: Default memory limit of a sandbox, in bytes.
     """
     total, available, swap = (meminfo.get(name, 0) * 1024 for name in ("MemTotal", "MemAvailable", "SwapTotal"))
     facts = {"total_bytes": total, "available_bytes": available, "swap_bytes": swap}
@@ -111,17 +112,22 @@ def check_memory(meminfo: Mapping[str, int], sandbox_bytes: int) -> Finding:
 
 
 def check_processors(usable: int, online: int) -> Finding:
-    """Report the number of processors; this check cannot fail."""
+    """Report the number of processors. This check always passes.
+
+    Args:
+        usable: Number of processors on which this process may run.
+        online: Number of processors of the machine.
+    """
     detail = f"{usable}" if usable == online else f"{usable} of {online}"
     return Finding("processors", ok=True, detail=detail, required=False, group=GROUP, facts={"usable": usable, "online": online})
 
 
 def check_limits(open_files: tuple[int, int], pids: int) -> Finding:
-    """Check the limits besides memory that bound the number of sandboxes.
+    """Check whether the limits of open files and of processes allow about 50 sandboxes.
 
     Args:
-        open_files: Soft and hard RLIMIT_NOFILE. A service has some files open for each sandbox.
-        pids: kernel.pid_max. 0: it cannot be read.
+        open_files: Soft and hard limit of open files (RLIMIT_NOFILE). A service has some files open for each sandbox.
+        pids: Value of kernel.pid_max. 0: the value could not be read, and the check of processes passes.
     """
     soft, hard = open_files
     unlimited = resource.RLIM_INFINITY
@@ -139,19 +145,19 @@ def check_limits(open_files: tuple[int, int], pids: int) -> Finding:
 
 
 def check_core_files(pattern: str) -> Finding:
-    """Check whether memory of a program that crashes in a container can reach a program of the host.
+    """Check whether the kernel passes the memory of a program that crashes in a container to a program of the host.
 
     Args:
-        pattern: kernel.core_pattern (core(5)). Empty: it cannot be read.
+        pattern: Value of kernel.core_pattern (core(5)). Empty: the value could not be read, and the check passes.
     """
     piped = pattern.startswith("|")
-    detail = f"given to a program of the host: {pattern[1:]}" if piped else "not given to any program of the host"
+    detail = f"passed to a program of the host: {pattern[1:]}" if piped else "not passed to any program of the host"
     fix = "sysctl -w kernel.core_pattern=core: a program in a container can make the kernel start that program as root, with its memory as input."
     return Finding("core-files", not piped, detail, fix if piped else "", required=False, group=GROUP, facts={"core_pattern": pattern})
 
 
 def find_program(name: str) -> str | None:
-    """Return the path of a program on PATH or in the folders of root's programs, or None."""
+    """Return the path of a program in PATH, /usr/sbin or /sbin. Return None if the program is not found."""
     return shutil.which(name) or shutil.which(name, path=_ROOT_PATH)
 
 
@@ -161,7 +167,7 @@ def check_program(name: str, fix: str, *, required: bool = True) -> Finding:
     Args:
         name: Name of the program.
         fix: Command that installs the program.
-        required: True if sandboxes cannot run without it.
+        required: True if sandboxes cannot run without the program.
     """
     found = find_program(name)
     facts = {"path": found}

@@ -1,11 +1,12 @@
 """Runs checks in child processes, at the same time, each with a deadline.
 
-A check may block for ever, for example on a network file system that is gone or a disk that does not respond. A process can be killed then, a thread
-cannot.
+A check may block for ever, for example on a network file system that is gone or a disk that does not respond. A blocked process
+can usually be killed, a blocked thread cannot.
 
 Invariants:
-- A check is ``module:function``. It is called with keywords and returns JSON values. Its process has one thread, so it may fork and unshare.
-- A check dies with its parent (prctl(2), PR_SET_PDEATHSIG). At its deadline it is killed with all processes that it started (its process group).
+- A check is a function, named as ``module:function``. It takes keyword arguments and returns JSON values. Its process has one thread, so the
+  function may call fork and unshare.
+- A check dies with its parent (prctl(2), PR_SET_PDEATHSIG). At its deadline, its process group is killed.
 - A process that cannot be killed is left to the kernel. The parent waits at most :data:`_REAP_S` for it.
 """
 
@@ -27,9 +28,10 @@ from typing import Any
 from sandlot.host.stage.syscalls import PR_SET_PDEATHSIG, prctl
 
 _REAP_S = 2.0
+"""Longest wait for the end of a killed process, in seconds."""
 _PIPE_BYTES = 64 * 1024
 _RESULT = b"\x1eresult "
-"""Start of the last line. Other output of a check is ignored."""
+"""Start of the output line that contains the result of a check. All other output of the check is ignored."""
 _RESULT_BYTES = 1024 * 1024
 
 
@@ -39,9 +41,9 @@ class Task:
 
     Args:
         name: Name, unique among the checks that run at the same time.
-        function: ``module:function``.
-        keywords: Keyword arguments, as JSON values.
-        deadline_s: Seconds until the check is killed.
+        function: Function of the check, as ``module:function``.
+        keywords: Keyword arguments of the function, as JSON values.
+        deadline_s: Seconds after the start at which the check is killed.
     """
 
     name: str
@@ -55,9 +57,9 @@ class Outcome:
     """Outcome of a check.
 
     Args:
-        value: Value that the check returned, or None.
-        error: Reason if the check returned no value.
-        late: True if the check reached its deadline.
+        value: Value that the check returned. None if the check returned no value.
+        error: Reason why the check returned no value; empty if it returned a value.
+        late: True if the check returned no value before its deadline.
     """
 
     value: Any = None
@@ -66,14 +68,20 @@ class Outcome:
 
 
 def run_in_child(function: str, keywords: str, parent: int) -> None:
-    """Call the function of a check in this child process, and print its result."""
+    """Call the function of a check in this child process, print the result for the parent, and exit.
+
+    Args:
+        function: Function of the check, as ``module:function``.
+        keywords: Keyword arguments of the function, as a JSON object.
+        parent: Process id of the parent.
+    """
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before prctl took effect
         os._exit(1)
     module, _, name = function.partition(":")
     try:
         result: dict[str, Any] = {"value": getattr(importlib.import_module(module), name)(**json.loads(keywords))}
-    except Exception as error:  # noqa: BLE001 - sent to the parent
+    except Exception as error:  # noqa: BLE001 - the error is sent to the parent
         result = {"error": describe_error(error)}
     os.write(1, b"\n" + _RESULT + json.dumps(result).encode() + b"\n")
     sys.stdout.flush()
@@ -124,12 +132,12 @@ class _Child:
                     return Outcome(**json.loads(line.removeprefix(_RESULT)))
         if self.late:
             return Outcome(error=f"no result within {self.task.deadline_s:g} s", late=True)
-        return Outcome(error="it ended without a result")
+        return Outcome(error="the process ended without a result")
 
     def end(self) -> None:
-        """Kill the process and everything that it started."""
+        """Kill the child process and all processes of its process group. Wait at most ``_REAP_S`` seconds for the end of the child."""
         with contextlib.suppress(ProcessLookupError):
-            # The process is not reaped yet, so its id was not reused. Its group may contain processes that it started.
+            # A process that was not reaped keeps its id, so killpg reaches the process group of this child and no other group.
             if self.popen.returncode is None:
                 os.killpg(self.popen.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -154,24 +162,24 @@ def _listen(children: Sequence[_Child]) -> None:
                 child = key.data
                 more = os.read(key.fd, _PIPE_BYTES)
                 child.text = (child.text + more)[-_RESULT_BYTES:]
-                # Processes that the check started may keep the pipe open, so a result is enough.
+                # Stop at the result, even if the pipe is still open: processes that the check started may keep it open.
                 if not more or (_RESULT in child.text and child.text.endswith(b"\n")):
                     selector.unregister(key.fileobj)
 
 
 def describe_error(error: Exception) -> str:
-    """Return an error in one line, with its file."""
+    """Return the text of an error in one line, with the file name if the error has one."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error) or type(error).__name__
 
 
 def run_forked(work: Callable[[], None], deadline_s: float) -> str:
-    """Call a function in a fork of this process, for use in a check. Return why it failed, or an empty text.
+    """Call a function in a fork of this process. Return why the function failed, or an empty string if it succeeded. For use in checks.
 
     Args:
-        work: Function that raises if it fails. It may change its process in any way.
-        deadline_s: Seconds until the fork is killed.
+        work: Function that raises an exception if it fails. The function may change the forked process in any way.
+        deadline_s: Seconds until the forked process is killed.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -180,7 +188,7 @@ def run_forked(work: Callable[[], None], deadline_s: float) -> str:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             work()
             os.write(writing, b"+")
-        except Exception as error:  # noqa: BLE001 - sent to the parent
+        except Exception as error:  # noqa: BLE001 - the error is sent to the parent
             os.write(writing, describe_error(error).encode(errors="replace")[:4000] or b"?")
         finally:
             os._exit(0)
@@ -191,7 +199,7 @@ def run_forked(work: Callable[[], None], deadline_s: float) -> str:
             if not selector.select(deadline_s):
                 return f"no result within {deadline_s:g} s"
         result = os.read(reading, 4096).decode(errors="replace")
-        return "" if result == "+" else result or "it ended without a result"
+        return "" if result == "+" else result or "the process ended without a result"
     finally:
         os.close(reading)
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Checks of storage: the folders of sandboxes and images, loop devices, and layers of root file systems."""
+"""Checks of storage: the state and cache directories, loop devices, and the layers of which root file systems consist."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from sandlot.model.specs import MIB
 
 GROUP = "storage"
 MIN_FREE_BYTES = 64 * MIB
-"""Space of an empty sandbox."""
+"""Least free space in bytes with which a folder passes: the space of one empty sandbox."""
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse", "virtiofs"})
 _LOOP_GET_STATUS64, _STATUS_FLAGS_OFFSET, _STATUS_BYTES = 0x4C05, 52, 232
-"""linux/loop.h"""
+"""Number of the ioctl that reads the status of a loop device; offset of the flags in this status; size of this status in bytes (linux/loop.h)."""
 _TRY_DISK_BYTES = 4 * MIB
 _TRY_S = 10.0
 _TRIAL = "/run"
-"""Folder over which the check mounts its file systems, in its own namespace."""
+"""Folder over which the check of layers mounts its file systems, in a mount namespace of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Mount that contains a folder.
+    """The mount of the host that contains a folder.
 
     Args:
         point: Mount point.
-        kind: Type of the file system.
+        kind: Type of the file system, for example ``ext4``.
         options: Options of the mount and of the file system.
     """
 
@@ -50,24 +50,24 @@ class Mount:
 
 
 def check_storage(*, data_dir: str, cache_dir: str, plenty: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Check the two folders. Call this in a child process, because a file system may not answer.
+    """Check the state and cache directories and return the dumped findings. Must run in a child process, because a file system may block.
 
     Args:
         data_dir: The state directory; may not exist yet.
         cache_dir: The cache directory; may not exist yet.
-        plenty: Name of the finding -> free bytes below which the finding warns.
+        plenty: ``data-dir`` and ``cache-dir`` -> free bytes below which the check recommends more space.
     """
     found = (check_folder("data-dir", Path(data_dir), plenty["data-dir"]), check_folder("cache-dir", Path(cache_dir), plenty["cache-dir"]))
     return [finding.dump() for finding in found]
 
 
 def check_folder(name: str, folder: Path, plenty: int) -> Finding:
-    """Check whether a folder can be used, on which file system it is, and how much space is free.
+    """Check whether a folder can be written to, is on a suitable file system, and has enough free space.
 
     Args:
         name: Name of the finding. The name of the setting is ``SANDLOT_`` and this name in capitals.
         folder: The folder; may not exist yet.
-        plenty: Free bytes below which the finding warns.
+        plenty: Free bytes below which the check recommends more space.
     """
     setting = f"SANDLOT_{name.upper().replace('-', '_')}"
     existing = nearest(folder)
@@ -75,10 +75,10 @@ def check_folder(name: str, folder: Path, plenty: int) -> Finding:
     free, inodes = status.f_bavail * status.f_frsize, status.f_favail
     mount = mount_of(existing, MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape"))
     facts = {"path": str(folder), "exists": _exists(folder), "free_bytes": free, "free_inodes": inodes, "type": mount.kind, "mounted_at": mount.point}
-    detail = f"{folder}{'' if _exists(folder) else ' (not there yet)'}: {free / 1024**3:.1f} GiB free on {mount.kind}"
+    detail = f"{folder}{'' if _exists(folder) else ' (does not exist yet)'}: {free / 1024**3:.1f} GiB free on {mount.kind}"
     if (why := _writable(existing, folder)) is not None:
         if os.geteuid() != 0:
-            return Finding(name, ok=None, detail=f"{detail}; not tried: only root can", group=GROUP, facts=facts)
+            return Finding(name, ok=None, detail=f"{detail}; not tried: only root can run this check", group=GROUP, facts=facts)
         full = why.errno in {errno.ENOSPC, errno.EDQUOT}
         error = "" if full else f"; {why.strerror}"
         fix = "Free some space" if full else "Run as root on a file system that can be written to"
@@ -100,14 +100,14 @@ def check_folder(name: str, folder: Path, plenty: int) -> Finding:
 
 
 def nearest(folder: Path) -> Path:
-    """Return the folder itself, or its nearest parent that exists and is visible to this user."""
+    """Return ``folder`` if it exists, or its nearest parent that exists. A folder that this user cannot see counts as missing."""
     return next(path for path in (folder, *folder.parents) if _exists(path))
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a parent folder that this user may not enter
+    except OSError:  # this user may not enter a parent folder of the path
         return False
 
 
@@ -123,7 +123,7 @@ def mount_of(folder: Path, mountinfo: str) -> Mount:
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         point = before.split()[4].replace("\\040", " ")
-        # Of two mounts at one path, the later one is visible.
+        # The mount with the longest path contains the folder. Of several mounts at one path, the last in the list is visible.
         if real.is_relative_to(point) and len(point) >= len(best.point):
             kind, *rest = after.split()
             best = Mount(point, kind, frozenset(f"{before.split()[5]},{rest[-1]}".split(",")))
@@ -145,13 +145,13 @@ def _writable(existing: Path, folder: Path) -> OSError | None:
 
 
 def check_loops(*, data_dir: str) -> list[dict[str, Any]]:
-    """Check whether a loop device can be attached to a file of the state directory, with direct I/O. Call this in a child process."""
+    """Check whether a loop device can be attached to a file in the state directory, and whether it uses direct I/O. Must run in a child process."""
     return [_loops(nearest(Path(data_dir))).dump()]
 
 
 def _loops(folder: Path) -> Finding:
     if os.geteuid() != 0:
-        return Finding("loop-devices", ok=None, detail="not tried: only root can", group=GROUP)
+        return Finding("loop-devices", ok=None, detail="not tried: only root can run this check", group=GROUP)
     try:
         with tempfile.TemporaryFile(dir=folder) as backing:
             backing.truncate(MIB)
@@ -163,7 +163,7 @@ def _loops(folder: Path) -> Finding:
                 if os.pread(device, 512, 0) != bytes(512):
                     raise OSError(errno.EIO, "the device does not return the content of the file")
             finally:
-                os.close(device)  # the device then frees itself
+                os.close(device)  # the kernel then frees the loop device
     except OSError as error:
         return Finding("loop-devices", ok=False, detail=describe_error(error), fix=loop_fix(error), group=GROUP)
     direct = bool(flags & operations.LO_FLAGS_DIRECT_IO)
@@ -174,28 +174,28 @@ def _loops(folder: Path) -> Finding:
 
 
 def loop_fix(error: OSError) -> str:
-    """Return the fix if no loop device could be attached."""
+    """Return the action that allows loop devices to be attached, after an attempt failed with ``error``."""
     missing = error.errno in {errno.ENOENT, errno.ENXIO, errno.ENODEV}
     if missing and str(error.filename or "").endswith("loop-control"):
-        return "modprobe loop; inside of a container, /dev must be the host's (for example docker run --privileged -v /dev:/dev)."
+        return "modprobe loop; in a container, /dev must be the host's (for example docker run --privileged -v /dev:/dev)."
     if missing:
         return "Mount devtmpfs at /dev, so that devices appear when the kernel creates them (docker run -v /dev:/dev)."
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return "Free some space, or set SANDLOT_DATA_DIR to another folder."
     if error.errno == errno.EROFS:
         return "The state directory is read-only: set SANDLOT_DATA_DIR to another folder."
-    return "Run as root of the host; a container needs --privileged and the host's /dev for it."
+    return "Run as root of the host; a container needs --privileged and the host's /dev."
 
 
 def check_layers(*, data_dir: str, cache_dir: str) -> list[dict[str, Any]]:
-    """Check whether a root file system can be shared read-only with mapped ids, below a writable layer. Call this in a child process."""
+    """Check whether sandboxes can share a read-only root file system with mapped ids, below a writable layer each. Must run in a child process."""
     return [_layers(nearest(Path(data_dir)), nearest(Path(cache_dir))).dump()]
 
 
 def _layers(data_dir: Path, cache_dir: Path) -> Finding:
     name = "shared-roots"
     if os.geteuid() != 0:
-        return Finding(name, ok=None, detail="not tried: only root can", group=GROUP)
+        return Finding(name, ok=None, detail="not tried: only root can run this check", group=GROUP)
     why = run_forked(lambda: _try_layers(data_dir, cache_dir), _TRY_S)
     if not why:
         return Finding(name, ok=True, detail="a folder of the images was mounted with mapped ids, below a layer on its own disk", group=GROUP)
@@ -203,20 +203,20 @@ def _layers(data_dir: Path, cache_dir: Path) -> Finding:
 
 
 def layers_fix(why: str) -> str:
-    """Return the fix if the layers could not be mounted, for this reason."""
+    """Return the action that allows the layers to be mounted, after an attempt failed with the error text ``why``."""
     if os.strerror(errno.ENOSPC) in why or os.strerror(errno.EROFS) in why:
         return "Free some space, or set SANDLOT_DATA_DIR and SANDLOT_CACHE_DIR to folders that can be written to."
     if os.strerror(errno.EPERM) in why:
-        return "Run as root of the host; a container needs --privileged for it."
+        return "Run as root of the host; a container needs --privileged."
     if why.startswith("ids"):
-        return "Set SANDLOT_CACHE_DIR to a file system with identity-mapped mounts (ext4, xfs, btrfs); they need Linux 5.12."
+        return "Set SANDLOT_CACHE_DIR to a file system with ID-mapped mounts (ext4, xfs, btrfs); they need Linux 5.12."
     if why.startswith("overlay"):
-        return "Run modprobe overlay; an overlay over identity-mapped folders needs Linux 5.19."
+        return "Run modprobe overlay; an overlay over ID-mapped folders needs Linux 5.19."
     return "apt-get install e2fsprogs; a disk for each sandbox needs loop devices, ext4 and mkfs.ext4."
 
 
 def _try_layers(data_dir: Path, cache_dir: Path) -> None:
-    # All mounts belong to this process and end with it. The image has no name.
+    # Nothing remains: all mounts belong to the namespace of this process, and the file of the image has no name.
     with tempfile.TemporaryFile(dir=data_dir) as image:
         operations.private_mounts()
         shared = os.open(cache_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -227,7 +227,7 @@ def _try_layers(data_dir: Path, cache_dir: Path) -> None:
         _step("ids", lambda: operations.idmapped(f"/proc/self/fd/{shared}", f"{_TRIAL}/lower", f"{_TRIAL}/ids"))
         _step("disk", lambda: _mount_disk(image.fileno(), f"{_TRIAL}/disk"))
         _step("overlay", lambda: operations.overlay(f"{_TRIAL}/lower", f"{_TRIAL}/disk", f"{_TRIAL}/merged", FIRST_ID))
-        # Act as root inside a sandbox: a new file must belong to that user, and must not be in the shared folder.
+        # Write a file as the host user that is root inside a sandbox, to test that the ids are mapped and the layer can be written to.
         os.setegid(FIRST_ID)
         os.seteuid(FIRST_ID)
         _step("overlay", lambda: Path(_TRIAL, "merged", "written").write_text("x", encoding="ascii"))

@@ -1,22 +1,23 @@
-"""The stage of a sandbox, which becomes its keeper.
+"""The program of the stage of a sandbox. Once the sandbox runs, the same process is the keeper of the sandbox.
 
 The program is started with ``python -SI``, imports only built-in parts of the standard library, and exchanges messages with the service over its
 standard input and output (``launcher.py``):
 
 1. It reads a *plan*, a list of operations that set up the environment of the sandbox: control groups, a private mount namespace, the disk. It carries
-   them out and writes ``ready``. None of this outlives the stage: the groups belong to the service, the mounts to the stage's own namespace, and the
-   loop device frees itself.
-2. It reads an *order*, starts the runtime, waits until the runtime reports that the sandbox runs, writes the processes to ``live``, and writes
-   ``started``. From here on it does not need the service.
+   out these operations and writes ``ready``. The mounts and the loop device do not outlive the processes of the stage. The control groups belong to
+   the service, which removes them.
+2. It reads an *order*, starts the runtime, waits until the runtime reports that the sandbox runs, writes the identities of the sandbox's process
+   and its own to the file ``live``, and sends ``started``. From here on it does not need the service.
 3. It *keeps* the sandbox. As the nearest child subreaper it receives the sandbox's exit status, which no other process can (prctl(2),
-   PR_SET_CHILD_SUBREAPER), and writes it to ``exit``. It drains the guest's standard error into a bounded log.
+   PR_SET_CHILD_SUBREAPER), and writes it to the file ``exit``. It reads the guest's standard error and writes it to a log of bounded size.
 
 Invariants:
 - If the service dies before the order, the stage ends, and everything that it created ends with it.
 - The keeper never reads from the link and never writes to it. It only holds a read end of the guest's output pipe open, so the guest can write while
-  no service is running. It does not hold the other pipe, whose end therefore means the end of the sandbox. The runtime gets a write-only end of the
-  output pipe: when gVisor saves its memory, it empties every pipe that it can read, and output that no service has read yet would be lost.
-- Nothing of the service's environment or descriptors reaches the runtime.
+  no service is running. It does not hold the guest's input pipe, so when the service gets EPIPE there, the sandbox has ended. The
+  runtime gets a write-only end of the output pipe: when gVisor saves its memory, it empties every pipe that it can read, and output that no service
+  has read yet would be lost.
+- The runtime inherits no environment variable and no descriptor of the service.
 """
 
 from __future__ import annotations
@@ -31,28 +32,29 @@ import select
 from .operations import carry_out, oom_score, write
 from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, prctl
 
-# Importing `signal` would import enum.
+# Numbers of two signals. Importing `signal` instead would also import enum, which takes time.
 SIGPIPE, SIGXFSZ = 13, 25
 
 LENGTH_BYTES = 4
+"""Size of the number before each message of the service: the length of the message in bytes, big-endian."""
 LOG_BYTES = 64 * 1024
-"""Largest size of each of the two files of the guest's log: the current one and the previous one."""
+"""Largest size in bytes of each of the two files of the guest's log, the current file and the previous file."""
 KEEPER_OOM_SCORE = 0
-"""The keeper is small and must outlive its sandbox by a moment."""
+"""oom_score_adj of the keeper. It is lower than that of the sandbox, because the keeper must record the sandbox's exit status."""
 
 
 def receive_message() -> dict[str, object] | None:
-    """Return the next message of the service, or None if the service is gone."""
+    """Wait for the next message of the service and return the message. Return None if the service has ended or closed the pipe."""
     head = read_exactly(LENGTH_BYTES)
     if head is None:
         return None
     body = read_exactly(int.from_bytes(head, "big"))
-    # marshal needs no import. Both ends are the same interpreter and trust each other.
+    # marshal is built in. The service runs the same interpreter and is trusted.
     return None if body is None else marshal.loads(body)  # noqa: S302
 
 
 def read_exactly(count: int) -> bytes | None:
-    """Read this many bytes from standard input. Return None if the input ends earlier."""
+    """Read ``count`` bytes from standard input. Return None if standard input ends before."""
     text = b""
     while len(text) < count:
         more = os.read(0, count - len(text))
@@ -63,7 +65,7 @@ def read_exactly(count: int) -> bytes | None:
 
 
 def send_line(word: str, *fields: object) -> bool:
-    """Write one line to the service. Return False if the service is gone."""
+    """Send the service one line: a word and fields, separated by spaces. Return False if the service has ended or closed the pipe."""
     line = " ".join((word, *(str(field).replace("\n", "\\n") for field in fields)))
     try:
         os.write(1, line.encode(errors="backslashreplace") + b"\n")
@@ -73,13 +75,24 @@ def send_line(word: str, *fields: object) -> bool:
 
 
 def publish(path: str, text: str) -> None:
-    """Write a file that readers see as a whole, or not at all."""
+    """Create or replace a file in one step, so that no reader sees part of the text."""
     write(path + ".new", text)
     os.rename(path + ".new", path)
 
 
 class Log:
-    """Standard error of the guest: a pipe that is drained into two files of bounded size."""
+    """Log of the guest's standard error: a pipe whose output is moved to two files of bounded size.
+
+    The previous file has the path of the current file with ``.old`` added.
+
+    Args:
+        path: Path of the current file.
+
+    Attributes:
+        pipe: Descriptor from which the keeper reads.
+        far_end: Descriptor to which the guest writes.
+        tail: Last 2,000 bytes of the output.
+    """
 
     def __init__(self, path: str) -> None:
         self.pipe, self.far_end = os.pipe()
@@ -93,7 +106,10 @@ class Log:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def drain(self) -> bool:
-        """Move the available output to the log, at most one full pipe. Return False if no process has the pipe open for writing any more."""
+        """Move the available output, at most ``LOG_BYTES``, from the pipe to the current file.
+
+        Return False if no process can write to the pipe any more.
+        """
         try:
             text = os.read(self.pipe, LOG_BYTES)
         except BlockingIOError:
@@ -111,13 +127,13 @@ class Log:
             self.size = 0
         try:
             self.size += os.write(self.file, text)
-        except OSError:  # the host's disk is full, and the guest must not be blocked
+        except OSError:  # the host's disk is full; the output is dropped, because a full pipe would block the guest
             pass
         return True
 
 
 def start_ticks(pid: int) -> int:
-    """Return the start time of a process (proc(5), field 22 of stat)."""
+    """Return the start time of a process in clock ticks since boot (field 22 of ``/proc/PID/stat``, proc(5))."""
     handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return int(os.read(handle, 4096).rpartition(b")")[2].split()[19])
@@ -126,20 +142,25 @@ def start_ticks(pid: int) -> int:
 
 
 def spawn_runtime(order: dict[str, object], log: Log) -> int:
-    """Start the runtime with the link as its standard input and output, and return its pid.
+    """Start the runtime and return its pid.
 
-    This process keeps a read end of the guest's output pipe open for as long as it lives.
+    The runtime's standard input and output are the pipes of the link; its standard error is the pipe of ``log``. This process opens a read end of the
+    guest's output pipe and never closes it.
+
+    Args:
+        order: Order of the service: the fields of ``launcher.Order``, and ``pipe_bytes``, the buffer size of the pipes.
+        log: Log of the guest's standard error.
     """
     os.open(str(order["stdout"]), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     pipes = [os.open(str(order[name]), flags | os.O_CLOEXEC) for name, flags in (("stdin", os.O_RDWR), ("stdout", os.O_WRONLY))]
     for pipe in pipes:
         try:
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, int(str(order["pipe_bytes"])))
-        except OSError:  # the operator has lowered fs.pipe-max-size
+        except OSError:  # the operator has lowered fs.pipe-max-size; the pipe keeps its default size
             pass
     argv = [str(word) for word in order["argv"]]  # type: ignore[attr-defined]
     try:
-        # Python ignores these two signals, and the runtime would inherit that.
+        # Python ignores SIGPIPE and SIGXFSZ. Without setsigdef, the runtime would ignore both signals too.
         return os.posix_spawn(
             argv[0],
             argv,
@@ -153,7 +174,16 @@ def spawn_runtime(order: dict[str, object], log: Log) -> int:
 
 
 def wait_for(pid: int, log: Log, others: tuple[int, ...] = ()) -> int:
-    """Drain the log until a child ends. Return its exit code, negative for a signal. Reap other children that end earlier."""
+    """Wait until a child process ends, and write the guest's standard error to the log meanwhile.
+
+    Args:
+        pid: Child process to wait for.
+        log: Log of the guest's standard error.
+        others: Child processes to reap if they end before ``pid``.
+
+    Returns:
+        Exit code of ``pid``, or the negative number of the signal that ended it.
+    """
     handle = os.pidfd_open(pid)
     handles = {os.pidfd_open(other): other for other in others}
     poller = select.poll()
@@ -177,7 +207,7 @@ def wait_for(pid: int, log: Log, others: tuple[int, ...] = ()) -> int:
 
 
 def children() -> tuple[int, ...]:
-    """Return all children of this process, including zombies. Return an empty tuple if the kernel does not list them (proc(5))."""
+    """Return the pids of all child processes of this process, including zombies. Empty if the kernel has no such list (proc(5), ``children``)."""
     try:
         listing = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -189,7 +219,11 @@ def children() -> tuple[int, ...]:
 
 
 def run_sandbox(order: dict[str, object]) -> None:
-    """Start the sandbox, report to the service, and keep the sandbox until it ends."""
+    """Start the sandbox, report the start or failure to the service, wait until the sandbox ends, and record its exit code.
+
+    Args:
+        order: Order of the service: the fields of ``launcher.Order``, and ``pipe_bytes``, the buffer size of the pipes.
+    """
     folder = str(order["folder"])
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     log = Log(f"{folder}/guest.log")
@@ -202,14 +236,14 @@ def run_sandbox(order: dict[str, object]) -> None:
     sandbox = int(os.read(pid_file, 32))
     os.close(pid_file)
     oom_score(str(KEEPER_OOM_SCORE))
-    # The sandbox is a child of this process that was not reaped yet, so its pid was not reused.
+    # The sandbox's pid still belongs to the sandbox: the sandbox is a child of this process and was not reaped yet.
     live = f"{sandbox} {start_ticks(sandbox)} {os.getpid()} {start_ticks(os.getpid())}"
     publish(f"{folder}/live", live)
     send_line("started", live)
     dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number in (0, 1):
         os.dup2(dev_null, number)
-    # Some processes of the runtime end soon, and count as tasks until they are reaped. gVisor's gofer stays.
+    # Reap other children while the sandbox runs: an ended process of the runtime counts as a task of the sandbox until it is reaped.
     code = wait_for(sandbox, log, tuple(pid for pid in children() if pid != sandbox))
     publish(f"{folder}/exit", str(code))
     try:
@@ -220,7 +254,7 @@ def run_sandbox(order: dict[str, object]) -> None:
 
 
 def main() -> None:
-    """Carry out the plan, start the sandbox, keep it."""
+    """Receive and carry out a plan, then receive an order, start the sandbox, and stay until the sandbox has ended."""
     os.setsid()
     os.chdir("/")
     os.umask(0o077)

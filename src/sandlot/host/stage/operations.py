@@ -1,7 +1,7 @@
 """Operations of a plan. Each operation is one step in setting up the environment of a sandbox on the host.
 
-The stage carries them out as root, for itself and the processes that it starts. Their effects end with these processes. A driver lists the operations
-of a sandbox in a *plan*, which is carried out in order.
+A driver lists the operations for a sandbox in a *plan*. The stage carries out the operations in this order, as root, for itself and the processes
+that it starts. Mounts, namespaces and loop devices end with these processes.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# linux/loop.h, asm-generic/errno.h; `errno` itself is built in, but costs an import.
+# Constants of linux/loop.h and asm-generic/errno.h. Importing `errno` for the latter would take time.
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO = 0x4C82, 0x4C0A, 4, 16
 LOOP_FLAGS_OFFSET, LOOP_CONFIG_BYTES = 52, 304
 ENOENT, ECHILD, EBUSY, EINVAL = 2, 10, 16, 22
 
 
 def join(entry_file: str) -> None:
-    """Enter a control group. Writing 0 moves this process (cgroups(7))."""
+    """Move this process to a control group. ``entry_file`` is ``tasks`` or ``cgroup.procs`` of the group; writing 0 moves the writer (cgroups(7))."""
     handle = os.open(entry_file, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(handle, b"0")
@@ -62,18 +62,18 @@ def join(entry_file: str) -> None:
 
 
 def private_mounts() -> None:
-    """Create a mount namespace. The host does not see later mounts; unmounts on the host take effect here too."""
+    """Enter a new mount namespace. The host does not see mounts of this namespace. Mounts and unmounts of the host take effect in this namespace."""
     unshare(CLONE_NEWNS)
     mount("none", "/", "none", MS_REC | MS_SLAVE)
 
 
 def tmpfs(target: str, options: str) -> None:
-    """Mount an empty file system in memory."""
+    """Mount an empty file system in memory at ``target``. ``options`` are those of a tmpfs mount."""
     mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def forget(target: str) -> None:
-    """Unmount a path with everything below it, in this namespace only. Does nothing if nothing is mounted there."""
+    """Unmount the path ``target`` and all mounts below it, in this mount namespace only. Does nothing if ``target`` is not a mount point."""
     try:
         unmount(target, MNT_DETACH | UMOUNT_NOFOLLOW)
     except OSError as error:
@@ -82,9 +82,10 @@ def forget(target: str) -> None:
 
 
 def hub(target: str, count: int) -> None:
-    """Create a read-only directory with the empty folders ``0`` to ``count - 1``, as mount points for later.
+    """Create a read-only directory with the empty folders ``0`` to ``count - 1``, at which volumes can be mounted later.
 
-    Mounts propagate to namespaces that are created from this one as slaves, such as that of a runtime's file server (mount_namespaces(7)).
+    Later mounts propagate to the mount namespaces that are created as slaves of this mount namespace, such as the namespace of a runtime's file
+    server (mount_namespaces(7)).
     """
     mkdir(target, 0o755)
     tmpfs(target, "mode=0755,size=64k")
@@ -100,26 +101,29 @@ def umask(mask: int) -> None:
 
 
 def mkdir(path: str, mode: int = 0o700) -> None:
-    """Create a folder. Missing parents are created with mode 0700."""
+    """Create a folder, or change the mode of an existing folder. Missing parents are created with mode 0700."""
     os.makedirs(path, 0o700, exist_ok=True)
     os.chmod(path, mode)
 
 
 def file(path: str, text: str, mode: int = 0o600) -> None:
-    """Create a small file."""
+    """Create or replace a small file with a text, and set its mode."""
     write(path, text)
     os.chmod(path, mode)
 
 
 def bind(source: str, target: str, access: str) -> None:
-    """Mount a folder at another path, read-only ("ro") or writable ("rw"), without devices and setuid."""
+    """Mount the folder ``source`` at ``target`` too. Device files and setuid bits have no effect there. ``access`` is "ro" (read-only) or "rw"."""
     mount(source, target, "none", MS_BIND)
     read_only = MS_RDONLY if access == "ro" else 0
     mount("none", target, "none", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | read_only)
 
 
 def ids(target: str, first_id: int, count: int) -> None:
-    """Create a user namespace that the file ``target`` keeps alive (namespaces(7)). Ids 0 to ``count - 1`` are mapped to ``first_id`` and up."""
+    """Create a user namespace and mount the namespace on the new file ``target``, which keeps the namespace alive (namespaces(7)).
+
+    The ids 0 to ``count - 1`` in the namespace are mapped to the ids of the host from ``first_id`` on.
+    """
     write(target, "")
     namespace = user_namespace(first_id, count)
     try:
@@ -129,22 +133,26 @@ def ids(target: str, first_id: int, count: int) -> None:
 
 
 def user_namespace(first_id: int, count: int) -> int:
-    """Return a descriptor of a new user namespace without processes, with this mapping of user and group ids (user_namespaces(7)).
+    """Create a user namespace without processes and return a descriptor of the namespace (user_namespaces(7)).
 
-    The namespace belongs to the user ``first_id``. The kernel counts some resources per user, such as inotify watches and queued signals, and also
-    counts them for the owner of the namespace. So it counts them for each sandbox separately, and not for root of the host.
+    The namespace belongs to the user ``first_id``, not to root. The kernel limits some resources for each user, such as inotify watches and queued
+    signals, and counts use in a namespace also against the limit of the namespace's owner. Each sandbox therefore has its own limits.
+
+    Args:
+        first_id: User and group id of the host to which the id 0 in the namespace is mapped.
+        count: Number of ids that are mapped.
     """
     ready_out, ready_in = os.pipe()
     done_out, done_in = os.pipe()
     child = os.fork()
     if child == 0:
-        # The child must end here in every case: it must not continue as a second stage.
+        # The child must call os._exit even after an exception, or the child would continue as a second stage.
         try:
             os.close(ready_out)
             os.close(done_in)
             number = 0
             try:
-                # Capabilities are kept, for hosts on which only root may create user namespaces.
+                # This bit keeps the capabilities after the change of the user id: on some hosts only root may create user namespaces.
                 prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)
                 os.setresuid(-1, first_id, -1)
                 unshare(CLONE_NEWUSER)
@@ -154,7 +162,7 @@ def user_namespace(first_id: int, count: int) -> int:
             os.read(done_out, 1)
         finally:
             os._exit(0)
-    # Close the child's ends, so that a read returns when the child has ended.
+    # Close the child's ends of both pipes in this process, so that os.read below returns if the child ends without a result.
     os.close(ready_in)
     os.close(done_out)
     try:
@@ -178,7 +186,13 @@ def user_namespace(first_id: int, count: int) -> int:
 
 
 def idmapped(source: str, target: str, namespace: str) -> None:
-    """Mount a folder at another path, read-only, with its owners mapped as in a user namespace (mount_setattr(2)). Needs Linux 5.12."""
+    """Mount the folder ``source`` at ``target`` too, read-only, with owners of files mapped by a user namespace. Needs Linux 5.12 (mount_setattr(2)).
+
+    Args:
+        source: Path of the folder.
+        target: Path of the mount point.
+        namespace: Path of the file that :func:`ids` created.
+    """
     handle = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         tree = clone_mount(source)
@@ -192,9 +206,10 @@ def idmapped(source: str, target: str, namespace: str) -> None:
 
 
 def overlay(lower: str, disk_folder: str, target: str, owner: int) -> None:
-    """Mount a file system that shows ``lower`` and writes to ``disk_folder``. Its root directory belongs to ``owner``.
+    """Mount an overlay at ``target`` that shows the folder ``lower`` and stores all changes in ``disk_folder``.
 
-    The option ``volatile`` turns off syncing, because no disk is read again after a crash.
+    The user and group ``owner`` own the root directory of the overlay. The option ``volatile`` turns off syncing, because the disk of a sandbox is
+    never read again after a crash.
     """
     upper, work = f"{disk_folder}/upper", f"{disk_folder}/work"
     for path in (upper, work):
@@ -205,7 +220,7 @@ def overlay(lower: str, disk_folder: str, target: str, owner: int) -> None:
 
 
 def disk(image: str, target: str) -> None:
-    """Mount an ext4 image through a loop device that frees itself when its last user ends (loop(4))."""
+    """Mount an ext4 image file through a new loop device, which the kernel frees after the last unmount (loop(4))."""
     backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     try:
         mount_image(backing, target, "discard,noinit_itable")
@@ -214,10 +229,15 @@ def disk(image: str, target: str) -> None:
 
 
 def mount_image(backing: int, target: str, options: str) -> None:
-    """Mount an open ext4 image through a new loop device.
+    """Mount an open ext4 image file through a new loop device.
 
-    Pass ``discard``, which frees the host's space of deleted files, and ``noinit_itable`` (see ``disk_images``). MS_NOEXEC is not set: gVisor maps
-    programs and libraries that were written inside from a file on this file system, and they would end by SIGSEGV.
+    MS_NOEXEC is not set: gVisor stores programs and libraries that were written inside the sandbox in a file on this file system, and maps them from
+    there. With MS_NOEXEC these programs would end by SIGSEGV.
+
+    Args:
+        backing: Descriptor of the image file, open for reading and writing.
+        target: Path of the mount point.
+        options: Mount options of ext4. ``discard`` frees the host's space of deleted files. ``noinit_itable`` is needed by ``disk_images``.
     """
     number, device = attach_loop(backing)
     try:
@@ -227,10 +247,17 @@ def mount_image(backing: int, target: str, options: str) -> None:
 
 
 def attach_loop(backing: int) -> tuple[int, int]:
-    """Attach a free loop device to an open file. Return its number, and a descriptor to keep open until the device is mounted."""
+    """Attach a free loop device to an open file.
+
+    Args:
+        backing: Descriptor of the file.
+
+    Returns:
+        Number of the device, and a descriptor of the device. The caller must keep the descriptor open until the device is mounted.
+    """
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
-        # Without direct I/O every page would be cached twice. Not every file system supports it.
+        # Direct I/O avoids caching every page twice. If the file system does not support direct I/O, the flag is dropped below.
         flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO
         while True:
             number = fcntl.ioctl(control, LOOP_CTL_GET_FREE)
@@ -249,19 +276,30 @@ def attach_loop(backing: int) -> tuple[int, int]:
 
 
 def loop_config(backing: int, flags: int) -> bytes:
-    """Return a ``struct loop_config`` (linux/loop.h) with the file, the default block size, and the flags of its ``struct loop_info64``."""
+    """Return the bytes of a ``struct loop_config`` (linux/loop.h) for a file, with the default block size.
+
+    Args:
+        backing: Descriptor of the file.
+        flags: ``LO_FLAGS`` constants.
+    """
     head = backing.to_bytes(4, sys.byteorder) + bytes(4)
     info = bytes(LOOP_FLAGS_OFFSET) + flags.to_bytes(4, sys.byteorder)
     return (head + info).ljust(LOOP_CONFIG_BYTES, b"\0")
 
 
 def oom_score(value: str) -> None:
-    """Set the out-of-memory score of this process and the processes that it starts (proc(5), oom_score_adj)."""
+    """Set the oom_score_adj of this process (proc(5)). Processes that this process starts later inherit the value."""
     write("/proc/self/oom_score_adj", value)
 
 
 def limit(name: str, soft: int, hard: int) -> None:
-    """Set a resource limit, named as in :mod:`resource`. If the hard limit cannot be raised, both limits are cut to the current hard limit."""
+    """Set a resource limit of this process. If the hard limit cannot be raised, neither value is set higher than the current hard limit.
+
+    Args:
+        name: Name of the limit in :mod:`resource`, for example ``RLIMIT_NOFILE``.
+        soft: New soft limit.
+        hard: New hard limit.
+    """
     kind = getattr(resource, name)
     try:
         resource.setrlimit(kind, (soft, hard))
@@ -275,12 +313,12 @@ OPERATIONS: dict[str, Callable[..., None]] = {
     for operation in (join, private_mounts, forget, tmpfs, hub, umask, mkdir, file, bind, ids, idmapped, overlay, disk, oom_score, limit)
 }
 SOURCES = {"bind", "disk", "idmapped"}
-"""Operations whose first argument is opened as soon as the mount namespace is private. Later mounts may hide its path. A folder that was opened
-earlier belongs to the other namespace and cannot be bound (mount(2), EINVAL)."""
+"""Operations whose first argument is a path of the host. The path is opened just after the operation ``private_mounts``. Later operations may hide
+the path under a mount. A folder that was opened earlier would belong to the former namespace and could not be bound (mount(2), EINVAL)."""
 
 
 def carry_out(plan: list[tuple[Any, ...]]) -> None:
-    """Carry out the operations of a plan in order."""
+    """Carry out the operations of a plan in order. Each operation is a name from :data:`OPERATIONS`, followed by the arguments."""
     opened: dict[int, int] = {}
     try:
         for position, (name, *arguments) in enumerate(plan):
@@ -297,7 +335,7 @@ def carry_out(plan: list[tuple[Any, ...]]) -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Write a file, replacing its content."""
+    """Write a text to a file, replacing the content of an existing file."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(handle, text.encode())

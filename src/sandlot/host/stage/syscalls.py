@@ -1,6 +1,6 @@
 """System calls for which Python 3.11 has no functions. No other module of the service uses ctypes.
 
-Every function raises OSError if the kernel refuses. The stage imports this module too, so it imports built-in modules only.
+Every function raises OSError if the system call fails. This module imports only the standard library, because the stage imports it too.
 """
 
 from __future__ import annotations
@@ -30,71 +30,88 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Move this process, or this thread, into new namespaces (unshare(2))."""
+    """Move the calling thread into new namespaces (unshare(2)).
+
+    Args:
+        flags: One or more ``CLONE_`` constants.
+    """
     _check(_libc.unshare(flags), "unshare")
 
 
 def setns(process: int, kind: int) -> None:
-    """Move this thread into a namespace of a process (setns(2)).
+    """Move the calling thread into a namespace of another process (setns(2)).
 
     Args:
-        process: Descriptor of the process (pidfd_open(2)).
-        kind: A ``CLONE_NEW`` constant.
+        process: Pidfd of the other process.
+        kind: ``CLONE_NEW`` constant of the namespace.
     """
     _check(_libc.setns(process, kind), "setns")
 
 
 def prctl(option: int, *arguments: int | bytes) -> None:
-    """Change an attribute of this process (prctl(2))."""
+    """Change an attribute of the calling process or thread (prctl(2)).
+
+    Args:
+        option: A ``PR_SET`` constant.
+        arguments: At most four further arguments; missing arguments are 0.
+    """
     padded = (*arguments, 0, 0, 0, 0)[:4]
     _check(_libc.prctl(option, *(each if isinstance(each, bytes) else ctypes.c_ulong(each) for each in padded)), "prctl")
 
 
 def set_seccomp_filter(instructions: bytes) -> None:
-    """Filter the system calls of this process from now on (seccomp(2)).
+    """Install a filter for all later system calls of the calling thread (seccomp(2)).
 
     Args:
-        instructions: Array of ``struct sock_filter``, 8 bytes each (linux/filter.h).
+        instructions: Program of the filter: ``struct sock_filter`` entries of 8 bytes each (linux/filter.h).
     """
     program = ctypes.create_string_buffer(instructions)
     count = len(instructions) // 8
-    # struct sock_fprog: a short and a pointer. On little-endian machines the padding between them may be written as part of the number.
+    # The bytes of a struct sock_fprog: a 2-byte count, 6 bytes of padding, a pointer. A little-endian 8-byte count has zeros in the padding.
     head = ctypes.create_string_buffer(count.to_bytes(8, "little") + ctypes.addressof(program).to_bytes(8, "little"))
     prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(head))
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Mount a file system, or change a mount (mount(2))."""
+    """Mount a file system of type ``kind``, or change a mount (mount(2)).
+
+    Args:
+        source: Device, folder or name of the file system.
+        target: Path of the mount point.
+        kind: Type of the file system, for example ``ext4``. Ignored for bind mounts and changes.
+        flags: ``MS_`` constants.
+        options: Options of the file system, separated by commas.
+    """
     texts = [os.fsencode(text) for text in (source, target, kind)]
     _check(_libc.mount(*texts, ctypes.c_ulong(flags), os.fsencode(options)), f"mount {target}")
 
 
 def unmount(target: str, flags: int = UMOUNT_NOFOLLOW) -> None:
-    """Unmount the file system at a path (umount2(2))."""
+    """Unmount the file system at the path ``target`` (umount2(2)). ``flags`` are ``MNT_`` and ``UMOUNT_`` constants."""
     _check(_libc.umount2(os.fsencode(target), flags), target)
 
 
 def clone_mount(path: str) -> int:
-    """Return a descriptor of a copy of a mount, which is not attached to any path yet (open_tree(2))."""
+    """Copy the mount at a path and return a descriptor of the copy, which is not attached to any path yet (open_tree(2))."""
     return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _OPEN_TREE_CLONE | os.O_CLOEXEC), "open_tree")
 
 
 def set_mount_attributes(tree: int, source: str, enable: int, disable: int = 0, namespace: int = 0) -> None:
-    """Change the attributes of a cloned mount (mount_setattr(2)).
+    """Change the attributes of a mount that :func:`clone_mount` returned (mount_setattr(2)).
 
     Args:
-        tree: Descriptor of the mount.
-        source: Path that was cloned, for the error.
+        tree: Descriptor of the cloned mount.
+        source: Path from which the mount was cloned; named in errors.
         enable: ``MOUNT_ATTR`` constants to set.
         disable: ``MOUNT_ATTR`` constants to clear.
-        namespace: Descriptor of a user namespace, for MOUNT_ATTR_IDMAP.
+        namespace: Descriptor of the user namespace whose mapping is used. Only needed if ``enable`` contains MOUNT_ATTR_IDMAP.
     """
     attributes = b"".join(number.to_bytes(8, sys.byteorder) for number in (enable, disable, 0, namespace))  # struct mount_attr
     _check(_libc.syscall(_SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes)), f"mount_setattr of {source}")
 
 
 def move_mount(tree: int, target: str) -> None:
-    """Attach a cloned mount to a path (move_mount(2))."""
+    """Attach a mount that :func:`clone_mount` returned to the path ``target`` (move_mount(2)). ``tree`` is the descriptor of the mount."""
     _check(_libc.syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH), f"move_mount {target}")
 
 

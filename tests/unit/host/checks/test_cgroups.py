@@ -37,7 +37,7 @@ def test_hidden_hierarchy_is_reported(tmp_path: Path) -> None:
     found = cgroups.check_layout(Layout(1, (Hierarchy(tmp_path / "not-there", every),)), "1 1 0:1 / /x rw - cgroup2 none rw\n")
     assert found.ok is False
     assert str(tmp_path / "not-there") in found.detail
-    assert "mounted over it" in found.fix
+    assert "mounted over this path" in found.fix
     assert found.facts["hybrid"]
 
 

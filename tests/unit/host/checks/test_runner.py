@@ -63,7 +63,7 @@ def test_result_error_and_missing_result_are_distinguished(module: str) -> None:
     )
     assert answers["sum"].value == {"sum": 3}
     assert answers["error"].error == "No such file or directory: /no/such/file"
-    assert answers["gone"].error == "it ended without a result"
+    assert answers["gone"].error == "the process ended without a result"
     assert "no" in answers["none"].error
     assert not any(answer.late for answer in answers.values())
     assert run([]) == {}
@@ -107,5 +107,5 @@ def test_forked_function_reports_why_it_failed() -> None:
 
     assert run_forked(lambda: None, 10.0) == ""
     assert run_forked(refuse, 10.0) == "no: /there"
-    assert run_forked(lambda: os._exit(7), 10.0) == "it ended without a result"
+    assert run_forked(lambda: os._exit(7), 10.0) == "the process ended without a result"
     assert "within" in run_forked(lambda: time.sleep(100), 0.1)
