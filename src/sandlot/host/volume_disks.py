@@ -32,7 +32,7 @@ from sandlot.model.specs import MAX_VOLUMES
 BYTES_PER_INODE: Final = 16 * 1024
 """Size of a volume in bytes, divided by its number of inodes."""
 USER_ID: Final = 1000
-"""User id and group id that own the root directory of a new volume. Code in a sandbox runs as this user."""
+"""User id and group id that own the root directory of a new volume. Commands in a sandbox run as this user unless they ask for root."""
 CACHE_FLUSH_FILES: Final = 1300
 """Number of files that must be looked up on a mount to make gVisor close all files that were used before. gVisor keeps up to 1,000 unused entries
 of a mount (mount option ``dcache``) and closes files in batches of up to 100 (measured with release 20240729)."""

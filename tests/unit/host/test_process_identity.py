@@ -25,7 +25,7 @@ def test_start_time_is_parsed_behind_any_name() -> None:
     fields = " ".join(str(number) for number in range(4, 53))
     assert read_start(f"17 (a b) c) (d) S {fields}") == 22
     for nonsense in ("", "17", "17 (sh) S 1 2"):
-        with pytest.raises(ValueError, match="not the stat"):
+        with pytest.raises(ValueError, match="without a start time"):
             read_start(nonsense)
 
 

@@ -219,7 +219,7 @@ def look_at_images(*, cache_dir: str) -> list[dict[str, Any]]:
     try:
         built = [name for name in names if store.find(name) is not None]
     except PermissionError:
-        return [Finding("images", ok=None, detail="not looked at: only root can", group="storage").dump()]
+        return [Finding("images", ok=None, detail="not looked at: only root can run this check", group="storage").dump()]
     return [check_images(built, names, builder=shutil.which("mmdebstrap") is not None).dump()]
 
 
@@ -281,7 +281,7 @@ def try_driver(*, name: str, data_dir: str, node: NodeId) -> list[dict[str, Any]
         return [Finding(name, ok=False, detail=describe_error(error), fix="See data-dir.", group="isolation").dump()]
     found = check_driver(can)
     if os.geteuid() != 0 and found.ok is False and can.runtime:
-        found = replace(found, ok=None, detail=f"{can.runtime}, not tried: only root can", fix="", parts=())
+        found = replace(found, ok=None, detail=f"{can.runtime}, not tried: only root can run this check", fix="", parts=())
     return [found.dump()]
 
 

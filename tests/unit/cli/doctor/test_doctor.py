@@ -9,7 +9,7 @@ from sandlot.host.checks.finding import Finding, Part
 FINE = Finding("system", ok=True, detail="Debian", required=False, group="machine")
 MISSING = Finding("user", ok=False, detail="uid 5", fix="use sudo", group="machine", parts=(Part("a", ok=True), Part("b", ok=False, detail="no b")))
 COMFORT = Finding("kvm", ok=False, detail="not there", fix="load it", required=False, group="kernel")
-UNKNOWN = Finding("loop-devices", ok=None, detail="not tried: only root can", group="storage")
+UNKNOWN = Finding("loop-devices", ok=None, detail="not tried: only root can run this check", group="storage")
 
 
 def test_what_is_required_decides_and_what_could_not_be_looked_at_is_no_yes() -> None:
@@ -31,7 +31,7 @@ def test_the_lines_name_what_is_missing_and_what_to_do() -> None:
         "                  load it",
         "",
         "storage",
-        "??  loop-devices  not tried: only root can",
+        "??  loop-devices  not tried: only root can run this check",
         "",
         "Sandboxes cannot run: see the lines that begin with NO.",
     ]

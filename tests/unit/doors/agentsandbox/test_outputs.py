@@ -85,14 +85,16 @@ async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: San
     async def forever(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    before = await Before.look(sandbox)
-    await sh(at.core, sandbox, "echo 1 > a")
-    monkeypatch.setattr(outputs, "COLLECT_S", 0.5)
+    class FoundAtOnce(Before):
+        async def made(self) -> tuple[list[Found], bool]:
+            return [Found("/output/a", 1)], False
+
+    monkeypatch.setattr(outputs, "COLLECT_S", 0.1)
     monkeypatch.setattr(type(at.core.files), "keep", forever)
-    kept = await outputs.collect(at.core.files, sandbox, before)
-    assert (list(kept.records), kept.left) == ([], 1)
+    kept = await outputs.collect(at.core.files, sandbox, FoundAtOnce(sandbox, {}))
+    assert (list(kept.records), kept.left, kept.more) == ([], 1, False)
     monkeypatch.setattr(files, "listing", forever)
-    assert (await outputs.collect(at.core.files, sandbox, before)).more
+    assert (await outputs.collect(at.core.files, sandbox, Before(sandbox, {}))).more
 
 
 @cases("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
