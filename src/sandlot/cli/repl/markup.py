@@ -35,7 +35,18 @@ def words(html: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-class _Tables(HTMLParser):
+class _TolerantParser(HTMLParser):
+    """Parser that reads every text. Python before 3.14 raises AssertionError at a marked section that it does not know, such as ``<![a``."""
+
+    def parse_marked_section(self, i: int, report: bool = True) -> int:  # noqa: FBT001, FBT002 - HTMLParser's
+        """Skip a marked section. Treat one that Python cannot read as a comment, as browsers do."""
+        try:
+            return super().parse_marked_section(i, report)
+        except AssertionError:
+            return self.parse_bogus_comment(i, report=False)
+
+
+class _Tables(_TolerantParser):
     """Takes the cells of the first table."""
 
     def __init__(self) -> None:
@@ -79,7 +90,7 @@ class _Tables(HTMLParser):
             self._cell.append(data)
 
 
-class _Words(HTMLParser):
+class _Words(_TolerantParser):
     """Takes text, not what stands in scripts and styles."""
 
     def __init__(self) -> None:

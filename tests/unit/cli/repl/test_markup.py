@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandlot.cli.repl.markup import Table, first_table, words
@@ -22,6 +22,8 @@ def test_words_are_what_a_person_reads() -> None:
     assert words("<div>\x1b[31m</div>") == "\x1b[31m", "what shows it spells it"
 
 
+@example("<![a;")
+@example("<![;>x")
 @given(st.text(alphabet="<>/abtdhr=\"' table&;!-[]", max_size=200))
 def test_nothing_in_it_raises(html: str) -> None:
     first_table(html)

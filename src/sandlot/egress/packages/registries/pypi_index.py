@@ -178,6 +178,13 @@ class _LinkParser(HTMLParser):
         elif tag == "base" and not self.base:
             self.base = dict(attrs).get("href") or ""
 
+    def parse_marked_section(self, i: int, report: bool = True) -> int:  # noqa: FBT001, FBT002 - HTMLParser's
+        """Skip a marked section. Treat one that Python cannot read, such as ``<![a``, as a comment, as browsers do."""
+        try:
+            return super().parse_marked_section(i, report)
+        except AssertionError:
+            return self.parse_bogus_comment(i, report=False)
+
 
 def _fetchable_url(base: str, href: object) -> str | None:
     """Return the absolute URL of a link, or None if it may not be fetched: a page from the network must not link to files of this machine."""

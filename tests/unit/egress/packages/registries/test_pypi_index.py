@@ -122,7 +122,7 @@ def test_malformed_page_is_an_error(body: bytes) -> None:
         parse_pages([FetchedInput("https://one.example/", JSON_TYPE, body)], "pkg")
 
 
-@pytest.mark.parametrize("body", [b"", b"<a", b"<a href", b"<<<>>>", b"\xff\xfe", b"<a href='x'"])
+@pytest.mark.parametrize("body", [b"", b"<a", b"<a href", b"<<<>>>", b"\xff\xfe", b"<a href='x'", b"<![a;", b"<![;>"])
 def test_malformed_html_has_no_files(body: bytes) -> None:
     assert parse_pages([FetchedInput("https://one.example/", "text/html", body)], "pkg")[0] == []
 
