@@ -98,9 +98,9 @@ class OciDriver:
         return Resources(memory_bytes=group.memory_bytes, disk_bytes=image + _FOLDER_BYTES, pids=group.pids)
 
     def restorable(self, snapshot: Path) -> ProbeResult:
-        """Return whether a snapshot is complete and the build that wrote it is available.
+        """Return whether a snapshot is complete and the runtime build that wrote it is available.
 
-        Blocks for a moment; longer for a build that this service has not verified yet.
+        Reads files. If this service has not verified the build yet, it also reads and may copy the whole runtime (about 100 ms).
         """
         if reason := self._runtime.unsupported.get(DriverCapability.SNAPSHOT, ""):
             return ProbeResult(ok=False, reason=reason)

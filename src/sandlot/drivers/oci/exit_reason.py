@@ -49,7 +49,7 @@ def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table e
     status, panic = evidence.status, evidence.panic[:_DETAIL_CHARS].strip()
     if status == 0:
         return Exit(ExitReason.EXITED)
-    # The service kills all processes at once. Either the runtime is killed first, or it still reports that the guest was killed.
+    # The service kills the runtime and the guest at once. If the guest dies first, the runtime may still report that the guest was killed.
     if evidence.ended_for and status in {None, -signal.SIGKILL, _SIGNALLED + signal.SIGKILL}:
         return Exit(ExitReason.KILLED, evidence.ended_for)
     if evidence.oom_kills and (status is None or status in evidence.oom_statuses):

@@ -99,7 +99,7 @@ class FileService:
                     try:
                         entries.append(describe(inner, os.lstat(inner)))
                     except OSError as error:
-                        # An entry whose path is too long exists, so leaving it out would be wrong. Other errors mean that the entry
+                        # An entry whose path is too long exists, so it must not be left out silently. Other errors mean that the entry
                         # was removed after the folder was read.
                         if error.errno == errno.ENAMETOOLONG:
                             call.respond(path_error(error, inner))

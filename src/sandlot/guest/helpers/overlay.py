@@ -74,7 +74,7 @@ class LayerWriter:
         self.records = self.bytes = 0
 
     def run(self) -> dict[str, Any]:
-        """Send the whole layer, and return the numbers of its records and bytes."""
+        """Send the whole layer, and return ``{"records": int, "bytes": int}``."""
         self._record({"kind": "layer", "version": LAYER_VERSION})
         pending = [b"/"]
         while pending:
@@ -294,10 +294,10 @@ class LayerReader:
         self.records = 0
 
     def run(self) -> dict[str, Any]:
-        """Apply the whole layer, and return the number of its records.
+        """Apply the whole layer, and return ``{"records": int}``.
 
         Raises:
-            RpcError: The layer has another version or is incomplete, or a record cannot be applied.
+            RpcError: The layer has an unsupported version or is incomplete, or a record cannot be applied.
         """
         try:
             first = self._source.record()

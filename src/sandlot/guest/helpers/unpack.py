@@ -293,8 +293,8 @@ class ArchiveExtractor:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
             return RpcError(
                 "path_invalid",
-                f"A part of the path of the archive's entry {tar.shown(member.name)} is a link or a file in the folder.",
-                "Remove the link or file first.",
+                f"Entry {tar.shown(member.name)} of the archive cannot be unpacked: a parent folder of its path is a link or a file.",
+                "Remove the link or file from the target folder first.",
             )
         if member.kind == tar.HARDLINK and error.errno == errno.ENOENT:
             return RpcError(

@@ -70,7 +70,7 @@ class OutputInterleaving:
         self.runs: deque[tuple[int, int]] = deque()
 
     def note(self, kind: int, end: int) -> None:
-        """Record that the cell has written output or sent an event. Output or an event of the same kind as the last run extends this run.
+        """Record that the cell has written output or sent an event. Consecutive entries of one kind are stored as one run.
 
         Args:
             kind: Channel of the output (1 or 2), or ``EVENTS``.
@@ -226,7 +226,7 @@ class Cell:
             self.pump()
 
     def _add_display(self, event: dict[str, Any], size: int) -> dict[str, Any] | None:
-        """Add a result to the cell's total of ``MAX_RESULTS_BYTES``, and return the event to keep for it.
+        """Count a result against the cell's limit of ``MAX_RESULTS_BYTES``, and return the event to keep for it.
 
         Returns:
             The result if it fits, a note in place of the first result that does not fit, or None for all later ones.

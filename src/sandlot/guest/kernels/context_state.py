@@ -139,7 +139,7 @@ TRANSITIONS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         REMOVE: (ENDING_REMOVED, (END_KERNEL,)),
     },
     ENDING_START: {
-        # The kernel's first message arrived after the kill: the kernel had started, so this end is no failed start.
+        # The kernel's first message arrived after the kill: the kernel had started, so its end does not count as a failed start.
         KERNEL_READY: (ENDING_IDLE, (SETTLE_START,)),
         KERNEL_GONE: (STOPPED, (RETRY_START, RELEASE_KERNEL)),
         REMOVE: (ENDING_REMOVED, ()),

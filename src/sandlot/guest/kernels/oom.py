@@ -146,7 +146,7 @@ class OomWatcher:
                 self._measure()
 
     def explains(self, peak_bytes: int) -> bool:
-        """Return True if lack of memory is the probable reason why a process was ended by SIGKILL. Kills by this object are reported elsewhere.
+        """Return True if lack of memory is the probable reason why a process was ended by SIGKILL. Kills that this object sent are not considered.
 
         Inside a container, neither the control group nor the host's counters are visible. The reason for the kill must therefore be guessed from
         the memory that processes use.

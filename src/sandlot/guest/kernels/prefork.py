@@ -338,7 +338,7 @@ class Prefork:
             self._server.stop()
 
     def resume(self) -> None:
-        """Continue the work on fork server and spare that was postponed because of commands. Called when the last command has ended."""
+        """Continue the work on fork server and spare that was postponed while commands ran. Called when the last command has ended."""
         self._commands_run = False
         if self._server is not None:
             self._server.resume()
@@ -372,7 +372,7 @@ class Prefork:
         if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
             self.drop()
         if self._spare is not None:
-            # A process needs some time to run again after a restore. The context that gets the spare sends it another "wake".
+            # Wake the spare now, because a process needs some time to run again after a restore. The context that gets the spare wakes it again.
             self._spare.wake(dict(self._identity.env), self._identity.fresh_entropy(), "")
         if self._is_lean:
             return

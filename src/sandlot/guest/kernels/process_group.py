@@ -1,9 +1,9 @@
-"""The process group of a kernel: the kernel's process and all processes that it started, even if they are no longer its descendants.
+"""Finds all processes of a kernel: the kernel's own process and all processes that it started, even if they are no longer its descendants.
 
-The guest has to find these processes to kill them. A process can get another parent (as an orphan), another process group and session
-(setsid(2)) and another environment (exec). But it inherits resource limits and keeps them in all these cases. Each kernel is therefore marked
-with resource limits that no other kernel has, so high that no program reaches them. Programs that the guest itself starts (commands,
-``sudo``) do not have these limits.
+This is not a process group of setpgid(2), which programs can leave. The guest has to find these processes to kill them. A process can get
+another parent (as an orphan), another process group and session (setsid(2)) and another environment (exec). But it inherits resource limits
+and keeps them in all these cases. Each kernel is therefore marked with resource limits that no other kernel has, so high that no program
+reaches them. Programs that the guest itself starts (commands, ``sudo``) do not have these limits.
 
 A process may lower its own limits, as ``ulimit -f`` does. Each kernel therefore has two marked limits, and a process is recognized by either
 of them. A process that lowers both limits and is no longer a descendant of the kernel is not killed with the kernel; it ends with the sandbox.

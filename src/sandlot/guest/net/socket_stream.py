@@ -151,7 +151,7 @@ class SocketStream:
         self._stream.send_bytes(BODY, data)
 
     def drop_output(self) -> None:
-        """Drop all bytes of the host for the socket, now and later. Bytes of the program are still read and sent to their end."""
+        """Discard the bytes that wait to be written to the socket, and all that the host sends later. The other direction continues to its end."""
         self._is_output_dropped = True
         while self._output:
             self._stream.consumed(self._output.popleft()[1])

@@ -142,7 +142,8 @@ def kill_tree(root: int, number: int) -> None:
         for pid in tree(root, alive):
             send_signal(pid, number)
         return
-    # Find all members before the first kill: descendants of a killed process get PID 1 as parent, and can no longer be found by it.
+    # Find all members before the first kill: the children of a killed process get PID 1 as parent, and are then no longer found as
+    # descendants of the root.
     members = {root}
     for _ in range(PASSES):
         members = {pid for known in members for pid in tree(known, alive)} & {task.pid for task in alive}

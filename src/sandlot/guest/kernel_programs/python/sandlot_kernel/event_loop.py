@@ -70,7 +70,7 @@ class EventLoop:
             The value that the coroutine returns.
 
         Raises:
-            RuntimeError: The coroutine has awaited something.
+            RuntimeError: The coroutine was suspended by an ``await``.
         """
         loop = self.ready()
         self._is_paused = True
@@ -83,7 +83,7 @@ class EventLoop:
             self._is_paused = False
             self._set_running(None)
         coroutine.close()
-        raise RuntimeError("the code has awaited something, although it has no top-level await")
+        raise RuntimeError("the code was suspended by an await, although it was compiled without top-level await")
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a cell with a top-level ``await`` in the loop, until the cell has ended.

@@ -32,7 +32,7 @@ MIN_RECURSION_LIMIT = 500
 
 
 class Builtins:
-    """Python's builtins, and the changes of cells, which are applied only while code of a cell runs."""
+    """Keeps Python's original builtins, and what cells have changed in them. The changes are applied only while the code of a cell runs."""
 
     def __init__(self) -> None:
         self._here = vars(builtins)
