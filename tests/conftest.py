@@ -30,7 +30,9 @@ from tests.support import marks
 
 pytest.register_assert_rewrite("sandlot.testing")  # its suites are tests
 
-hypothesis.settings.register_profile("sandlot", deadline=None, print_blob=True)
+# The same examples in every run: a failure then belongs to the change that is tested. tests/soak/test_properties.py draws random ones.
+hypothesis.settings.register_profile("sandlot", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None, print_blob=True, max_examples=1000)
 hypothesis.settings.load_profile("sandlot")
 
 os.environ.setdefault("SANDLOT_POOLS", "none")

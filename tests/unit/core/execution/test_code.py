@@ -18,8 +18,8 @@ from tests.support.service import Bench
 
 
 async def test_cells_take_turns_and_waiting_does_not_use_their_timeout(at: Bench, sandbox: Sandbox) -> None:
-    done = await asyncio.gather(*(at.core.code.run(sandbox, CellSpec(f"import time; time.sleep(0.2); print({n})", timeout_s=0.8)) for n in range(5)))
-    assert [each.stdout.text() for each in done] == [f"{n}\n" for n in range(5)]
+    done = await asyncio.gather(*(at.core.code.run(sandbox, CellSpec(f"import time; time.sleep(0.2); print({n})", timeout_s=1.4)) for n in range(8)))
+    assert [each.stdout.text() for each in done] == [f"{n}\n" for n in range(8)]
     assert {each.outcome.status for each in done} == {"ok"}
 
 
