@@ -27,7 +27,7 @@ class DriverSettings:
     """Settings of a driver.
 
     Args:
-        node: Id of this state directory. The names of everything that a driver creates on the host contain it.
+        node: Id of the node, which belongs to the state directory. The names of everything that a driver creates on the host contain it.
         data_dir: Absolute path of the state directory.
         ids: Source of random bytes for names.
     """

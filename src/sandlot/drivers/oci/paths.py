@@ -141,7 +141,7 @@ class SandboxFolder:
 
     @property
     def roomy(self) -> Path:
-        """Mark that exists while the memory limit is higher than recorded, after a snapshot."""
+        """Path of a marker file that exists while the memory limit is higher than the recorded limit, after a snapshot."""
         return self.path / "roomy"
 
     @property

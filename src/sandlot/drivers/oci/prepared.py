@@ -66,7 +66,7 @@ class OciPreparedSandbox:
         Raises:
             UnsupportedError: The runtime has no snapshots.
             ConflictError: The sandbox was started already.
-            HostError: The runtime failed; the message contains the runtime's.
+            HostError: The runtime failed. The error contains the runtime's own message.
             SandboxEndedError: The sandbox was destroyed.
         """
         self._runtime.engine(self._program)
@@ -99,7 +99,7 @@ class OciPreparedSandbox:
         Raises:
             ConflictError: The sandbox was started already.
             SandboxEndedError: The sandbox was destroyed meanwhile.
-            HostError: The runtime failed; the message contains the runtime's.
+            HostError: The runtime failed. The error contains the runtime's own message.
         """
         async with self._lock:
             async with self._destroyed_on_failure("start the sandbox"):
@@ -121,7 +121,7 @@ class OciPreparedSandbox:
             UnsupportedError: The runtime has no snapshots.
             ConflictError: The sandbox was started already. ``snapshot_unusable``: the snapshot cannot be used; the message gives the reason.
             SandboxEndedError: The sandbox was destroyed meanwhile.
-            HostError: The runtime failed; the message contains the runtime's.
+            HostError: The runtime failed. The error contains the runtime's own message.
         """
         engine = self._runtime.engine(self._program)
         if reason := await run_blocking(self._unusable_reason, snapshot):

@@ -74,7 +74,7 @@ class OutputLog:
         self.pump()
 
     async def drained(self) -> None:
-        """Wait until no follower lacks more than ``OUTPUT_BUFFER_BYTES`` bytes of the output."""
+        """Wait until every follower has received all of the output except at most ``OUTPUT_BUFFER_BYTES`` bytes."""
         while any(self._behind(follower) > OUTPUT_BUFFER_BYTES for follower in self.followers):
             self._drained.clear()
             await self._drained.wait()

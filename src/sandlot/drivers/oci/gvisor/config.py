@@ -35,7 +35,7 @@ CAPABILITIES = (
     "CAP_SETPCAP",
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
-    # For the guest: setting the host name when the sandbox gets its owner, and limits and priorities of processes.
+    # The guest needs it to set the host name when the sandbox gets its owner, and to set limits and priorities of processes.
     "CAP_SYS_ADMIN",
     "CAP_SYS_NICE",
     "CAP_SYS_RESOURCE",
@@ -89,7 +89,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
                 "options": ["nosuid", "nodev", "mode=1777", f"size={shape.limits.memory_bytes // 2}"],
             },
             # Always present, because a sandbox of a pool gets its volumes while it runs. Volumes that are mounted in the stage's namespace later are
-            # visible to the file server, which also enforces read-only mounts. The hub itself cannot be written to.
+            # visible to the file server, which also enforces read-only mounts. The directory itself is read-only.
             *(
                 [{"destination": HUB, "type": "bind", "source": VIEW_VOLUMES, "options": ["rbind", "rw", "rslave", "nosuid", "nodev"]}]
                 if has_hub

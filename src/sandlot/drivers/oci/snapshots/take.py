@@ -2,7 +2,7 @@
 
 =======  ==============================================================================================================================
 begin    Create an empty folder in the sandbox's own folder.
-thaw     Thaw a paused sandbox. A mark makes a service that adopts the sandbox freeze it again.
+thaw     Thaw a paused sandbox. Because of a marker file, a service that adopts the sandbox freezes it again.
 save     The runtime stops every task, writes its images, and lets the tasks continue.
 freeze   Freeze the sandbox if it was paused, or is about to end.
 finish   Write the manifest, sync, rename.
