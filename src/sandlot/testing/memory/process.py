@@ -112,7 +112,7 @@ class ProgramContext:
         return self._process.stdin
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
-        """Write output. Wait while a call that follows the output lacks more than ``OUTPUT_BUFFER_BYTES`` bytes.
+        """Write output. Wait while more than ``OUTPUT_BUFFER_BYTES`` bytes of the output are still to be sent to a call that follows it.
 
         Args:
             data: Text or bytes.
