@@ -74,7 +74,7 @@ class Call:
         is_patient: True to send events and bytes up to a millisecond later, together with the response that is about to follow.
         on_bytes: Called with channel, bytes and credit when bytes of the host arrive. When the handler has used the bytes, it must
             pass the credit to :meth:`consumed`.
-        on_end: Called when the host has ended its bytes.
+        on_end: Called when the host has sent END.
         on_writable: Called when bytes can be sent again after :meth:`room` has returned 0.
         on_gone: Called once if the stream is lost before the response.
         stream: Stream of the call. A repeated call replaces the stream.
@@ -179,7 +179,7 @@ class CallStream:
             call.consumed(credit)
 
     def on_end(self) -> None:
-        """Report to the call's handler that the host has ended its bytes. Does nothing if the call has a response."""
+        """Report to the call's handler that the host has sent END. Does nothing if the call has a response."""
         if self._call.on_end is not None and self._call.outcome is None:
             self._call.on_end()
 

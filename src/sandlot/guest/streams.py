@@ -31,7 +31,7 @@ if TYPE_CHECKING:
             """
 
         def on_end(self) -> None:
-            """Handle the end of the host's bytes: the host sends no more on this stream."""
+            """Handle an END: the host sends nothing more on this stream."""
 
         def on_writable(self) -> None:
             """Continue to send, because the stream accepts bytes again after ``Stream.room`` has returned 0."""
@@ -104,7 +104,7 @@ class Stream:
             self._link.flush_soon()
 
     def end(self) -> None:
-        """Queue the end of what the guest sends on this stream, after everything that is queued. Idempotent."""
+        """Queue an END on this stream, behind everything that is queued already. The guest sends nothing after the END. Idempotent."""
         if self.is_open:
             self._sent_end = True
             self._link.protocol.end(self.id)

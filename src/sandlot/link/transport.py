@@ -89,7 +89,7 @@ class FrameTransport:
         """Open a stream, and return its id. The first message is queued; the caller must call :meth:`flush` to send the message.
 
         Args:
-            head: First message of the stream. With ``is_last`` it must fit into one frame.
+            head: First message of the stream. If ``is_last`` is True, the message must fit into one frame.
             handler: Owner of the stream.
             is_last: True to send nothing after this message until :meth:`resume_sending`.
 

@@ -93,7 +93,7 @@ class Connection:
     # -- handshake --------------------------------------------------------------------------------------------------
 
     def hello(self, nonce: bytes) -> None:
-        """Host: begin a new connection. If the guest does not respond, the caller must call the method again with the same nonce.
+        """Begin a new connection (host only). If the guest does not respond, the caller must call the method again with the same nonce.
 
         Args:
             nonce: 16 random bytes that were never used before.
@@ -374,7 +374,7 @@ class Connection:
             self._send_queue.put_credit(stream)
 
     def quiesce(self) -> None:
-        """Host: request a quiesce. Queued frames are dropped, and nothing else is sent until the guest is quiesced.
+        """Request a quiesce (host only). Queued frames are dropped, and nothing else is sent until the guest is quiesced.
 
         Raises:
             ProtocolError: The handshake is not complete.
@@ -387,7 +387,7 @@ class Connection:
             self._send_queue.put_control(frames.encode(frames.QUIESCE, 0))
 
     def quiesced(self) -> bool:
-        """Guest: drop all streams, serve only ``guest.wake`` from now on, and queue QUIESCED as the last frame.
+        """Drop all streams, serve only ``guest.wake`` from now on, and queue QUIESCED as the last frame (guest only).
 
         Returns:
             True if the guest is quiesced. False, and nothing changes, if the host cancelled the quiesce with a HELLO.
@@ -412,7 +412,7 @@ class Connection:
         return frame
 
     def next_batch(self, max_bytes: int = frames.GUEST_FRAME_MAX) -> bytes:
-        """Guest: return whole frames, joined for one write. Return empty bytes if nothing may be sent now.
+        """Return whole frames, joined for one write (guest only). Return empty bytes if nothing may be sent now.
 
         Args:
             max_bytes: Number of bytes after which no further frame is added. The last frame may exceed this number.

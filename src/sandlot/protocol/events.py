@@ -14,13 +14,13 @@ class Event:
 
 
 class Greeted(Event):
-    """Guest: a HELLO with a new nonce arrived. The streams of the earlier connection are gone; nothing may be sent on them."""
+    """A guest received a HELLO with a new nonce. The streams of the earlier connection are gone; nothing may be sent on them."""
 
     __slots__ = ()
 
 
 class Ready(Event):
-    """Host: the guest echoed the nonce. The handshake is complete, and calls may be made."""
+    """The host received its nonce back from the guest. The handshake is complete, and calls may be made."""
 
     __slots__ = ("asleep", "generation")
 
@@ -30,7 +30,7 @@ class Ready(Event):
 
 
 class Lost(Event):
-    """Guest: the received bytes are invalid. All streams are gone, a LOST frame informs the host, and the guest waits for the next HELLO."""
+    """A guest received invalid bytes. All streams are gone, a LOST frame informs the host, and the guest waits for the next HELLO."""
 
     __slots__ = ("reason",)
 
@@ -39,13 +39,13 @@ class Lost(Event):
 
 
 class QuiesceRequested(Event):
-    """Guest: the host requests a quiesce. Stop sending, then call ``Connection.quiesced``."""
+    """A guest received a request to quiesce. The owner must stop sending, and then call ``Connection.quiesced``."""
 
     __slots__ = ()
 
 
 class Quiesced(Event):
-    """Host: the guest is quiesced, and all streams are gone."""
+    """The host received the confirmation that the guest is quiesced. All streams are gone."""
 
     __slots__ = ()
 

@@ -142,7 +142,8 @@ CALLS: dict[str, dict[str, Any]] = {
     # because it may be a copy that was restored from the checkpoint.
     "guest.checkpoint": {"args": {"armed": "bool"}, "events": {}, "result": {}},
     # Starts the fork server for kernels and the first kernel. The result follows when they are ready, so that a snapshot contains them.
-    # lean: keep only the first kernel, which takes half the memory; the fork server is started again when another kernel is needed.
+    # lean: end the fork server and keep only the first kernel, which halves the memory in use. The guest starts the fork server again when another
+    # kernel is needed.
     "guest.warm": {"args": {"lean": "bool?"}, "events": {}, "result": {}},
     "guest.deadline": {"args": {"deadline_s": "float?"}, "events": {}, "result": {}},
     "guest.shutdown": {"args": {}, "events": {}, "result": {}},
@@ -192,7 +193,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "kernel.execute": {
         "args": {
             "kernel": "str",
-            # If given, a context of this language is created if no context has the id.
+            # If no context has the id, a context of this language is created. None: the context must exist or be a default context.
             "language": "str?",
             "code": "str",
             "env": "map[str]",
@@ -236,9 +237,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.mkdir": {"args": {"path": "str", "user": "str", "parents": "bool", "mode": "int?"}, "events": {}, "result": _ENTRY},
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
-    # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. END of the host and
-    # the event "end" of the program at the port are the ends of file of the two directions. The result follows after both, or when the program
-    # has ended its direction and no longer reads.
+    # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. An END of the
+    # host is the end of file for the program. The event "end" is the end of file from the program. The result follows after both, or when the
+    # program has sent its end of file and no longer reads.
     "port.connect": {"args": {"port": "int"}, "events": {"connected": {"address": "str"}, "end": {}}, "result": {}},
 }
 

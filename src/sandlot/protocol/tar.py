@@ -310,7 +310,7 @@ class Reader:
         return found
 
     def _number(self, field: bytes, what: str) -> int:
-        """Parse a number in octal digits, or in binary if the first bit of the field is set (base 256 of GNU tar). ``what`` names it in an error."""
+        """Parse a number in octal digits, or in binary if the first bit of the field is set (base 256 of GNU tar). ``what`` names the field."""
         if field[0] & 0x80:
             value = int.from_bytes(field, "big") - (1 << (len(field) * 8 - 1))
             if field[0] & 0x40 or value >= 1 << 63:

@@ -223,7 +223,7 @@ class _Reader:
         try:
             return str(self.take(size), "utf-8")
         except UnicodeDecodeError:
-            raise EncodingError("a text is not valid UTF-8") from None
+            raise EncodingError("a string is not valid UTF-8") from None
 
     def list(self, size: int, depth: int) -> list[Any]:
         self.expect(size, depth)

@@ -136,8 +136,8 @@ class LogEntry:
         """Record the end of the execution. Idempotent.
 
         Args:
-            status: See :class:`ExecutionRecord`. With ``running`` the entry stays open; the next service, or the next wake of the sandbox,
-                ends it.
+            status: See :class:`ExecutionRecord`. If it is ``running``, the entry stays open, and the next service or the next
+                wake of the sandbox ends the entry.
             exit_code: Exit code of a command.
             duration_s: Duration that the guest measured; None measures from the start of the entry to now.
         """

@@ -90,7 +90,7 @@ class PackageCache:
 
         Raises:
             SandlotError: A response cannot be completed, or the service is stopping. The caller must reset the stream, so that the client does
-                not take an incomplete response for a complete one.
+                not treat an incomplete response as complete.
         """
         router, connection = await self._open()
 

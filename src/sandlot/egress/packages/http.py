@@ -107,7 +107,7 @@ class Response:
         headers: All headers except ``Content-Length``.
         length: Size of the body in bytes. None if the size is unknown; the body is then sent with chunked transfer coding.
         body: Returns a generator of the pieces of the body. The generator raises if the body cannot be completed. The caller must then cut the
-            connection, so that the client does not take an incomplete body for a complete one.
+            connection, so that the client does not treat an incomplete body as complete.
         close: Releases the resources of the body. Idempotent.
     """
 

@@ -4,7 +4,7 @@ Invariants:
 - All input is untrusted. The size of a request's head and body and the time for receiving them are limited. Request bodies are discarded.
 - After a protocol error the client gets an error response, and the connection is closed.
 - One request of a connection is handled at a time. Further requests stay unread in the stream until then, so they take no memory of the service.
-- If a response fails after its head was sent, the connection is reset before the body ends, so that the client does not take the body for complete.
+- If a response fails after its head was sent, the connection is reset before the body ends, so that the client does not treat the body as complete.
 """
 
 from __future__ import annotations

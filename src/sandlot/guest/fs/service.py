@@ -99,8 +99,8 @@ class FileService:
                     try:
                         entries.append(describe(inner, os.lstat(inner)))
                     except OSError as error:
-                        # An entry whose path is too long exists, so it must not be left out silently. Other errors mean that the entry
-                        # was removed after the folder was read.
+                        # ENAMETOOLONG: the entry exists, but its path is too long. It must not be left out silently. Any other error
+                        # means that the entry was removed after the folder was read.
                         if error.errno == errno.ENAMETOOLONG:
                             call.respond(path_error(error, inner))
                             return

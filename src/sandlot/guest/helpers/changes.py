@@ -72,7 +72,7 @@ class Look:
         return self.reached is None and not self.unseen
 
     def covers(self, inside: str, name: str) -> bool:
-        """Return True if a file with this name would be in the record, had it existed.
+        """Return True if a file with this name would be in the record if it existed.
 
         False means that the entry was not examined: its folder was unreadable, or the limit of entries was reached before.
 

@@ -5,8 +5,8 @@ because the sandbox shows only the changed folders. The response to ``{"folder":
 that another message follows, or ``{"missing": True}``. The layer is sent, or received, as bytes.
 
 A layer is a sequence of records. A record is a length of four bytes, big endian, and a map (``protocol/values.py``). The chunks of the file
-follow a record of kind ``file``. A chunk is a number of four bytes and that many bytes; if the first bit of the number is set, the chunk is a
-hole and has no bytes. The number 0 ends the file. The first record contains the version; the last record has the kind ``end`` and the number of
+follow a record of kind ``file``. A chunk is a 4-byte number, followed by that many bytes. If the first bit of the number is set, the chunk is a
+hole and no bytes follow. The number 0 ends the file. The first record contains the version; the last record has the kind ``end`` and the number of
 records before.
 
 Invariants:

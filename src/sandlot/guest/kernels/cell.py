@@ -6,7 +6,7 @@ Invariants:
 - While a cell runs, the guest stops reading from the kernel if a follower does not read. The kernel then blocks when it writes.
 - After an interrupt or the end of the cell, the guest reads from the kernel in any case. Output that a follower has not read may then be
   dropped, and the follower gets an event with the number of dropped bytes.
-- A follower with ``wait`` false receives the output and events that exist when it attaches. Its call then ends, even if the cell runs on.
+- A follower whose ``wait`` is False receives the output and events so far. Its call then ends, even if the cell is still running.
 - A cell that has ended still accepts output of its threads and child processes, as long as the guest remembers the cell.
 - The results of a cell together take at most ``MAX_RESULTS_BYTES``; cleared and replaced results are not included. A result that would
   exceed this limit is dropped, and the follower gets a note in place of the first dropped result. Errors have a limit of their own.
@@ -134,7 +134,7 @@ class Cell:
         interrupt_cause: ``interrupt`` or ``timeout`` if the cell was interrupted; empty if the cell was not interrupted.
         result: Status, execution count and duration of the ended cell; None until the cell has ended.
         on_sent: Called while the cell runs, when followers have received output and the guest may read more from the kernel.
-        on_late: Called when the ended cell may have got more output from its threads or child processes.
+        on_late: Called when a cell that has ended may have received more output from its threads or child processes.
         request_bytes: Size in bytes of the code and the environment, for the limits of waiting cells; 0 after the end of the cell.
     """
 
@@ -260,7 +260,7 @@ class Cell:
         self._results_bytes = 0
 
     def _add_error(self, event: dict[str, Any], size: int) -> dict[str, Any] | None:
-        """Return the event to keep for an error, shortened if it exceeds ``MAX_ERRORS_BYTES``; None if the cell has ``MAX_EVENTS`` already.
+        """Return the event to keep for an error, shortened if it exceeds ``MAX_ERRORS_BYTES``; None if the cell already has ``MAX_EVENTS`` events.
 
         The texts of all earlier errors are dropped if all errors together would exceed ``MAX_ERRORS_BYTES``.
         """
@@ -327,7 +327,7 @@ class Cell:
             raise RpcError(
                 "invalid_request",
                 f"`stdout_from` is {stdout_from} and `stderr_from` is {stderr_from}; the cell has {out} bytes of stdout and {err} of stderr.",
-                "Pass offsets from 0 to these numbers of bytes.",
+                f"Pass `stdout_from` from 0 to {out} and `stderr_from` from 0 to {err}.",
             )
         follower = CellFollower(call, self.outputs.attach(call, wanted), max(0, events_from), None if wait else (ends, len(self.events)))
         self.followers.append(follower)
@@ -353,7 +353,7 @@ class Cell:
 
     def _on_lost(self, follower: CellFollower) -> None:
         self._remove(follower)
-        # For HOLD_S, a full buffer stops the kernel and no output is dropped: a restarted service may attach to the cell again.
+        # A restarted service may attach to the cell again. For HOLD_S, a full buffer therefore blocks the kernel, and no output is dropped.
         self.outputs.held = True
         self._loop.call_later(HOLD_S, self._release)
         if self.on_sent is not None:
@@ -413,7 +413,7 @@ class CellFollower:
             if self._run == last:
                 break  # the cell may still extend the last run
             self._run += 1
-        # Send what is left of runs that ``order`` has forgotten, whose order is therefore unknown.
+        # ``order`` has forgotten the oldest runs. Send the rest of their bytes and events in any order.
         return self.reader.pump(cell.outputs.buffers) and self._send_events(cell, len(cell.events))
 
     def _send_events(self, cell: Cell, end: int) -> bool:
@@ -437,8 +437,8 @@ def kernel_death_message(status: str, language: str, *, began: bool, late: bool)
         status: Status of the cell: ``killed``, ``died`` or ``oom``.
         language: Language of the cell.
         began: True if the cell was sent to the kernel; False if the kernel ended during its start.
-        late: With ``began``, True if the cell was interrupted before the kernel ended. Without ``began``, True if the kernel did not start in
-            time.
+        late: If ``began`` is True: True if the cell was interrupted before the kernel ended. If ``began`` is False: True if the kernel did not
+            start in time.
     """
     if status == "oom":
         return "The kernel was killed because the sandbox ran out of memory. Its variables are lost."

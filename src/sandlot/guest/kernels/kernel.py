@@ -537,7 +537,7 @@ class KernelProcess:
             if self._next_event is None:
                 return not self.end_reason or self._drain_pipes()
             message, size = self._next_event
-            # Before "started", the pipes may hold output of the new cell. For other messages, one read of the pipes serves all received so far.
+            # The pipes are read once for all messages received so far, but not for "started": they may already contain output of the new cell.
             if message["event"] != "started" and not (drained := drained or self._drain_pipes()):
                 return False
             self._next_event = None
@@ -566,7 +566,7 @@ class KernelProcess:
             self._deliver()
 
     def _drain_pipes(self) -> bool:
-        """Read both output pipes. Return True if both are empty now. Usually both are empty already, which one poll(2) tells."""
+        """Read both output pipes. Return True if both are empty now. Usually a single poll(2) shows that both are empty."""
         return not self._output_poll.poll(0) or all([pipe.drain() for pipe in self._output_pipes if pipe.is_open])  # noqa: C419 - each, also after a full one
 
     def _deliver_output(self) -> bool:

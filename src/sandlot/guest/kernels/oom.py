@@ -231,10 +231,10 @@ def pause_s(room: int, rate: float) -> float:
 
     Args:
         room: Bytes that processes may still use before a process must be killed.
-        rate: Bytes per second by which ``room`` shrinks, as measured last.
+        rate: Bytes per second by which ``room`` became smaller in the last measurement.
     """
-    # With the highest possible rate, four measurements are taken before the memory is used up. If less than NEAR_BYTES are left, the measured
-    # rate is used instead, but at least half of the highest rate.
+    # Assume that processes use up memory at the highest possible rate, and measure four times before none is left. If less than NEAR_BYTES
+    # are left, assume the rate that was measured last, but at least half of the highest rate.
     fastest = FILL_RATE_BYTES if room > NEAR_BYTES else max(FILL_RATE_BYTES // 2, rate)
     return min(MAX_PAUSE_S, max(MIN_PAUSE_S, room / (4 * fastest)))
 

@@ -10,14 +10,14 @@ A fork server is started in three cases:
 - When ``guest.warm`` is called. A template's snapshot then contains a spare, which is restored with each sandbox.
 
 Invariants:
-- While a command runs and no context needs a kernel, no fork server is started, and a fork server that is still importing is stopped
-  (SIGSTOP).
+- While a command runs and no context needs a kernel, no fork server is started, and a fork server that is still importing is
+  suspended (SIGSTOP).
 - A context gets a forked kernel only if the imported packages have not changed on the disk and the start-up variables of the context
   (``languages.STARTUP_VARIABLES``) are the same as those of the fork server. Any other context gets a kernel that is started directly.
 - The fork server runs as ``user`` and is not trusted. A pid that it reports is accepted as a kernel only if the process is a child of PID 1,
   belongs to ``user``, is alive, and is not known yet. A fork server that sends an invalid message is ended.
-- A request for a kernel gets its response within ``START_TIMEOUT_S``, or within ``FORK_TIMEOUT_S`` if all packages are imported: a kernel, or
-  None if there is none by then. In the latter case the fork server is ended.
+- A request for a kernel gets its response within ``START_TIMEOUT_S``, or within ``FORK_TIMEOUT_S`` if all packages are imported. The response
+  is a kernel, or None if no kernel is ready by then; the fork server is then ended.
 - In lean mode (argument ``lean`` of ``guest.warm``), the fork server is ended as soon as the spare is ready, to save memory. A new fork server
   is started when a context needs a kernel and there is no spare.
 - A wake of the sandbox does not end the spare if interpreter and start-up variables stay the same. The spare gets the entropy of the wake.
@@ -162,13 +162,13 @@ class KernelForkServer:
             return False
 
     def stop(self) -> None:
-        """Stop the fork server's process (SIGSTOP) until :meth:`resume` is called. Idempotent."""
+        """Suspend the fork server's process (SIGSTOP) until :meth:`resume` is called. Idempotent."""
         if not self._is_stopped:
             self._is_stopped = True
             send_signal(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue the fork server's process (SIGCONT). Does nothing if the process is not stopped."""
+        """Continue the fork server's process (SIGCONT). Does nothing if the process is not suspended."""
         if self._is_stopped:
             self._is_stopped = False
             send_signal(self.pid, signal.SIGCONT)
@@ -332,7 +332,7 @@ class Prefork:
             self._spare.when_heard(lambda: self._report_warm(has_spare=True))
 
     def yield_cpu(self) -> None:
-        """Leave the CPU to a command that has started: stop a fork server that is still importing, unless a context waits for a kernel."""
+        """Suspend a fork server that is still importing, so that a command can use the CPU. Not done if a context waits for a kernel."""
         self._commands_run = True
         if self._server is not None and not self._server.is_warm and not self._waiting:
             self._server.stop()
@@ -351,7 +351,7 @@ class Prefork:
                 self._schedule(AHEAD_S)
 
     def on_cells(self, *, running: bool) -> None:
-        """Note whether a cell runs, and schedule the fork of the next spare if no cell runs any more and there is no spare.
+        """Record whether a cell runs. If no cell runs any more and there is no spare, schedule the fork of the next spare.
 
         Args:
             running: True if a cell of any context runs.
@@ -372,7 +372,8 @@ class Prefork:
         if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
             self.drop()
         if self._spare is not None:
-            # Wake the spare now, because a process needs some time to run again after a restore. The context that gets the spare wakes it again.
+            # After a restore, a process needs some time until it runs again. Wake the spare now, so that the next context does not have to wait for
+            # this. The context that gets the spare wakes it again, with the environment of the context.
             self._spare.wake(dict(self._identity.env), self._identity.fresh_entropy(), "")
         if self._is_lean:
             return

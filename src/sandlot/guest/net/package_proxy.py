@@ -168,7 +168,7 @@ class ProxiedConnection:
         self._proxy.remove(self)
 
     def cut(self) -> None:
-        """Close the connection with RST, so that the client does not take the response for complete. Idempotent."""
+        """Close the connection with RST, so that the client does not treat the response as complete. Idempotent."""
         if not self._is_closed:
             send_reset_at_close(self._socket)
             self.close()
@@ -211,12 +211,12 @@ class ProxiedConnection:
         self.cut()
 
     def on_data_end(self) -> None:
-        """Send the end of the client's bytes to the host."""
+        """Send an END to the host, because the client has finished sending."""
         if self._stream is not None:
             self._stream.end()
 
     def on_finished(self) -> None:
-        """Close the connection, because client and host have both ended their bytes."""
+        """Close the connection, because the client and the host have both finished sending."""
         self.close()
 
     def on_read_error(self) -> None:

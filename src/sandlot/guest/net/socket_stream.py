@@ -5,7 +5,7 @@ Invariants:
 - Memory is bounded: bytes for the socket are at most one window of the stream, and bytes for the host are at most the stream's
   queue and one read.
 - When one direction ends, its end of file is passed on after all its bytes. The other direction continues.
-- A connection that is interrupted is closed with RST, so that the program does not take the received data for complete.
+- A connection that is interrupted is closed with RST, so that the program does not treat the received data as complete.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class SocketStream:
         self._owner.on_gone()
 
     def send(self, data: bytes) -> None:
-        """Send bytes that were read from the socket to the host."""
+        """Send the host bytes that were read from the socket."""
         self.awaits_output = True
         self._stream.send_bytes(BODY, data)
 
@@ -157,7 +157,7 @@ class SocketStream:
             self._stream.consumed(self._output.popleft()[1])
 
     def cut(self) -> None:
-        """Close the socket with RST, so that the program does not take the received data for complete. Idempotent."""
+        """Close the socket with RST, so that the program does not treat the received data as complete. Idempotent."""
         if self._socket is not None:
             send_reset_at_close(self._socket)
         self.close()

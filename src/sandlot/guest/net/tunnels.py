@@ -112,7 +112,7 @@ class Tunnel:
         )
 
     def cut(self) -> None:
-        """Close the connection with RST, so that the program does not take the received data for complete. Idempotent."""
+        """Close the connection with RST, so that the program does not treat the received data as complete. Idempotent."""
         if self._connecting is not None:
             send_reset_at_close(self._connecting)
         self._copy.cut()

@@ -63,7 +63,7 @@ class ProcessManager:
     def start(self, call: Call) -> None:
         """Handle ``process.start``: start a process, or find the process that an earlier call with the same id has started.
 
-        With ``attach``, the call follows the output and responds at the end of the process. Without it, the call responds at once.
+        If ``attach`` is true, the call follows the output and responds at the end of the process. Otherwise the call responds at once.
         """
         process = self._by_id.get(call.id)
         if process is None:

@@ -96,7 +96,7 @@ class MemoryFiles:
         self._nodes[path] = Node("file", uid if earlier is None else earlier.uid, kept if mode is None else mode & 0o7777, self._now_ns(), content)
 
     def check_write(self, path: str, uid: int, *, parents: bool) -> None:
-        """Check that a write can succeed, before its content arrives. With ``parents``, create the missing folders above the file.
+        """Check that a write can succeed, before its content arrives. If ``parents`` is True, create the missing folders above the file.
 
         Raises:
             FileError: The path is a folder, a folder above it is missing, or the account may not write there.
@@ -152,7 +152,7 @@ class MemoryFiles:
         return [self.stat(posixpath.join(path, name), uid, follow=False) for name in names]
 
     def mkdir(self, path: str, uid: int, *, parents: bool = True, mode: int | None = None) -> None:
-        """Create a folder. With ``parents``, missing folders above it are created too, and a folder that exists already is no error."""
+        """Create a folder. If ``parents`` is True, missing folders above it are created too, and a folder that exists already is no error."""
         path = self._resolve(path)
         earlier = self._nodes.get(path)
         if earlier is not None:
@@ -216,7 +216,7 @@ class MemoryFiles:
         return resolved, node
 
     def _resolve(self, path: str, *, follow: bool = True) -> str:
-        """Return a path with its symbolic links replaced by their targets. A link in the last part is replaced only with ``follow``."""
+        """Return a path with its symbolic links replaced by their targets. A link in the last part is replaced only if ``follow`` is True."""
         resolved, parts, links = "/", [part for part in posixpath.normpath(path).split("/") if part], 0
         while parts:
             inner = posixpath.join(resolved, parts.pop(0))

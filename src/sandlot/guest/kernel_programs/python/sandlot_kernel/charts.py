@@ -282,7 +282,7 @@ def _omitted(whole: Any, kept: int) -> dict[str, int]:
 
 
 def _is_rule(line: Any) -> bool:
-    """Return True if a line was drawn by axhline() or axvline(), so that it is a guide for the eye and not data."""
+    """Return True if a line was drawn by axhline() or axvline(), so that it is an auxiliary line and not data."""
     return bool(line.get_transform() != line.axes.transData)
 
 

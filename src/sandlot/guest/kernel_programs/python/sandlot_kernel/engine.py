@@ -107,7 +107,7 @@ class KernelFacade:
             self.leave()
 
     def report_end(self, error: BaseException | None) -> None:
-        """Report the exception that has ended the code of a cell. Does nothing for None. In a forked child, end the process in both cases.
+        """Report the exception that has ended the code of a cell, if there is one. In a forked child, end the process, with or without an exception.
 
         Args:
             error: The exception; None if the code has ended normally.
@@ -227,7 +227,7 @@ class Engine:
         self._output.is_muted = False
 
     def _rehearse_cell(self) -> None:
-        """Run a cell without output or lasting effect, so that the first real cell finds all memory pages that it needs in place."""
+        """Run a cell without output or lasting effect, so that all memory pages that cells need are loaded before the first real cell."""
         warning, self.warning = self.warning, ""
         self._output.is_muted = True
         self._run_cell({"cell": "", "code": "print(1)\n1", "silent": False, "store_history": False})

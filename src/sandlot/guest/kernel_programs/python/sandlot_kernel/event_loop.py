@@ -64,7 +64,7 @@ class EventLoop:
         """Run a cell that has no top-level ``await``, outside the loop.
 
         Args:
-            coroutine: Coroutine that runs the cell; must not await anything.
+            coroutine: Coroutine that runs the cell; it must not be suspended by an ``await``.
 
         Returns:
             The value that the coroutine returns.
@@ -129,7 +129,7 @@ class EventLoop:
                 raise
 
     def run_until_message(self, channel: Channel) -> None:
-        """Run the tasks of cells until a message of the guest arrives. Return at once if the loop has nothing to run.
+        """Run the asyncio tasks of cells until a message of the guest arrives. Return at once if the loop has no tasks, callbacks or timers.
 
         Args:
             channel: Connection to the guest.

@@ -57,7 +57,7 @@ class Flusher:
 
     @property
     def is_requested_by_guest(self) -> bool:
-        """True if the guest can request flushes from this thread, so that the start of a cell need not wake it."""
+        """True if the guest can request flushes from this thread, so that the start of a cell need not wake the thread."""
         return self.request_fd >= 0 and not self.is_over
 
     def wake(self) -> None:

@@ -51,7 +51,7 @@ class ForkServer:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
         self._modules = modules
-        # Recorded before any import: if a package is repaired after its import failed here, the recorded time is older than the repair.
+        # Recorded before any import, so that the repair of a package whose import fails here changes the recorded versions.
         self._folders = {path: _file_version(path) for path in _package_folders()}
         self.engine = create_engine()
         self.engine.rehearse_shell()
@@ -89,10 +89,10 @@ class ForkServer:
             self._send({"event": "warm"})
 
     def _record_imports(self) -> None:
-        """Record the versions of the imported files and their folders for :meth:`_is_fresh`, and hide all objects from the garbage collector.
+        """Record the versions of the imported files and their folders for :meth:`_is_fresh`, and hide all objects from garbage collection.
 
-        The garbage collector writes to each object that it examines. Without that, forked kernels share the memory pages of the fork server. If a
-        folder was recorded before, the earlier record is kept, because it was made before the imports from this folder.
+        The garbage collector writes to each object that it examines, so that forked kernels no longer share the memory page of the object with
+        the fork server. If a folder was recorded before, the earlier record is kept, because it was made before the imports from this folder.
         """
         self._folders = {path: _file_version(path) for path in _package_folders()} | self._folders
         self._files = {path: _file_version(path) for path in _imported_files()}

@@ -34,7 +34,7 @@ class ForkHooks:
         self._pid = os.getpid()
 
     def become_kernel(self) -> None:
-        """Record that this process is the kernel. Call this after a fork by the fork server, so that the kernel is not taken for a child."""
+        """Record that this process is the kernel. Call this after a fork by the fork server. Forks by cells create children instead."""
         self._pid = os.getpid()
 
     def install(self) -> None:

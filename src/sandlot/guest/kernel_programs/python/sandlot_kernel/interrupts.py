@@ -3,7 +3,7 @@
 - In user code of a cell, SIGINT raises KeyboardInterrupt at once.
 - In kernel code that must not be interrupted, SIGINT is remembered as pending. KeyboardInterrupt is raised on the return to user code.
 - While a cell awaits something in the event loop, SIGINT cancels the cell.
-- Between cells, SIGINT is ignored. The exception is a callback of the event loop that is running: it gets KeyboardInterrupt.
+- Between cells, SIGINT is ignored, unless a callback of the event loop is running: KeyboardInterrupt is then raised in the callback.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Interrupts:
             self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
 
     def enter(self) -> None:
-        """Note that user code begins.
+        """Record that user code begins.
 
         Raises:
             KeyboardInterrupt: An interrupt was pending.
@@ -82,7 +82,7 @@ class Interrupts:
         self.check()
 
     def leave(self) -> None:
-        """Note that user code has ended: from now on, SIGINT does not raise."""
+        """Record that user code has ended: from now on, SIGINT does not raise KeyboardInterrupt."""
         self.in_user_code = False
 
     def check(self) -> None:

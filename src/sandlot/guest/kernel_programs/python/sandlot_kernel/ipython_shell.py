@@ -127,7 +127,7 @@ class DisplayMessages(DisplayPublisher):  # type: ignore[misc]
         self.shell.facade.display(data, metadata, main=False, display_id=None if display_id is None else str(display_id), update=bool(update))
 
     def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - IPython's signature
-        """Tell the guest to remove the results of the cell; with ``wait``, only when the next result is displayed."""
+        """Tell the guest to remove the results of the cell: now, or if ``wait`` is True, when the next result is displayed."""
         self.shell.facade.clear(wait=bool(wait))
 
 

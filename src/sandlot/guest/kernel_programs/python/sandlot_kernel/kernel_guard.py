@@ -181,7 +181,7 @@ class KernelGuard:
 
 
 def give_builtins(names: dict[str, Any]) -> None:
-    """Put Python's builtins into a namespace of cells that has none, because exec() would insert the kernel's copy of the builtins.
+    """Put Python's builtins into a namespace of cells that has no builtins, because exec() would insert the kernel's copy of the builtins.
 
     Args:
         names: Namespace of cells.

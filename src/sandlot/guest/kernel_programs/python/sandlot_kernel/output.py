@@ -94,10 +94,10 @@ class Output:
         self.begin_cell()
 
     def begin_cell(self) -> None:
-        """Reset the delays of output for a new cell. Clears what an interrupted write of an earlier cell has left behind."""
+        """Reset the state that controls delayed output for a new cell. An interrupted write of an earlier cell may have left it inconsistent."""
         self._immediate_lines = IMMEDIATE_LINES
         flusher = self._flusher
-        # True if the guest will request a flush. If it has done so already, before the kernel has read this cell, no further request will follow.
+        # The guest requests one flush for each cell. If its request arrived before the kernel read the cell, no other request follows.
         self.is_flush_scheduled = flusher is not None and flusher.is_requested_by_guest and not self.was_flush_requested
         self.needs_attention = True
 
@@ -215,7 +215,7 @@ class Output:
         interrupts.check()
 
     def flush_and_sync(self) -> None:
-        """Send all queued output and wait until the guest has read it. Output of a program that is started afterwards then arrives after it.
+        """Send all queued output and wait until the guest has read it, so that the output of a program that starts next arrives later.
 
         Only the main thread waits, and only while a cell runs. In all other cases the output is sent without waiting.
 

@@ -152,7 +152,7 @@ def representations(shown: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the representations of an object and their metadata, both as MIME type -> value. text/plain is always included.
 
     Args:
-        shown: The object. Its methods of ``REPRESENTATIONS`` and ``_repr_mimebundle_`` are called.
+        shown: The object. Its methods that ``REPRESENTATIONS`` names are called, and its method ``_repr_mimebundle_``.
     """
     data: dict[str, Any] = {"text/plain": _text(shown)}
     about: dict[str, Any] = {}

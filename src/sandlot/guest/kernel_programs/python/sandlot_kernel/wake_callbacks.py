@@ -55,7 +55,7 @@ class WakeCallbacks:
                 self._callbacks[number] = callback
                 return callback
         if len(self._callbacks) >= MAX_CALLBACKS:
-            raise RuntimeError(f"on_wake() has {MAX_CALLBACKS} functions, the maximum; give a function the name of one that it can replace")
+            raise RuntimeError(f"on_wake() already has {MAX_CALLBACKS} functions, the maximum; reuse a name of these functions to replace a function")
         self._callbacks.append(callback)
         return callback
 
