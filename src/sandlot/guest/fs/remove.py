@@ -3,8 +3,8 @@
 Invariants:
 - Only the folder that is being emptied is open, and system calls use names relative to this folder. So the depth of the tree is
   limited neither by the length of a path (4,095 bytes, PATH_MAX) nor by the number of descriptors.
-- After an ascent to ``..``, device and inode are compared with those of the folder from which the removal came down. A difference
-  means that a program has moved the folder during the removal (as in fts(3)).
+- After a return to ``..``, device and inode must be those of the folder from which the subfolder was opened. If they differ, a
+  program has moved the subfolder during the removal (fts(3) makes the same check).
 - One step handles at most ``STEP_ENTRIES`` entries, so that the removal does not delay other work of the guest.
 """
 

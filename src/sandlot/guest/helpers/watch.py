@@ -58,7 +58,7 @@ class Batch:
         self._known: set[tuple[str, str]] = set()
 
     def add(self, kind: str, path: str = "", *, folder: bool = False, source: str | None = None) -> None:
-        """Add an event to this batch. Duplicates are left out, and so is the modification of an entry that the batch reports as created.
+        """Add an event to this batch. Duplicates are left out. If the batch reports an entry as created, modifications of the entry are left out too.
 
         Args:
             kind: Kind of the event, such as ``CREATED``.

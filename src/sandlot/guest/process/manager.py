@@ -43,8 +43,8 @@ class ProcessManager:
         loop: The guest's loop.
         spawner: Starts the programs.
         rpc: Server of the calls. It refuses further start calls with the id of a process that was forgotten.
-        on_first_start: Called when a process has started and no other process of the host is running.
-        on_all_ended: Called when the last running process of the host has ended.
+        on_first_start: Called when a process has started and no other process that the host has started is running.
+        on_all_ended: Called when the last running process that the host has started has ended.
     """
 
     __slots__ = ("_by_id", "_loop", "_on_all_ended", "_on_first_start", "_rpc", "_running_count", "_spawner")
@@ -118,7 +118,7 @@ class ProcessManager:
         call.result()
 
     def running(self) -> list[Process]:
-        """Return the processes of the host that are still running, which means that they were not reaped yet."""
+        """Return the processes that the host has started and that were not reaped yet."""
         return [process for process in self._by_id.values() if process.running]
 
     def forget_finished(self) -> None:

@@ -1,4 +1,4 @@
-"""One process of the host: its output, its input, the calls that follow its output or wait for its end, and its result.
+"""One process that the host has started: its output, its input, the calls that follow its output or wait for its end, and its result.
 
 Invariants:
 - Calls that follow the output receive the result when the process has ended and the output that it has written was sent. If
