@@ -559,10 +559,10 @@ async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None
 
 
 async def _collect(execution: CodeExecution, output: OutputCollector, timeout_s: float | None) -> CodeExecutionResult:
-    """Collect the events of a cell until the iteration ends, and close the execution.
+    """Collect the events of an execution until its iteration ends, and close the execution.
 
     Raises:
-        TimeoutError: The timeout has passed. ``output`` has the events up to the position of the execution.
+        TimeoutError: The timeout has passed. ``output`` contains the events that were read until then.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -145,7 +145,7 @@ class PackageInstaller:
             raise
 
     async def _join(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription, id_: ProcessId) -> Install:
-        """Follow the install with an id, or start the install if the guest does not know the id.
+        """Follow the install that has the id ``id_``. If the guest does not know the id, start the install.
 
         The caller runs this method in a task, so that the start lock is held until the guest responds, even if the client leaves during the start.
         A second client with the same id then waits for the start, and joins the install.

@@ -3,12 +3,12 @@
 Invariants:
 - A foreground process is killed, with its process group, when its client leaves.
 - A process blocks if no client reads its output. The service holds at most one stream window of the output.
-- The details of a process are needed to list and to restart the process. Only the service that started the process has its details; they do not
-  survive a restart of the service.
+- The service keeps the parameters with which it started a process (:class:`ProcessDetails`), to list and to restart the process. These details do
+  not survive a restart of the service.
 - The memory of the details is limited, and counted in the buffer budget (``core/node/buffer_budget.py``). Details of processes that are known to
   have ended are dropped first, then the oldest details.
-- A restart of a process uses exactly the parameters of its first start. If these parameters are no longer known, the restart is refused, and a
-  running process continues.
+- A restart of a process uses exactly the parameters of its first start. If the details are no longer kept, the restart is refused, and a running
+  process continues.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class BufferedFolderWatch:
 
     @property
     def full(self) -> bool:
-        """True after events were dropped, until a client takes the events."""
+        """True from the moment that an event is dropped until a client takes the events that are kept."""
         return bool(self._events) and self._events[-1].kind == OVERFLOW
 
     async def begin(self) -> None:

@@ -94,6 +94,9 @@ def wants_look(idle_timeout_s: float, quiet_s: float) -> bool:
 def has_idled(idle_timeout_s: float, quiet_s: float, seen_s: float, tasks: int) -> bool:
     """Return True if the idle timeout of a sandbox has passed.
 
+    If the sandbox has processes, their samples must also cover a period that shows that they are not busy: ``WINDOW_S``, or the idle timeout if it
+    is shorter.
+
     Args:
         idle_timeout_s: Idle timeout of the sandbox.
         quiet_s: Seconds since the last activity of a client or a busy process.

@@ -6,9 +6,9 @@ volume at its path inside, the guest does so, as root inside the sandbox.
 Invariants:
 - The volumes of a new sandbox are mounted before the response. A sandbox that is restored from a snapshot may still have the mount points of the
   source's volumes. These mount points are unmounted first.
-- Attaching, detaching, and completing an interrupted move are operations (:mod:`sandlot.core.operations`), so no other operation changes the sandbox
-  meanwhile.
-- A *move* is the attachment or detachment of a volume. A move is recorded before it begins, and its result is recorded before the response. If the
+- Attaching, detaching, and finishing what a killed service began are operations (:mod:`sandlot.core.operations`), so no other operation changes
+  the sandbox meanwhile.
+- An attachment or detachment is recorded before it begins: the volume is marked as *moving*. The result is recorded before the response. If the
   service is killed in between, the next service attaches the moving volume or, if this fails, detaches it. If the guest or the store fails, the next
   attach, detach, resume, fork or snapshot does the same.
 - A volume cannot be deleted while a request to attach it is in progress, or while a sandbox has it.

@@ -153,7 +153,7 @@ class WarmStart:
     """Strategy that turns a claimed warm sandbox into the sandbox of a create request.
 
     Args:
-        claim: Claim of the request.
+        claim: The pool's answer to the request (:class:`PoolClaim`).
         warm: The claimed warm sandbox.
         records: True: record the sandbox as running while the guest wakes up. False: the caller records the sandbox after the setup steps.
     """
@@ -201,7 +201,7 @@ class TemplateSnapshotStart:
     """Strategy that restores a sandbox from the snapshot of its template.
 
     Args:
-        claim: Claim of the request.
+        claim: The pool's answer to the request (:class:`PoolClaim`).
     """
 
     claim: PoolClaim
@@ -247,7 +247,7 @@ class BootStart:
     """Strategy that boots a sandbox from its root filesystem image.
 
     Args:
-        claim: Claim of the request, for the statistics of the pools. None: the request cannot use a pool.
+        claim: The pool's answer to the request, for the statistics of the pools. None: the request cannot use a pool.
     """
 
     claim: PoolClaim | None = None

@@ -334,7 +334,7 @@ async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, Non
 
 
 async def _freeze(sandbox: Sandbox, instance: Instance) -> None:
-    # An armed guest does not count time until it is disarmed, so no timeout inside passes while the sandbox is frozen.
+    # ``armed=True`` stops the clock of the guest until it is disarmed, so that no timeout inside passes while the sandbox is frozen.
     await driver_step("stand still", _link(sandbox).checkpoint(armed=True))
     await driver_step("pause", instance.pause())
 

@@ -145,7 +145,7 @@ class Templates:
         del self._builds[name]
         if not build.cancelled() and (error := build.exception()) is not None:
             # All callers that waited for the build may have disconnected; then only the log has the error.
-            _log.warning("template.failed", template=name, error=str(error))
+            _log.warning("template.build_failed", template=name, error=str(error))
 
 
 async def driver_step(what: str, work: Coroutine[Any, Any, ResultT], timeout_s: float | None = None) -> ResultT:

@@ -379,8 +379,8 @@ class PoolRefiller:
     async def _can_fill(self, pool: Pool) -> bool:
         """Return True if fills of a pool can start now.
 
-        The driver must be able to freeze sandboxes. If the driver can take snapshots, the template snapshot must be ready. If not, the image of an
-        implied pool must be built already.
+        The driver must be able to freeze sandboxes. If the driver can take snapshots, the template snapshot must be ready. If the driver cannot
+        take snapshots and the pool is one of ``DEFAULT_POOLS``, the root filesystem image of its template must be built already.
         """
         if pool.spec.isolation not in self._drivers:
             return False

@@ -1,7 +1,8 @@
 """Registry of all pools of a service. It also stores the configuration of the pools, which is read when the service restarts.
 
 Invariants:
-- A pool exists while its configuration has sizes. Configuration from requests (``pools.json``) takes precedence over the settings.
+- A pool exists while its configuration has sizes: a deleted pool keeps a configuration without sizes, so that the settings do not create the
+  pool again. Configuration from requests (``pools.json``) takes precedence over the settings.
 - A request changes a pool only after the new configuration is on disk. A restart therefore keeps every change for which a client got a response.
 - Pools are created, changed and deleted one at a time, under :attr:`PoolRegistry.lock`.
 """

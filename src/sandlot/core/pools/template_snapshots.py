@@ -162,7 +162,7 @@ class TemplateSnapshotManager:
         """
         for spec, state in self._states.items():
             if state.snapshot is snapshot:
-                _log.warning("template.unusable", template=spec.template, isolation=spec.isolation, error=reason)
+                _log.warning("template_snapshot.failed", template=spec.template, isolation=spec.isolation, error=reason)
                 state.unusable_key = snapshot.key
                 state.release()
                 self._fail(state, reason)
@@ -266,7 +266,7 @@ class TemplateSnapshotManager:
         if verdict.ok:
             return snapshot
         snapshot.release()
-        _log.warning("template.unusable", key=key, error=verdict.reason)
+        _log.warning("template_snapshot.unusable", key=key, error=verdict.reason)
         await asyncio.to_thread(self._cache.remove, key)
         return None
 

@@ -55,8 +55,8 @@ class Entry:
         at: Start of the execution.
         channel: 1 for standard output, 2 for standard error.
         text: Kept output. If a part is missing, a line in its place states the number of missing bytes.
-        omitted: Bytes that are not kept.
-        end: Bytes that a running execution has written up to now; None for an execution that has ended.
+        omitted: Number of bytes that are not kept.
+        end: Number of bytes that a running execution has written so far; None for an execution that has ended.
     """
 
     execution: ProcessId
@@ -150,7 +150,7 @@ class LogFollower:
         self.wakeup.set()
 
     def take(self) -> list[Piece]:
-        """Return all waiting pieces and free their memory."""
+        """Remove all waiting pieces from this object and return them. They no longer count in the buffer budget."""
         taken = list(self._pieces)
         self._pieces.clear()
         self._buffers.give(self._held_bytes)

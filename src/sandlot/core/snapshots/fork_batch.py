@@ -2,8 +2,8 @@
 
 Invariants:
 - All children are admitted before the image of the parent is written.
-- While the image is written, the children wait. The first ``ahead`` children use this time to prepare a sandbox.
-- Either all children are announced or none. If a child or the image fails, all children fail.
+- While the image is written, the children wait. Some of them, at most ``ahead``, use this time to prepare their sandboxes.
+- Either all children become visible to clients, or none. If a child or the image fails, all children fail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError, Unsu
 
 
 class ForkBatch:
-    """Starts the children of one fork, and delays their announcement until all children are ready.
+    """Starts the children of one fork. Clients do not see a child until all children are ready.
 
     Args:
         image: Path of the parent's image, which is written while the children wait.
@@ -57,7 +57,7 @@ class ForkBatch:
             self._written.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Report a failure, so that no child is announced. Has no effect once all children are ready.
+        """Report a failure, so that no child becomes visible to clients. Has no effect once all children are ready.
 
         Args:
             error: Failure of a child or of the image.
@@ -90,7 +90,7 @@ class ForkBatch:
         return await MemoryImageStart(self._image).start(supervisor)
 
     async def wait_all_ready(self, _sandbox: Sandbox) -> None:
-        """Report that a child is ready, and wait until all children are ready. This ``SetupStep`` is the last step before the child is announced.
+        """Report that a child is ready, and wait until all children are ready. This ``SetupStep`` is the last step before clients see the child.
 
         Raises:
             SandlotError: Another child failed.

@@ -3,7 +3,7 @@
 Invariants:
 - All children are admitted before the parent is frozen. The parent is frozen only while its image is written. All children start from this one
   image, which is removed when the last child has started.
-- Either all children exist or none: no child is announced before all children respond. If the service is killed during a fork, a repeated
+- Either all children exist or none: clients see no child before all children respond. If the service is killed during a fork, a repeated
   request with the same idempotency key first ends the children that the interrupted request left.
 - Each child has the spec of its parent, but its own id, its own randomness and its own timeout.
 - A promotion keeps one child and ends the other children of the same parent, with all their descendants. The parent keeps running. If a promotion
