@@ -191,7 +191,7 @@ class TemplateSnapshotManager:
         """Remove unfinished snapshots of killed services, and snapshots that were not used for a long time, from the disk."""
         swept = await asyncio.to_thread(self._cache.sweep)
         if swept:
-            _log.info("template.swept", count=swept)
+            _log.info("template_snapshot.swept", count=swept)
 
     async def ensure(self, spec: TemplateSnapshotSpec, *, room: RoomMaker | None = None) -> TemplateSnapshot | None:
         """Return the snapshot of a spec. Make the snapshot if it is missing or outdated. Return None if it cannot be made now.
@@ -214,7 +214,7 @@ class TemplateSnapshotManager:
         except UnavailableError as error:  # the node has no room now, which does not count as a failure
             state.not_before_s, state.error = self._clock.monotonic_s() + policy.back_off_s(2), error.message
         except (SandlotError, OSError, TimeoutError) as error:
-            _log.warning("template.not_written", template=spec.template, isolation=spec.isolation, error=str(error) or type(error).__name__)
+            _log.warning("template_snapshot.not_written", template=spec.template, isolation=spec.isolation, error=str(error) or type(error).__name__)
             self._fail(state, failure_reason(error))
             self._metrics.template_snapshot("failed")
         return state.snapshot
@@ -305,7 +305,7 @@ class TemplateSnapshotManager:
             self._reservations.release(reservation_key)
             self.reservation_key = ""
         self._metrics.template_snapshot("made")
-        _log.info("template.written", template=spec.template, isolation=spec.isolation, size_bytes=size, **stopwatch.laps)
+        _log.info("template_snapshot.written", template=spec.template, isolation=spec.isolation, size_bytes=size, **stopwatch.laps)
         await asyncio.to_thread(functools.partial(self._cache.remove_replaced, key, spec.manifest()))
 
     async def _write(self, factory: WarmSandboxFactory, image: Path, stopwatch: _Stopwatch) -> int:

@@ -283,7 +283,7 @@ def _entries(record: ExecutionRecord, running: LogEntry | None, channels: Collec
 
 
 def _skip(progress: dict[ProcessId, _Progress], entry: Entry) -> None:
-    """Note that the follower has the output of an entry."""
+    """Record that the follower has received the output of an entry."""
     execution = progress.setdefault(entry.execution, _Progress())
     if entry.end is None:
         execution.is_complete = True
