@@ -122,7 +122,7 @@ def test_two_services_make_a_snapshot_once_and_one_that_is_stale_or_broken_is_ma
         words = json.loads((whole / MANIFEST).read_text("utf-8"))
         assert words["spec"]["template"] == TEMPLATE
         assert words["inputs"]["memory_bytes"] == 256 << 20
-        logs = [sum(record.get("event") == "template.written" for record in each.records()) for each in (one, other)]
+        logs = [sum(record.get("event") == "template_snapshot.written" for record in each.records()) for each in (one, other)]
         assert sorted(logs) == [0, 1]
         for each, made in zip((one, other), pools, strict=True):
             with create(each) as box:
