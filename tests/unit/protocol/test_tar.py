@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandlot.protocol import tar
-from tests.support.archives import archive, entry, raw_head
+from tests.support.archives import END, archive, entry, raw_head
+from tests.support.cases import cases
 
 names = st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=60)
 paths = st.lists(names.filter(lambda name: name not in {".", ".."}), min_size=1, max_size=6).map("/".join)
@@ -57,6 +58,60 @@ def test_any_bytes_raise_only_tar_errors(noise: bytes, at: int, step: int) -> No
     raw = archive(entry("a" * 150, content=b"x" * 700), entry("link", tarfile.SYMTYPE, target="b"))
     with suppress(tar.TarError):
         read(raw[:at] + noise + raw[at + len(noise) :], step)
+
+
+def extended(content: bytes, kind: bytes = b"x") -> bytes:
+    """Return an extended header with this content, and a file ``f`` after it."""
+    return raw_head(b"h", b"%011o\0" % len(content), kind) + content.ljust(512, b"\0") + raw_head(b"f", b"00000000000\0")
+
+
+@cases(
+    "header,words",
+    [
+        (raw_head(b"dev", b"0", b"3"), "'dev' is a device"),
+        (raw_head(b"fifo", b"0", b"6"), "'fifo' is a pipe"),
+        (raw_head(b"holes", b"0", b"S"), "'holes' is a sparse file; pack it without --sparse"),
+        (extended(b"22 GNU.sparse.major=1\n"), "'f' is a sparse file"),
+        (raw_head(b"odd", b"0", b"?"), "'odd' has an unknown type"),
+        (raw_head(b"f", b"0000000000x\0"), "the size of the next entry is invalid"),
+        (raw_head(b"f", b"\xff" * 12), "the size of the next entry is invalid"),
+        (raw_head(b"f", b"0")[:100] + b"7" + raw_head(b"f", b"0")[101:], "is not a tar archive"),
+        (raw_head(b"a", b"0") + b"noise".ljust(512), "damaged after its entry 'a': the checksum of the next entry is invalid"),
+        (raw_head(b"h", b"77777777777\0", b"x"), "an extended header that is too large"),
+        (extended(b"none"), "the extended header of the next entry is invalid"),
+        (extended(b"99 path=a\n"), "the extended header of the next entry is invalid"),
+        (extended(b"9 path=ab"), "the extended header of the next entry is invalid"),
+        (extended(b"10 size=x\n"), "the size of the next entry is invalid"),
+    ],
+)
+def test_refused_header_is_named(header: bytes, words: str) -> None:
+    with pytest.raises(tar.TarError) as raised:
+        read(header + END, 700)
+    assert words in str(raised.value)
+
+
+def test_headers_of_other_formats_are_read() -> None:
+    signed = bytearray(raw_head(b"\xe4", b"0"))
+    signed[148:156] = b"%06o\0 " % (sum(signed[:148]) + sum(signed[156:]) + 8 * 32 - 256)
+    raw = (
+        raw_head(b"label", b"0", b"V")
+        + raw_head(b"folder/", b"0", b"\0", magic=b"")
+        + bytes(signed)
+        + raw_head(b"big", b"\x80" + bytes(10) + b"\x03")
+    )
+    found = read(raw + b"abc".ljust(512, b"\0") + END, 700)
+
+    assert [(member.name, member.kind, content) for member, content in found] == [
+        ("folder/", tar.FOLDER, b""),
+        ("\udce4", tar.FILE, b""),
+        ("big", tar.FILE, b"abc"),
+    ]
+
+
+def test_long_names_of_gnu_tar_are_read() -> None:
+    raw = archive(entry("n" * 300, tarfile.SYMTYPE, target="t" * 300), form=tarfile.GNU_FORMAT)
+    ((member, _),) = read(raw, 700)
+    assert (member.name, member.target) == ("n" * 300, "t" * 300)
 
 
 @pytest.mark.parametrize("name,expected", [("a/b", ["a", "b"]), ("./a//b/", ["a", "b"]), (".", []), ("", []), ("...", ["..."]), ("a..", ["a.."])])

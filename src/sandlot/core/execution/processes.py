@@ -473,8 +473,8 @@ class ProcessService:
         spec = self.details(sandbox, process).spec
         if spec is None:
             raise ConflictError(
-                f"The parameters with which process {process} was started are no longer known.",
-                hint="Start a new process with these parameters.",
+                f"Process {process} cannot be restarted: the service no longer has its parameters.",
+                hint="Start a new process, and pass the command and its options again.",
                 fields={"process": process},
             )
         if known.running:

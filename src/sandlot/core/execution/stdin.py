@@ -137,8 +137,8 @@ class StdinManager:
                     await writer.lock.acquire()
             except TimeoutError:
                 raise ConflictError(
-                    f"Another request is still writing the input of process {process}.",
-                    hint="Cancel that request. If the process does not read its input, end the process by a signal.",
+                    f"Another request is still writing to the input of process {process}.",
+                    hint="Cancel the other request. If the process does not read its input, kill the process with a signal.",
                     fields={"process": process},
                 ) from None
             try:

@@ -66,8 +66,8 @@ async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
 
     Args:
         sandbox: The sandbox.
-        request: Request to the program: the lists ``gone`` (paths to unmount), ``there`` (volumes to mount) and ``free`` (volumes to unmount if they
-            are not in use).
+        request: Request to the program: the lists ``gone`` (paths to unmount, even if they are in use), ``free`` (volumes to unmount if they are not
+            in use) and ``there`` (volumes to mount).
 
     Raises:
         SandlotError: The program failed; the message gives the reason.

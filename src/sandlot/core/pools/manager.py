@@ -257,8 +257,8 @@ class PoolManager:
                 return await self._configure(existing, config)
             if existing is not None:
                 raise ConflictError(
-                    f"Pool {existing.id} of template {template!r} has the same isolation and limits.",
-                    hint=f"Change it with 'sandlot pool set {existing.id}'.",
+                    f"Pool {existing.id} of template {template!r} already has this isolation and these limits.",
+                    hint=f"Change the existing pool with 'sandlot pool set {existing.id}'.",
                     fields={"pool": existing.id},
                 )
             pool = Pool(config)

@@ -128,7 +128,7 @@ class PoolSizes:
         """Refuse numbers that are out of range.
 
         Raises:
-            InvalidRequestError: A number is not in 0 to ``MAX_SIZE``, or ``max`` is less than ``warm``.
+            InvalidRequestError: A number is not between 0 and ``MAX_SIZE``, or ``max`` is less than ``warm``.
         """
         for name in ("warm", "max", "prepared"):
             value = getattr(self, name)

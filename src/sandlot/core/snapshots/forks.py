@@ -66,7 +66,7 @@ def root_of(id_: SandboxId, parents: Mapping[SandboxId, SandboxId | None]) -> Sa
 
     Args:
         id_: Id of the sandbox.
-        parents: Parent of each known sandbox; None for a sandbox that is not a fork.
+        parents: Parent of each known sandbox; None for a sandbox that is not a child of a fork.
     """
     seen = {id_}
     while (parent := parents.get(id_)) is not None and parent not in seen:  # damaged records could form a cycle
@@ -280,14 +280,14 @@ class ForkManager:
 
         Raises:
             NotFoundError: The caller has no sandbox with this id (``sandbox_not_found``).
-            ConflictError: The sandbox is not a fork.
+            ConflictError: The sandbox is not a child of a fork.
             SandboxEndedError: The sandbox has ended; its siblings keep running.
         """
         sandbox = self._registry.find(sandbox_id, principal)
         if sandbox.spec.parent is None:
             raise ConflictError(
-                f"Sandbox {sandbox.id} is not a fork, so it has no siblings.",
-                hint="Promote a child of a fork.",
+                f"Sandbox {sandbox.id} is not a child of a fork, so it cannot be promoted.",
+                hint="Pass the id of a child of a fork.",
                 fields={"sandbox": sandbox.id},
             )
         if sandbox.end_requested.is_set() or sandbox.ended.is_set():

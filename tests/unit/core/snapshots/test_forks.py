@@ -185,7 +185,7 @@ async def test_tree_has_all_generations_and_promote_ends_the_siblings(node: Node
     assert {id_ for id_, each in states.items() if each is State.RUNNING} == {root.id, a.id, a1.id, a2.id}
     assert {id_ for id_, each in states.items() if each is State.STOPPED} == {b.id, c.id, b1.id, b11.id}, "ended ones are remembered"
     for stranger in (root, lone):
-        with pytest.raises(ConflictError, match="is not a fork"):
+        with pytest.raises(ConflictError, match="is not a child of a fork"):
             await forks.promote(stranger.id, OPERATOR)
     with pytest.raises(NotFoundError):
         await forks.get_tree(root.id, ALICE)
