@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from sandlot.core.files import files
+from sandlot.core.files import changes, files
+from sandlot.core.files.changes import ChangedFile, ChangeTracker
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.agentsandbox import outputs
@@ -79,6 +80,43 @@ async def test_outputs_count_against_the_upload_quota(at: SharedBench, sandbox: 
     await sh(at.core, sandbox, "cd /output; printf 12345 > a; printf 123456 > b")
     kept = await outputs.collect(at.core.files, sandbox, before, Quota(upload_bytes=5))
     assert ([record.filename for record in kept.records], kept.left) == (["a"], 1)
+
+
+async def test_files_in_subfolders_are_outputs_and_links_are_not(at: SharedBench, sandbox: Sandbox) -> None:
+    before = await Before.look(sandbox)
+    guest = at.driver.guest(sandbox.ref)
+    for path in ("/output/d/a", "/output/.hidden/b", "/output/__pycache__/c.pyc"):
+        guest.files.write(path, b"1", 1000)
+    guest.files.symlink("/output/link", "/output/d/a", 1000)
+
+    kept = await outputs.collect(at.core.files, sandbox, before)
+
+    assert ([record.filename for record in kept.records], kept.left, kept.more) == (["a"], 0, False)
+
+
+async def test_large_tree_is_compared_by_a_program_inside(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+
+    class Tracker(ChangeTracker):
+        def __init__(self) -> None:
+            pass
+
+        async def changed(self) -> tuple[list[ChangedFile], bool]:
+            return [ChangedFile(path, created=True, size_bytes=1, modified_ns=0) for path in ("/output/a", "/output/.b")], True
+
+        def close(self) -> None:
+            closed.append(True)
+
+    async def track(*_: object) -> Tracker:
+        return Tracker()
+
+    monkeypatch.setattr(outputs, "FEW_FOLDERS", 1)
+    monkeypatch.setattr(changes, "track", track)
+    before = await Before.look(sandbox)
+
+    assert await before.made() == ([Found("/output/a", 1)], True)
+    before.close()
+    assert closed
 
 
 async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
