@@ -4,7 +4,7 @@ Invariants:
 - A host is *version 1* if the memory controller has its own hierarchy, whatever else is mounted: systemd's "hybrid" hosts have a version 2 mount
   without controllers. A host is *version 2* if the memory controller belongs to the unified hierarchy.
 - Groups of version 1 are created in **every** mounted hierarchy, not only in those that limit something. A runtime that finds its group in all
-  hierarchies creates none itself. Every group can therefore be found by its name alone.
+  hierarchies creates no further groups. A group therefore has the same path in all hierarchies, and can be found by its name alone.
 
 Sources: cgroups(7); the kernel's ``Documentation/admin-guide/cgroup-v1/`` and ``cgroup-v2.rst``.
 """

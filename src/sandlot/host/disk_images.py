@@ -68,8 +68,8 @@ def image_bytes(limit_bytes: int, bytes_per_inode: int | None = None) -> int:
     """Return the size in bytes of an image whose file system holds ``limit_bytes`` of content, rounded up to whole blocks.
 
     Args:
-        limit_bytes: Content that the file system must hold.
-        bytes_per_inode: Content in bytes for each inode. None: the file system holds a few files.
+        limit_bytes: Bytes of content that the file system must hold.
+        bytes_per_inode: Bytes of content for each inode that is created. None: create the few inodes that a file system with few files needs.
     """
     inodes = inode_count(limit_bytes, bytes_per_inode)
     total = limit_bytes + limit_bytes // _OVERHEAD_DIVISOR + OVERHEAD_BYTES + inodes * INODE_BYTES
@@ -80,8 +80,8 @@ def inode_count(limit_bytes: int, bytes_per_inode: int | None) -> int:
     """Return the number of inodes of a file system that holds ``limit_bytes`` of content.
 
     Args:
-        limit_bytes: Content that the file system must hold.
-        bytes_per_inode: Content in bytes for each inode. None: the file system holds a few files.
+        limit_bytes: Bytes of content that the file system must hold.
+        bytes_per_inode: Bytes of content for each inode that is created. None: create the few inodes that a file system with few files needs.
     """
     if bytes_per_inode is None:
         return FEW_INODES
@@ -138,9 +138,9 @@ def make_template(limit_bytes: int, scratch: Path, bytes_per_inode: int | None =
     """Create an empty file system with ``mkfs.ext4`` in a temporary file and return its content. Blocks for some milliseconds.
 
     Args:
-        limit_bytes: Content that the file system must hold.
+        limit_bytes: Bytes of content that the file system must hold.
         scratch: Folder for a temporary file.
-        bytes_per_inode: Content in bytes for each inode. None: the file system holds a few files.
+        bytes_per_inode: Bytes of content for each inode that is created. None: create the few inodes that a file system with few files needs.
 
     Raises:
         HostError: mkfs.ext4 is not installed or failed.

@@ -58,7 +58,7 @@ class IdRanges:
 
         Raises:
             UnavailableError: All ranges are taken by owners that exist.
-            OSError: The folder of the links cannot be written to.
+            OSError: The folder with the symbolic links of the ranges cannot be written to.
         """
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         with self._locked():

@@ -220,7 +220,7 @@ def _enter(move: Move, version: int) -> None:
             _move(os.getpid(), move.folder)
             return
         except OSError as error:
-            # ENOENT, ENODEV: a group was removed; with ENODEV, after one of its files was opened. Other errors are not retried.
+            # ENOENT: a group was removed before its file was opened. ENODEV: a group was removed after that. Other errors are not retried.
             if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _MAX_ATTEMPTS - 1:
                 raise
 

@@ -5,9 +5,9 @@ Invariants:
   write. The host opens no file inside a volume by name.
 - A file has at most one loop device. A second device would mount a second file system over the same bytes, and the two would destroy each other. If
   the file has a device, the device is mounted again: the kernel then uses the same file system, even if it is mounted in another namespace.
-- All volumes are mounted below one small private file system. Mount namespaces that exist already do not see later mounts. A new mount namespace
-  removes the mounts of all volumes with one call (the stage's ``forget``).
-- The file system has a journal: after a loss of power it contains everything that was synced.
+- All volumes are mounted below one small private file system. Mount namespaces that exist already do not see later mounts. A process that
+  enters a new mount namespace unmounts all volumes there with one call (``forget`` in ``stage/operations.py``).
+- The file system of each volume has a journal: after a loss of power it contains everything that was synced.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class OciDriver:
         return OciPreparedSandbox(resources, shape, self._runtime, program, first_id)
 
     def _build_of(self, snapshot: Path) -> Program:
-        """Return the build that wrote a snapshot."""
+        """Return the program of the runtime build that wrote a snapshot."""
         result, manifest = self.restorable(snapshot), manifests.read(snapshot)
         if not result.ok or manifest is None:
             raise unusable_error(result.reason)

@@ -120,7 +120,7 @@ class SandboxHostResources:
 
     def _check_not_releasing(self) -> None:
         if self.is_releasing() or (self.record is not None and self.record.step is Step.DESTROY):
-            raise FileNotFoundError(errno.ENOENT, "the sandbox is being released", str(self.folder.record))
+            raise FileNotFoundError(errno.ENOENT, "the resources of the sandbox are being released", str(self.folder.record))
 
     def _recorded_limits(self) -> GroupLimits | None:
         return None if self.record is None or self.is_releasing() else self._runtime.group_limits(self.record.limits)
@@ -139,7 +139,7 @@ class SandboxHostResources:
         with self._recording:
             if self.is_releasing():
                 shutil.rmtree(draft)
-                raise FileNotFoundError(errno.ENOENT, "the sandbox is being released", str(path))
+                raise FileNotFoundError(errno.ENOENT, "the resources of the sandbox are being released", str(path))
             draft.rename(path)
             self.record = record
 

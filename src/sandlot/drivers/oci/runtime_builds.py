@@ -111,7 +111,7 @@ class RuntimeBuilds:
         return reason
 
     def prune(self, needed: Collection[str]) -> None:
-        """Remove all copies except the needed ones and the installed build, and incomplete copies of killed services."""
+        """Remove all copies except those of the needed builds and of the installed build. Also remove incomplete copies that killed services left."""
         with contextlib.suppress(HostError):
             needed = {*needed, self.installed().sha256}
         with self._lock, contextlib.suppress(FileNotFoundError):

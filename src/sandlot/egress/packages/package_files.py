@@ -109,9 +109,9 @@ class PackageFiles:
         except BusyError:
             raise HttpError(503, BUSY, (("Retry-After", "10"),)) from None
         except UpstreamError as error:
-            # The response must not contain the URL of the upstream index: sandboxes may not see the machine's configuration.
             self._counters.errors += 1
             _log.warning("a package file could not be fetched: %s", error)
+            # The response must not contain the URL of the upstream index: sandboxes must not learn the machine's configuration.
             raise HttpError(502, UNREACHABLE) from None
 
     async def _open_existing(self, file: PackageFile, range_: str | None) -> Response | None:

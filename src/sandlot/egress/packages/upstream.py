@@ -245,7 +245,9 @@ def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
         if access.client_cert:
             context.load_cert_chain(access.client_cert)
     except (OSError, ValueError) as error:
-        _log.warning("a configured certificate for package indexes cannot be read and is skipped, with all later ones: %s", type(error).__name__)
+        _log.warning(
+            "a configured certificate for package indexes cannot be read; this certificate and all later ones are skipped: %s", type(error).__name__
+        )
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

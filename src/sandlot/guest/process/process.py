@@ -144,7 +144,7 @@ class Process:
         self._refresh_pipes()
 
     def result(self) -> dict[str, Any]:
-        """Return the result of ``process.start``, ``process.attach`` and ``process.wait``."""
+        """Return the result that the calls ``process.start``, ``process.attach`` and ``process.wait`` send."""
         return {
             "process": self.id,
             "pid": self.pid,

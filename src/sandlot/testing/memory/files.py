@@ -146,7 +146,7 @@ class MemoryFiles:
         """Return the properties of all entries of a folder, sorted by name."""
         resolved, node = self._find(path, uid)
         if node.kind != "directory":
-            raise FileError("path_invalid", f"{path!r} is no folder.")
+            raise FileError("path_invalid", f"{path!r} is not a folder.")
         self._check(path, node, uid, 4)
         names = sorted(posixpath.basename(each) for each in self._nodes if each != "/" and posixpath.dirname(each) == resolved)
         return [self.stat(posixpath.join(path, name), uid, follow=False) for name in names]
@@ -229,7 +229,7 @@ class MemoryFiles:
                 resolved = "/"
             else:
                 if parts and node is not None and node.kind == "file":
-                    raise FileError("path_invalid", f"{inner!r} is no folder.")
+                    raise FileError("path_invalid", f"{inner!r} is not a folder.")
                 resolved = inner
         return resolved
 
@@ -242,7 +242,7 @@ class MemoryFiles:
             self._parent(folder, uid, make=True)
             self._nodes[folder] = Node("directory", uid, 0o755, self._now_ns())
         elif node.kind != "directory":
-            raise FileError("path_invalid", f"{folder!r} is no folder.")
+            raise FileError("path_invalid", f"{folder!r} is not a folder.")
         else:
             self._check(path, node, uid, 2)
 

@@ -227,7 +227,7 @@ class Process:
                 call.result(**self.result())
 
     def result(self) -> dict[str, Any]:
-        """Return the result of ``process.start``, ``process.attach`` and ``process.wait``."""
+        """Return the result that the calls ``process.start``, ``process.attach`` and ``process.wait`` send."""
         return {
             "process": self.id,
             "pid": self.pid,

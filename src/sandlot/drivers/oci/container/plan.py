@@ -52,7 +52,7 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         # The group is entered first, so that everything that follows is counted, limited, and found by the group's name.
         *(("join", str(file)) for file in inputs.entry_files),
         ("oom_score", str(OOM_SCORE)),
-        # Neither the runtime nor a program inside may write a core file on the host (``runtime.py``).
+        # Neither the runtime nor a program inside may write a core file on the host; see ``CORE_BYTES``.
         ("limit", "RLIMIT_CORE", CORE_BYTES, CORE_BYTES),
         # The limit is set here, because one that is inherited from the service could not be raised in a user namespace.
         ("limit", "RLIMIT_NOFILE", OPEN_FILES, OPEN_FILES),

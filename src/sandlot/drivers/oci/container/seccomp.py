@@ -71,7 +71,7 @@ ALLOWED = (
     *("epoll_pwait2", "epoll_wait", "epoll_wait_old", "eventfd", "eventfd2", "getitimer", "gettimeofday", "nanosleep", "poll", "ppoll"),
     *("pselect6", "select", "setitimer", "time", "timer_create", "timer_delete", "timer_getoverrun", "timer_gettime", "timer_settime"),
     *("timerfd_create", "timerfd_gettime", "timerfd_settime", "times"),
-    # Information about the machine.
+    # Random numbers, and information about the machine.
     *("getrandom", "sysinfo", "uname"),
 )
 

@@ -88,8 +88,8 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
                 "source": "shm",
                 "options": ["nosuid", "nodev", "mode=1777", f"size={shape.limits.memory_bytes // 2}"],
             },
-            # Always present, because a sandbox of a pool gets its volumes while it runs. Volumes that are mounted in the stage's namespace later are
-            # visible to the file server, which also enforces read-only mounts. The directory itself is read-only.
+            # The parent directory of the volumes is always mounted, because a sandbox of a pool gets its volumes while it runs. The file server sees
+            # volumes that are mounted later in the stage's namespace, and enforces read-only mounts. The directory itself is read-only.
             *(
                 [{"destination": HUB, "type": "bind", "source": VIEW_VOLUMES, "options": ["rbind", "rw", "rslave", "nosuid", "nodev"]}]
                 if has_hub

@@ -109,7 +109,7 @@ def _parse_page(page: FetchedInput) -> tuple[list[IndexFile], list[str] | None]:
 
 def _parse_json(content: object, base: str) -> tuple[list[IndexFile], list[str] | None]:
     if not isinstance(content, dict) or not isinstance(content.get("files"), list):
-        raise ValueError("not a page of a simple index: no list `files`")  # noqa: TRY004 - the content is malformed, whatever its type
+        raise ValueError("not a page of a simple index: `files` is missing or is not a list")  # noqa: TRY004 - the content is malformed, whatever its type
     files = []
     for each in content["files"]:
         if not isinstance(each, dict):
@@ -164,7 +164,7 @@ def _parse_html(text: str, base: str) -> list[IndexFile]:
 
 
 class _LinkParser(HTMLParser):
-    """Collects the attributes of all links in ``links``, and the URL of the first ``<base>`` element in ``base``."""
+    """Parser that stores the attributes of each link in the list ``links``, and the URL of the first ``<base>`` element in ``base``."""
 
     def __init__(self) -> None:
         super().__init__()

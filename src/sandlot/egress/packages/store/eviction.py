@@ -34,8 +34,8 @@ def plan_eviction(files: Iterable[StoredFile], *, max_bytes: int, needed_bytes: 
         needed_bytes: Disk space that the new file needs.
 
     Returns:
-        Zero and no files if the new file fits. If the new file does not fit: the number of bytes after whose removal the new file
-        fits and at most :data:`TARGET_FILL` of the limit is in use; and all files, the least recently used first.
+        Zero and no files if the new file fits. If the new file does not fit: the number of bytes to remove, so that the new file fits and
+        at most :data:`TARGET_FILL` of the limit is in use afterwards; and all files, the least recently used first.
     """
     found = sorted(files, key=lambda file: file.used_s)
     total = sum(file.size_bytes for file in found)
