@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class ChildTable:
     """Owners of the child processes that the guest has started or adopted, by pid.
 
-    A process stays in the table until it is reaped. The kernel reuses a pid only after that, so a pid in the table always means
-    the same process.
+    A process stays in the table until it is reaped. The kernel reuses a pid only after the process was reaped, so a pid in the table
+    always means the same process.
     """
 
     __slots__ = ("_children",)
