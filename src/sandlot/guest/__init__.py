@@ -22,7 +22,7 @@ Constraints of gVisor and of checkpoints, and the files that enforce them:
 - The monotonic clock continues while a checkpoint lies on disk: timers use ``Loop.time``. ``loop.py``.
 - A descriptor that becomes ready during a save may never be reported again: epoll is rearmed at every handshake.
   ``connection.py``, ``loop.py`` (``rearm``). The host sends nothing between arming and disarming a checkpoint.
-- PID 1 is not protected from signals, and a core size limit of 0 does not prevent that a core handler runs. ``main.py``.
+- PID 1 is not protected from signals, and a core size limit of 0 does not prevent a core handler from running. ``main.py``.
 - RLIMIT_NPROC does not limit root. ``process/pid_limit.py``. There is no OOM killer inside a sandbox. ``kernels/oom.py``.
 - Set-uid bits are ignored. ``process/sudo.py``.
 - ``O_DIRECTORY | O_NOFOLLOW`` follows a link. ``fs/paths.py`` (``open_folder``).

@@ -2,10 +2,10 @@
 
 Invariants:
 - No callback blocks. Long work is a generator that yields every few milliseconds.
-- A loop without timers and work sleeps in epoll without a timeout, so an idle guest takes no CPU time.
+- While the loop has no timers and no work, it sleeps in epoll without a timeout, so an idle guest takes no CPU time.
 - An exception in a callback is a defect of the guest. The exception is logged and the loop continues, because PID 1 must not end.
 - Timers count only the time in which the sandbox runs. They do not advance while the sandbox is hibernated, paused or frozen for a
-  checkpoint. gVisor's monotonic clock does advance: after an hour on disk, it is an hour later (measured).
+  checkpoint. gVisor's monotonic clock does advance: after an hour on disk, it shows an hour more (measured).
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Loop:
                 self._tasks.append(work)
 
     def _wait(self) -> list[tuple[int, int]]:
-        """Wait for ready descriptors, and return each with its mask. Subtract time in which the sandbox was frozen from the clock."""
+        """Wait for ready descriptors, and return each with its mask. If the sandbox was frozen meanwhile, subtract that time from the clock."""
         timeout_s = self._timeout_s()
         if timeout_s <= 0:
             return self._epoll.poll(timeout_s)

@@ -163,7 +163,7 @@ def _reap_on_sigchld(loop: Loop, children: ChildTable) -> None:
 
 
 def _handle_signals() -> None:
-    """Install handlers that do nothing, so that programs in the sandbox can neither terminate nor suspend PID 1 by these signals.
+    """Install handlers that do nothing for most signals, so that programs in the sandbox can neither terminate nor suspend PID 1.
 
     gVisor does not protect PID 1 from signals. Processes of the account ``user`` may signal PID 1 while PID 1 runs under their uid
     (``as_process_user``). Signals that report a fault, such as SIGSEGV, keep their default action, because PID 1 must not

@@ -71,7 +71,7 @@ class Buffer:
             self.start += len(chunks.popleft())
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return the bytes that follow an offset, at most one chunk; empty if ``offset`` is the end of the output.
+        """Return the bytes from an offset on, at most to the end of their chunk; empty if ``offset`` is the end of the output.
 
         Args:
             offset: Offset of the first byte. The caller must pass at least ``start``.
@@ -91,7 +91,7 @@ class Reader:
     Args:
         port: Receiver of the output.
         buffers: Channel -> buffer.
-        wanted: Channel -> offset of the first byte to send. If the offset is None or absent, it is that of the oldest byte that is kept.
+        wanted: Channel -> offset of the first byte to send. None, or an absent channel, means the oldest byte that is kept.
 
     Attributes:
         at: Channel -> offset of the next byte to send.
@@ -166,7 +166,7 @@ class OutputLog:
 
         Args:
             port: Receiver of the output.
-            wanted: Channel -> offset of the first byte to send. If the offset is None, it is that of the oldest byte that is kept.
+            wanted: Channel -> offset of the first byte to send. None means the oldest byte that is kept.
         """
         reader = Reader(port, self.buffers, wanted)
         self.readers.append(reader)

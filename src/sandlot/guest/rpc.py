@@ -292,7 +292,7 @@ class RpcServer:
             call.fail("internal", f"The guest failed: {type(error).__name__}: {error}")
 
     def _on_outcome(self, call: Call) -> None:
-        """Keep the outcome of a call for the case that the host repeats the call. Does nothing for calls of ``NOT_MEMOIZED``."""
+        """Keep the outcome of a call, to send it again if the host repeats the call. Does nothing for calls of ``NOT_MEMOIZED``."""
         if call.outcome is not None and self._running.get(call.id) is call:
             del self._running[call.id]
             self._keep(call.id, call.name, call.outcome)

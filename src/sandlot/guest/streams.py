@@ -90,7 +90,7 @@ class Stream:
             self._flush(later=later)
 
     def room(self) -> int:
-        """Return the number of bytes that may be queued now. If the open stream accepts none, ``on_writable`` is called later."""
+        """Return the number of bytes that may be queued now. If the number is 0 and the stream is open, ``on_writable`` is called later."""
         return self._link.protocol.room(self.id) if self.is_open else 0
 
     def consumed(self, credit: int) -> None:
@@ -206,7 +206,7 @@ class StreamRouter:
         return stream
 
     def stream(self, id_: int) -> Stream:
-        """Return the stream that the host has opened with an id. Add a new stream to the table, without a handler."""
+        """Return a stream that the host has opened. If the stream is not in the table, add it without a handler."""
         stream = self._streams.get(id_)
         if stream is None:
             stream = self._streams[id_] = Stream(self, self._link, id_, None)

@@ -5,10 +5,10 @@ can make such a program reseed its generator, or restart the program.
 
 Invariants:
 - The scripts run after every wake except the first, which follows the boot. They run one after the other, in the order of
-  their names. Calls that start a process, a kernel or a cell are delayed until the last script has ended. Other calls are not.
+  their names. Calls that start a process, a kernel or a cell are delayed until the last script has ended. Other calls are not delayed.
 - A script is killed after ``TIMEOUT_S`` seconds, with all processes that the script has started. Only the first ``MAX_SCRIPTS``
   scripts run. These two limits bound the delay of calls.
-- A script runs as root if it belongs to root and only root may write the file. Every other script runs as ``user``.
+- A script runs as root if its file belongs to root and only root may write the file. Every other script runs as ``user``.
 - The file ``LOG`` contains the first ``MAX_LOG_BYTES`` of the scripts' output. A wake replaces the file if scripts run.
 """
 

@@ -32,7 +32,7 @@ _CODES = {
     errno.EPERM: ("permission_denied", "The user has no permission for {path}.", "Use user='root', or change the permissions."),
     errno.EROFS: ("permission_denied", "{path} is on a read-only file system.", "Choose another folder."),
     errno.ELOOP: ("path_invalid", "{path} contains too many symbolic links.", "Check the links."),
-    errno.ENAMETOOLONG: ("path_invalid", "{path} is too long, or one of its names is.", "Use at most 255 bytes for a name and 4,095 for a path."),
+    errno.ENAMETOOLONG: ("path_invalid", "{path} or one of its names is too long.", "Use at most 255 bytes for a name and 4,095 for a path."),
     errno.ENOSPC: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or use a larger disk."),
     errno.EDQUOT: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or use a larger disk."),
     errno.ENXIO: ("path_invalid", "{path} is not a regular file.", "Pass the path of a file."),

@@ -6,7 +6,7 @@ carries the bytes that the helper sends, such as an archive. Descriptor 2 carrie
 Invariants:
 - The last message of a helper is ``{"result": ...}`` or ``{"error": ..., "message": ..., "hint": ...}``. A helper that ends without such
   a message has failed.
-- A helper ends on SIGTERM, when the input ends that it reads, and when it writes to an output that the host has closed. Before a helper
+- A helper ends on SIGTERM, when it reads the end of its input, and when it writes to an output that the host has closed. Before a helper
   ends, it removes incomplete files.
 """
 
@@ -59,7 +59,7 @@ def serve(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
     """Receive one request of the host, execute it, send the result or the error, and end the process.
 
     Args:
-        work: Function that executes the request. It gets the request and returns the result.
+        work: Function that gets the request, executes it and returns the result.
     """
     signal.signal(signal.SIGTERM, _exit_on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,9 +1,9 @@
 """Packs the differences between the files of a sandbox and its image as a layer, and applies such a layer to another sandbox.
 
 The request is ``{"do": "pack"}`` or ``{"do": "apply"}``. While packing, the helper asks the host for the entries of folders of the image,
-because the sandbox shows only the present files, not those of the image. The response to ``{"folder": path}`` is ``{"names", "ctimes", "more"}``, where
-``more`` is True if another message follows. If the image has no such folder, the response is ``{"missing": True}``. The layer itself is sent or
-received as bytes.
+because the sandbox shows only the present files, not those of the image. The response to ``{"folder": path}`` is
+``{"names", "ctimes", "more"}``, where ``more`` is True if another message follows. If the image has no such folder, the response is
+``{"missing": True}``. The layer itself is sent or received as bytes.
 
 A layer is a sequence of records. A record is a length (four bytes, big endian) and a map (``protocol/values.py``). A record of kind ``file`` is
 followed by the chunks of the file. A chunk is a length (four bytes, big endian) and as many bytes of content. If the highest bit of the length is

@@ -159,7 +159,7 @@ class ArchiveExtractor:
             raise path_error(error, self._shown()) from None
 
     def set_folder_modes(self) -> None:
-        """Set the final modes of folders to which their owner has no full access. Until now, the owner had full access, to add entries."""
+        """Set the final modes of folders to which their owner has no full access. Before this call, the owner has full access to add entries."""
         for names, mode in reversed(self._rights):
             fd = self._folder(names)
             try:
@@ -247,7 +247,7 @@ class ArchiveExtractor:
         try:
             if not name or not stat.S_ISREG(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
                 raise tar.TarError(
-                    f"The archive's hard link {tar.shown(member.name)} is to {tar.shown(member.target)}, which is not a file.", member.name
+                    f"The archive's hard link {tar.shown(member.name)} names {tar.shown(member.target)}, which is not a file.", member.name
                 )
             os.link(name, temporary, src_dir_fd=source, dst_dir_fd=self._at, follow_symlinks=False)
         finally:
@@ -298,7 +298,7 @@ class ArchiveExtractor:
             )
         if member.kind == tar.HARDLINK and error.errno == errno.ENOENT:
             return RpcError(
-                "path_invalid", f"The archive's hard link {tar.shown(member.name)} is to {tar.shown(member.target)}, which is not in the folder.", ""
+                "path_invalid", f"The archive's hard link {tar.shown(member.name)} names {tar.shown(member.target)}, which is not in the folder.", ""
             )
         return path_error(error, self._shown())
 

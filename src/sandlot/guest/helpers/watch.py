@@ -153,7 +153,7 @@ class InotifyWatcher:
         return f"{above}/{event.name}" if above else event.name
 
     def _entered(self, inside: str, batch: Batch) -> None:
-        """Watch a new folder, and report the entries that were created before it was watched."""
+        """Watch a new folder, and report the entries that were created before the watch began."""
         if not self._recursive:
             return
         try:

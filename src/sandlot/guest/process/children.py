@@ -1,4 +1,4 @@
-"""Child processes of PID 1: a table of the objects that own them, and reaping of those that have ended.
+"""Child processes of PID 1: a table of the objects that own the processes, and the reaping of ended processes.
 
 PID 1 also becomes the parent of every orphan in the sandbox. Orphans are reaped too, but they have no owner to notify.
 """

@@ -42,7 +42,7 @@ class ProcessManager:
     Args:
         loop: The guest's loop.
         spawner: Starts the programs.
-        rpc: Server of the calls. It refuses further start calls with the id of a process that was forgotten.
+        rpc: Server of the calls. The server refuses further start calls with the id of a process that was forgotten.
         on_first_start: Called when a process was started while no other process of the host was running.
         on_all_ended: Called when the last running process of the host has ended.
     """

@@ -154,7 +154,7 @@ def new_soft_limit(soft: int, hard: int, before: int, after: int) -> int:
         before: Old limit of the sandbox; 0 if there was no limit.
         after: New limit of the sandbox.
     """
-    # A process that has lowered its own limit keeps it.
+    # A process that has lowered its own limit keeps the lower limit.
     wanted = soft if soft != _UNLIMITED and soft < before else after
     return min(wanted, after) if hard == _UNLIMITED else min(wanted, after, hard)
 
@@ -163,7 +163,7 @@ def _set_soft_limits(pids: list[int], before: int, after: int) -> bool:
     """Set the soft limits of processes after the sandbox's limit has changed. Return True if the limit of any process has changed."""
     has_changed, denied = _set_soft_limits_as_current_user(pids, before, after)
     if denied:
-        # Without CAP_SYS_RESOURCE, only processes with the caller's own ids may be limited (prlimit(2)).
+        # A caller that lacks CAP_SYS_RESOURCE may limit only processes with its own ids (prlimit(2)).
         with as_process_user(lookup_account("user")):
             has_changed_more, _ = _set_soft_limits_as_current_user(denied, before, after)
         has_changed = has_changed or has_changed_more

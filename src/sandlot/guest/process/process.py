@@ -37,7 +37,7 @@ LINGER_S = 0.05
 
 
 class Process:
-    """A process that the host has started. It is running, or it has finished and is remembered.
+    """A process that the host has started. The process is running, or has finished and is remembered.
 
     Args:
         loop: The guest's loop.
@@ -133,7 +133,7 @@ class Process:
         call.on_gone = lambda: self._waiting.remove(call)
 
     def pump(self) -> None:
-        """Send each reader as much output as the reader accepts. When the output is complete, also send the result to readers that have it all."""
+        """Send each reader as much output as the reader accepts, and the result after the last output."""
         for entry in list(self.readers):
             call, reader = entry
             if reader.pump(self.outputs.buffers) and self.finished:

@@ -12,7 +12,7 @@ import resource
 from sandlot.protocol.fast_imports import signal
 
 PASSES = 20
-"""Maximum number of repetitions of an operation while processes keep forking. The process limit kills these processes later."""
+"""Maximum number of times that an operation is repeated because processes fork meanwhile. The process limit ends endless forking."""
 
 
 class ProcStat:
