@@ -2,7 +2,7 @@
 
 Invariants:
 - Every path is opened with the effective ids of the call's user (``as_file_user``), so a link gives no access that the user does not have.
-- Only regular files are read and written. A FIFO or a device is refused, and opening it never blocks.
+- Only regular files are read and written. A FIFO or a device is refused, and the attempt to open such a file never blocks.
 - An upload is written to a temporary file in the target's folder, and renamed when the content is complete. An incomplete upload
   leaves the old file unchanged. An upload that appends writes to the target directly.
 - Long work is done in steps, so that a huge folder or a deep tree does not block the guest.
@@ -69,7 +69,7 @@ class FileService:
         Download(call, fd, path)
 
     def write(self, call: Call) -> None:
-        """Handle ``file.write``: write the bytes that the host sends with the call to a file."""
+        """Handle ``file.write``: write bytes from the host to a file."""
         Upload(self._rpc, call, _require_absolute(call.args["path"]), lookup_account(call.args["user"]))
 
     def stat(self, call: Call) -> None:

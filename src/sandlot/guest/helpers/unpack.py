@@ -159,7 +159,10 @@ class ArchiveExtractor:
             raise path_error(error, self._shown()) from None
 
     def set_folder_modes(self) -> None:
-        """Set the final modes of folders to which their owner has no full access. Before this call, the owner has full access to add entries."""
+        """Set the final modes of the folders whose owner has less than full access.
+
+        Until this call, the owner has full access to these folders, so that entries can be added.
+        """
         for names, mode in reversed(self._rights):
             fd = self._folder(names)
             try:

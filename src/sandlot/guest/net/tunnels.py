@@ -121,8 +121,8 @@ class Tunnel:
         connection = self._connecting
         if connection is None:
             return
-        # Even if there is no error, the socket may be connected to itself: no program listens on the port, and the kernel has
-        # chosen the same port for this end (simultaneous open, RFC 9293, section 3.5).
+        # A connected socket may be connected to itself. This happens if no program listens on the port and the kernel has chosen the
+        # same port for this end (simultaneous open, RFC 9293, section 3.5).
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or connection.getsockname()[:2] == (address, self._port):
             self._close_connecting()
             self.connect_to_next()

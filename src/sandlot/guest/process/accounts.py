@@ -142,7 +142,7 @@ class as_process_user:  # noqa: N801 - a context manager, named like a function;
 
     While the context is active, processes of the same uid may send signals to the guest, because the guest has their uid as its
     real uid (kill(2)). In gVisor, SIGKILL and the signals of faults then end the guest and with it the sandbox. For all other
-    signals, the guest has handlers (main.py). This is no new weakness: through ``sudo``, every process in the sandbox can end it.
+    signals, the guest has handlers (main.py). This is no new weakness: every process can end the sandbox through ``sudo``.
 
     Args:
         account: Account to act as.
