@@ -3,16 +3,18 @@
 The guest runs as uid 0 on its own interpreter (Debian bookworm's Python 3.11, shipped at ``/.sandlot``). It uses the standard
 library and ``sandlot.protocol``, has one thread, and never blocks in a read or a write.
 
-The guest is not a security boundary. Root inside the sandbox can replace it, so the host treats all its bytes as hostile.
+The guest is not a security boundary. Root inside the sandbox can replace the guest, so the host treats all bytes from the guest
+as hostile.
 
-Modules import downwards only: ``main``, ``lifecycle``, then the services (``wake_scripts``, ``kernels``, ``process``, ``fs``,
-``net``), then ``identity``, ``rpc``, ``streams``, ``connection`` and ``loop``, then ``sandlot.protocol``.
+Modules import in one direction only: ``main`` imports ``lifecycle``, and both import the services (``wake_scripts``, ``kernels``,
+``process``, ``fs``, ``net``). The services import ``identity``, ``rpc``, ``streams``, ``connection`` and ``loop``, and these import
+``sandlot.protocol``. The exception is ``process/accounts.py``, which ``identity`` imports too.
 
 Constraints of gVisor and of checkpoints, and the files that enforce them:
 
-- Imports make up most of the start-up time: no asyncio, dataclasses, enum, typing or subprocess. ``protocol/fast_imports.py``;
-  a test compares the imports with the modules of the interpreter.
-- Waking another process takes 150 µs: writes are batched, and the end of a short cell is sent with its output.
+- Imports make up most of the start-up time: the guest does not import asyncio, dataclasses, enum, typing or subprocess.
+  ``protocol/fast_imports.py``; a test compares the imports with the modules that the interpreter contains.
+- Waking another process takes 150 µs: writes are batched, and the output of a short cell is sent together with its result.
   ``connection.py``, ``kernels/cell.py``.
 - A read into fresh memory takes 465 µs: all reads share one buffer. ``loop.py`` (``ReadBuffer``).
 - fork takes 10 to 18 ms, vfork 1 ms: only starts on a terminal use fork, and every descriptor is close-on-exec.
@@ -20,12 +22,12 @@ Constraints of gVisor and of checkpoints, and the files that enforce them:
 - The monotonic clock continues while a checkpoint lies on disk: timers use ``Loop.time``. ``loop.py``.
 - A descriptor that becomes ready during a save may never be reported again: epoll is rearmed at every handshake.
   ``connection.py``, ``loop.py`` (``rearm``). The host sends nothing between arming and disarming a checkpoint.
-- PID 1 is not protected from signals, and a core size of 0 does not stop a core handler. ``main.py``.
-- RLIMIT_NPROC does not bind root. ``process/pid_limit.py``. There is no OOM killer inside a sandbox. ``kernels/oom.py``.
+- PID 1 is not protected from signals, and a core size limit of 0 does not prevent a core handler from running. ``main.py``.
+- RLIMIT_NPROC does not limit root. ``process/pid_limit.py``. There is no OOM killer inside a sandbox. ``kernels/oom.py``.
 - Set-uid bits are ignored. ``process/sudo.py``.
 - ``O_DIRECTORY | O_NOFOLLOW`` follows a link. ``fs/paths.py`` (``open_folder``).
 - Terminals deliver neither SIGHUP nor SIGWINCH. ``process/procfs.py`` (``hang_up``), ``process/pty.py`` (``resize``).
 - inotify may be missing. ``helpers/watch.py``.
-- A copy of a sandbox has the random state of the original: every wake brings entropy, and every kernel gets its own.
+- A copy of a sandbox has the random state of the original: every wake sets new entropy, and every kernel gets entropy of its own.
   ``identity.py``, ``kernel_programs/python/sandlot_kernel/randomness.py``.
 """

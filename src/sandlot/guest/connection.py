@@ -61,7 +61,7 @@ class LinkConnection:
         self._loop.watch(self._fd_in, READ, self._on_readable)
 
     def is_asleep(self) -> bool:
-        """Return True while the guest is asleep, which means that it serves no call except ``guest.wake``."""
+        """Return True while the guest is asleep, which means that the guest serves no call except ``guest.wake``."""
         return self.protocol.asleep
 
     def flush_soon(self) -> None:
@@ -86,8 +86,9 @@ class LinkConnection:
         except BlockingIOError:
             return
         if not data:
-            # EPOLLHUP: no process has the host's end of the link open, and none can open it again. Then the guest ends. Drivers
-            # that support a restart of the service keep the link's FIFO open for reading and writing, which prevents EPOLLHUP.
+            # EPOLLHUP means that no process has the host's end of the link open, and that no process can open this end again. The
+            # guest then ends. Drivers that support a restart of the service keep the link's FIFO open for reading and writing, so
+            # that there is no EPOLLHUP.
             if mask & GONE:
                 log("the link was closed")
                 self._loop.stop()
@@ -111,7 +112,7 @@ class LinkConnection:
             except BlockingIOError:
                 written = 0
             except BrokenPipeError:
-                # No service reads the link. Drop the frame: the handshake of the next service begins a new connection.
+                # No service has the link open. Drop the frame, because the handshake of the next service begins a new connection.
                 self._unwritten = memoryview(b"")
                 return
             self._unwritten = self._unwritten[written:]
@@ -132,4 +133,4 @@ class LinkConnection:
 
 
 def _drop(_event: events.Event) -> None:
-    """Ignore an event. Placeholder until ``start`` sets the real callback; the link is not read before."""
+    """Ignore an event. This callback is set until :meth:`LinkConnection.start`, before which the link is not read."""

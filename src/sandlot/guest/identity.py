@@ -1,9 +1,9 @@
-"""Identity of the sandbox: its id, environment, workspace and randomness. Each call ``guest.wake`` sets all of them.
+"""Identity of the sandbox: its id, environment, workspace and randomness. Each ``guest.wake`` call sets all four.
 
 Invariants:
-- A process gets the environment that the most recent wake has set. Variables of earlier wakes are not kept.
-- The host sends new random bytes with each wake. They are mixed into the random number generator of the operating system,
-  because the generators of all copies of a checkpoint have the same state.
+- A new process gets the variables of the most recent wake. Variables that only earlier wakes have set are dropped.
+- The host sends new random bytes with each wake. The guest mixes these bytes into the random number generator of the operating
+  system, because the generators in all copies of a checkpoint start with the same state.
 - :meth:`SandboxIdentity.fresh_entropy` never returns the same bytes twice, in this sandbox or in a copy of the sandbox.
 """
 
@@ -31,8 +31,8 @@ class SandboxIdentity:
         sandbox_id: Id of the sandbox; empty before the first wake.
         env: Variables of the sandbox. They are added to the variables of the account that a process runs as.
         workspace: Default working directory of processes.
-        began_s: Start of the sandbox in seconds of the loop's clock. This is the start of the guest. In a copy of a sandbox, it is
-            the first wake of the copy.
+        began_s: Time from which the uptime is counted, in seconds of the loop's clock: the start of the guest or, in a copy of a
+            sandbox, the first wake of the copy.
     """
 
     __slots__ = ("_drawn", "_loop", "_seed", "began_s", "env", "sandbox_id", "workspace")
@@ -50,7 +50,7 @@ class SandboxIdentity:
         """Take over the identity that the host has sent with ``guest.wake``.
 
         Args:
-            sandbox_id: Id of the sandbox. If the id differs from the earlier one, the sandbox is a copy, and its uptime begins now.
+            sandbox_id: Id of the sandbox. If the earlier wake had another id, the sandbox is a copy, and its uptime begins now.
             env: Variables of the sandbox.
             workspace: Default working directory of processes, created if it does not exist. If the creation fails, the home
                 directory of the account ``user`` is used instead.
@@ -65,9 +65,10 @@ class SandboxIdentity:
         self.workspace = _create_workspace(workspace)
 
     def environment(self, account: Account, *layers: dict[str, str]) -> dict[str, str]:
-        """Return the environment for a new process. Later sources replace variables of earlier ones.
+        """Return the environment for a new process.
 
-        The order is: variables of the account, variables of the sandbox, each of the layers.
+        The sources are, in this order: variables of the account, variables of the sandbox, each of ``layers``. If two sources have
+        the same variable, the later source applies.
         """
         return build_environment(account, self.env, *layers)
 
@@ -102,6 +103,6 @@ def _create_workspace(path: str) -> str:
             os.makedirs(path, 0o755)
             os.chown(path, account.uid, account.gid)
     except OSError as error:
-        log(f"cannot create the workspace {path!r}; using the home directory of user: {error}")
+        log(f"cannot create the workspace {path!r}; using the home directory of the account `user`: {error}")
         return lookup_account("user").home
     return path

@@ -1,12 +1,12 @@
 """Lifecycle of the guest: wake, checkpoint, quiesce, deadline and shutdown.
 
 Invariants:
-- After boot, restore and quiesce, the guest serves no call except ``guest.wake``. Processes in the sandbox continue. Timers of
-  the guest stand still.
-- If a wake has the same sandbox id as the wake before, the sandbox was hibernated, or its service was restarted. Then calls,
-  processes and cells are remembered, and clients may attach to them.
-- If a wake has another id, this sandbox is a copy. Finished calls, processes and cells are forgotten. Queued cells do not run,
-  because their clients wait for the original. Running processes and cells belong to the copy and continue.
+- After boot, restore and quiesce, the guest serves no call except ``guest.wake``. Processes in the sandbox continue to run. After
+  restore and quiesce, the guest's timers do not advance.
+- If a wake has the same sandbox id as the wake before, the sandbox was hibernated, or its service was restarted. In this case, the
+  guest remembers calls, processes and cells, and clients may attach to them.
+- If a wake has another id, this sandbox is a copy. The guest forgets finished calls, processes and cells. Queued cells do not run,
+  because their clients wait for the original sandbox. Running processes and cells belong to the copy and continue.
 - Steps of a wake, in this order: continue the clock, reset the state of a copy, set environment and entropy, set the limits,
   mark the guest as awake, wake the kernels, run the wake scripts. The first wake runs no wake scripts.
 - The guest ends by itself when its deadline passes, even if no service is running.
@@ -46,12 +46,12 @@ class GuestLifecycle:
     """Handlers of the ``guest.*`` calls, which change the state of the whole guest.
 
     Args:
-        loop: The guest's loop. Its clock is stopped between a quiesce and a wake, and during a checkpoint.
+        loop: The guest's loop. Its clock does not advance between a quiesce and a wake, and during a checkpoint.
         link: The guest's end of the link.
-        router: Streams of the link. A quiesce ends all of them.
-        rpc: Outcomes of calls. A copy of a sandbox forgets all of them.
+        router: Streams of the link. A quiesce ends all streams.
+        rpc: Server of the calls. A copy of a sandbox forgets the outcomes of all calls.
         identity: Id, environment, workspace and entropy of the sandbox. Each wake sets them.
-        pid_limit: Limit of processes and threads. Each wake sets the limit.
+        pid_limit: Limit of processes and threads. Each wake sets the limit, and ``guest.limit`` may change it.
         processes: Processes that the host has started. A copy of a sandbox forgets the finished processes.
         kernels: Contexts and their kernels.
         oom: Memory limit. Each wake sets the limit, and ``guest.limit`` may change it.
@@ -122,7 +122,7 @@ class GuestLifecycle:
         call.result(python=python)
 
     def checkpoint(self, call: Call) -> None:
-        """Handle ``guest.checkpoint``: stop the guest's clock before a checkpoint (``armed``), and continue the clock after it."""
+        """Handle ``guest.checkpoint``: if ``armed`` is True, stop the guest's clock for a checkpoint; if False, continue the clock."""
         armed = call.args["armed"]
         self._link.protocol.armed = armed
         if armed:
@@ -184,8 +184,8 @@ class GuestLifecycle:
 class PythonFinder:
     """Finds the environment of the account ``user`` and the Python interpreter of the image, and caches the results.
 
-    A search examines about twenty files and folders, which takes 5 ms in gVisor. The next wake uses the cached results if none
-    of these files and folders has changed.
+    A search examines about twenty files and folders, which takes 5 ms in gVisor. The next wake uses the cached results if neither
+    the sandbox's ``PATH`` nor any of these files and folders has changed.
 
     Args:
         identity: Source of the sandbox's own variables.
@@ -227,7 +227,7 @@ def _make_tmp() -> None:
 
 
 def _set_hostname(name: str) -> None:
-    if socket.gethostname() == name:  # a container has its name from the start, and may not be allowed to set a name
+    if socket.gethostname() == name:  # a container has this name from the start, and may not be allowed to set it
         return
     try:
         socket.sethostname(name)

@@ -2,10 +2,10 @@
 
 Invariants:
 - No callback blocks. Long work is a generator that yields every few milliseconds.
-- A loop without timers and work sleeps in epoll without a timeout, so an idle guest takes no CPU time.
+- While the loop has no timers and no work, it sleeps in epoll without a timeout, so an idle guest takes no CPU time.
 - An exception in a callback is a defect of the guest. The exception is logged and the loop continues, because PID 1 must not end.
-- Timers measure the run time of the sandbox. They stand still while the sandbox is hibernated, paused or stopped for a checkpoint.
-  gVisor's monotonic clock does not stand still: after an hour on disk, it has advanced by an hour (measured).
+- Timers count only the time in which the sandbox runs. They do not advance while the sandbox is hibernated, paused or frozen for a
+  checkpoint. gVisor's monotonic clock does advance: after an hour on disk, it shows an hour more (measured).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GONE = select.EPOLLHUP | select.EPOLLERR
 FROZEN_AFTER_S = 5.0
 """If epoll returns this many seconds later than its timeout, the loop assumes that the sandbox was frozen or restored meanwhile."""
 MAX_HOLD_S = 300.0
-"""Maximum number of seconds for which the clock is stopped, so that a guest that is never woken still ends at its deadline."""
+"""Maximum number of seconds for which the clock is stopped. The limit makes sure that a guest that is never woken ends at its deadline."""
 HOLD_TICK_S = 5.0
 """Seconds between two checks whether a stopped clock has reached ``MAX_HOLD_S``."""
 
@@ -98,17 +98,17 @@ class Loop:
         self._running = True
 
     def time(self) -> float:
-        """Return the seconds of the sandbox's clock, a monotonic clock that stands still after :meth:`hold_clock`."""
+        """Return the seconds of the sandbox's clock, a monotonic clock that does not advance after :meth:`hold_clock`."""
         return (time.monotonic() if self._held_since_s is None else self._held_since_s) - self._lost_s
 
     def hold_clock(self) -> None:
-        """Stop the sandbox's clock until :meth:`release_clock`, at most for ``MAX_HOLD_S``. Idempotent."""
+        """Stop the sandbox's clock until :meth:`release_clock` is called, at most for ``MAX_HOLD_S``. Idempotent."""
         if self._held_since_s is None:
             self._held_since_s = time.monotonic()
             self._held_left_s = MAX_HOLD_S
 
     def release_clock(self) -> None:
-        """Continue a clock that :meth:`hold_clock` has stopped. Does nothing if the clock runs."""
+        """Continue the clock that :meth:`hold_clock` has stopped. Does nothing if the clock runs."""
         if self._held_since_s is not None:
             self._lost_s += time.monotonic() - self._held_since_s
             self._held_since_s = None
@@ -130,7 +130,7 @@ class Loop:
         self._watched[fd] = callback
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching a descriptor. The caller must do so before it closes the descriptor. Does nothing if it is not watched."""
+        """Stop watching a descriptor. Must be called before the descriptor is closed. Does nothing if the descriptor is not watched."""
         if self._watched.pop(fd, None) is not None:
             del self._masks[fd]
             self._epoll.unregister(fd)
@@ -205,7 +205,7 @@ class Loop:
                 self._tasks.append(work)
 
     def _wait(self) -> list[tuple[int, int]]:
-        """Wait for ready descriptors, and return each with its mask. Subtract time in which the sandbox was frozen from the clock."""
+        """Wait for ready descriptors, and return each with its mask. If the sandbox was frozen meanwhile, subtract that time from the clock."""
         timeout_s = self._timeout_s()
         if timeout_s <= 0:
             return self._epoll.poll(timeout_s)
@@ -241,7 +241,7 @@ class Loop:
     def _guarded(callback: Callable[[], object]) -> object:
         try:
             return callback()
-        except Exception:  # noqa: BLE001 - PID 1 must outlive its own defects
+        except Exception:  # noqa: BLE001 - PID 1 must not end because of a defect
             log_exception()
             return None
 

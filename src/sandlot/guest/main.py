@@ -48,7 +48,7 @@ HANDLED_SIGNALS = (
     signal.SIGXCPU,
     signal.SIGSTKFLT,
 )
-"""Signals whose default action is to end or to stop the process, and that do not report a fault in its own code (signal(7)).
+"""Signals that by default terminate or suspend a process, and that do not report a fault in the code of the process (signal(7)).
 
 :func:`_handle_signals` handles the real-time signals too.
 """
@@ -87,8 +87,8 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
 
     Args:
         loop: Loop that runs the services.
-        fd_in: Descriptor from which the host's bytes are read.
-        fd_out: Descriptor to which the guest's bytes are written.
+        fd_in: Descriptor from which bytes from the host are read.
+        fd_out: Descriptor to which bytes for the host are written.
     """
     dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     link, children, identity = LinkConnection(loop, fd_in, fd_out), ChildTable(), SandboxIdentity(loop)
@@ -163,14 +163,14 @@ def _reap_on_sigchld(loop: Loop, children: ChildTable) -> None:
 
 
 def _handle_signals() -> None:
-    """Install handlers that do nothing, so that signals of programs inside neither end nor stop PID 1.
+    """Install handlers that do nothing for most signals, so that programs in the sandbox can neither terminate nor suspend PID 1.
 
-    gVisor does not protect PID 1 from signals. Processes of the account ``user`` may signal PID 1 while it runs under their uid
+    gVisor does not protect PID 1 from signals. Processes of the account ``user`` may signal PID 1 while PID 1 runs under their uid
     (``as_process_user``). Signals that report a fault, such as SIGSEGV, keep their default action, because PID 1 must not
     continue after a fault. Python ignores SIGPIPE.
     """
     for number in (*HANDLED_SIGNALS, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)):
-        # A handler and not SIG_IGN: started programs would inherit SIG_IGN, because exec keeps ignored signals ignored (execve(2)).
+        # Do not use SIG_IGN: started programs would inherit it, because exec keeps ignored signals ignored (execve(2)).
         signal.signal(number, _ignore_signal)
 
 
@@ -186,12 +186,12 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    # Prevent core dumps. With a limit of 0 bytes, the kernel would still pass a dump to a configured program. With a limit of
-    # 1 byte, the kernel passes none (core(5)).
+    # Prevent core dumps. If the limit is 0 bytes, the kernel still passes a dump to a configured program. If the limit is 1 byte,
+    # the kernel passes no dump (core(5)).
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     cores = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
     resource.setrlimit(resource.RLIMIT_CORE, (cores, cores))
-    # Move the link from descriptors 0 and 1 to others, so that neither a child nor stray output of the guest can write to the link.
+    # Move the link from descriptors 0 and 1 to other descriptors, so that neither a child nor stray output of the guest can write to the link.
     fd_in, fd_out = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)

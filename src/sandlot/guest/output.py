@@ -1,12 +1,12 @@
 """Output of processes and cells: bounded buffers that are addressed by byte offset, and the readers that follow the output.
 
 Invariants:
-- A reader that attaches again with its offset receives all bytes from there that are still kept. It also receives the number of
-  bytes that were dropped.
+- A reader that attaches again passes the offset of the next byte. It receives all later bytes that are still kept, and the number
+  of bytes that were dropped.
 - While a reader is attached, no byte is dropped that the reader has not received. If the buffer is full, the guest stops reading
-  the pipe, and the process blocks (backpressure). This also applies for 30 s after a reader has lost its link, so that no output
-  is lost during a restart of the service.
-- Without a reader, the oldest bytes are dropped, and the process never blocks.
+  the pipe, and the process blocks (backpressure). This also applies in the 30 s after the connection to a reader was lost, so that
+  no output is lost during a restart of the service.
+- While no reader is attached, the oldest bytes are dropped, and the process never blocks.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 65536
 """Maximum number of bytes in one piece of a buffer."""
 HOLD_S = 30.0
-"""Seconds after the loss of a reader in which a full buffer blocks the process instead of dropping old bytes."""
+"""Seconds after the loss of a reader in which a full buffer blocks the process. After this time, old bytes are dropped instead."""
 
 
 class Buffer:
-    """The most recent output bytes of one channel. An offset is the number of bytes of the channel before the byte.
+    """The most recent output bytes of one channel. The offset of a byte is the number of bytes before it in the channel.
 
     Args:
         limit: Number of newest bytes that are always kept. Older bytes are dropped in whole chunks.
@@ -71,7 +71,7 @@ class Buffer:
             self.start += len(chunks.popleft())
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return the bytes that follow an offset, at most one chunk; empty if ``offset`` is the end of the output.
+        """Return the bytes from an offset on, at most to the end of their chunk; empty if ``offset`` is the end of the output.
 
         Args:
             offset: Offset of the first byte. The caller must pass at least ``start``.
@@ -91,7 +91,7 @@ class Reader:
     Args:
         port: Receiver of the output.
         buffers: Channel -> buffer.
-        wanted: Channel -> offset of the first byte to send. None, or an absent channel, begins with the oldest byte that is kept.
+        wanted: Channel -> offset of the first byte to send. None, or an absent channel, means the oldest byte that is kept.
 
     Attributes:
         at: Channel -> offset of the next byte to send.
@@ -113,7 +113,7 @@ class Reader:
 
     def pump(self, buffers: dict[int, Buffer]) -> bool:
         """Send as much output of all channels as the receiver accepts. Return True if no output is left to send."""
-        return all([self.send(buffer, channel, buffer.end) for channel, buffer in buffers.items()])  # noqa: C419 - a full channel does not stop the others
+        return all([self.send(buffer, channel, buffer.end) for channel, buffer in buffers.items()])  # noqa: C419 - a generator would end at the first False
 
     def send(self, buffer: Buffer, channel: int, end: int) -> bool:
         """Send the output of one channel as far as the receiver accepts bytes. Return True if ``end`` was reached.
@@ -143,7 +143,7 @@ class OutputLog:
         channels: Numbers of the channels.
 
     Attributes:
-        held: True to block the process when a buffer is full, even without a reader. False to drop old bytes instead.
+        held: If True, a full buffer blocks the process even while no reader is attached. If False, old bytes are dropped instead.
     """
 
     __slots__ = ("buffers", "held", "readers")
@@ -166,7 +166,7 @@ class OutputLog:
 
         Args:
             port: Receiver of the output.
-            wanted: Channel -> offset of the first byte to send. None begins with the oldest byte that is kept.
+            wanted: Channel -> offset of the first byte to send. None means the oldest byte that is kept.
         """
         reader = Reader(port, self.buffers, wanted)
         self.readers.append(reader)
@@ -181,8 +181,8 @@ class OutputLog:
     def may_read(self, channel: int) -> bool:
         """Return True if one more read of a channel's pipe cannot make the buffer drop bytes that must be kept.
 
-        With readers, bytes that the slowest reader has not received must be kept. Without a reader, bytes must be kept only while
-        ``held`` is set.
+        While readers are attached, the bytes that the slowest reader has not received must be kept. While no reader is attached,
+        bytes must be kept only if ``held`` is True.
         """
         buffer = self.buffers[channel]
         if self.readers:

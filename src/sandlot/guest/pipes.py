@@ -1,4 +1,4 @@
-"""Pipes of a child process: output is read into bounded buffers, and input from the host is written."""
+"""Pipes of a child process: its output is read into bounded buffers, and input from the host is written to it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OutputPipe:
         fd: Descriptor of the read end; ownership passes to this object.
         channel: Channel of the output.
         outputs: Log with the buffer of the channel.
-        changed: Called after each read that the loop has caused, also when the pipe was closed by that read.
+        changed: Called after each read that the loop has triggered, including a read that closes the pipe.
 
     Attributes:
         fd: Descriptor of the read end; -1 once the pipe is closed.
@@ -67,7 +67,7 @@ class OutputPipe:
 
     @property
     def is_open(self) -> bool:
-        """True until the pipe was closed, which also happens when its end of file is read."""
+        """True until the pipe is closed. The pipe is also closed when its end of file is read."""
         return self.fd >= 0
 
     def redirect(self, outputs: OutputLog) -> None:
@@ -76,7 +76,7 @@ class OutputPipe:
         self.refresh()
 
     def refresh(self) -> None:
-        """Watch the pipe if it is open and its buffer accepts more bytes. Stop watching it if not."""
+        """Watch the pipe if the pipe is open and the buffer accepts more bytes. Otherwise stop watching the pipe."""
         wanted = self.is_open and self._outputs.may_read(self._channel)
         if wanted and not self._watching:
             self._loop.watch(self.fd, READ, self._readable)
@@ -94,7 +94,7 @@ class OutputPipe:
         return True
 
     def settle(self) -> None:
-        """Handle the end of the process. Does nothing for a pipe, because children may keep it open and continue to write."""
+        """Handle the end of the process. Does nothing for a pipe: children of the process may keep the pipe open and continue to write."""
 
     def close(self) -> None:
         """Close the pipe. Idempotent."""
@@ -162,7 +162,7 @@ class InputPipe:
 
         Args:
             data: Bytes to write.
-            taken: Called once all these bytes were written, or were dropped because the pipe is closed.
+            taken: Called when all these bytes were written, or were dropped because the pipe is closed.
         """
         self.accepted += len(data)
         if self._fd < 0:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Handler = Callable[["Call"], object]
 
 MAX_OUTCOMES = 4096
-"""Maximum number of outcomes that are kept for repeated calls. Beyond it, the oldest outcome is dropped."""
+"""Maximum number of outcomes that are kept for repeated calls. If there are more, the oldest outcome is dropped."""
 
 NOT_MEMOIZED = frozenset(
     {
@@ -47,16 +47,16 @@ NOT_MEMOIZED = frozenset(
         "port.connect",
     }
 )
-"""Names of calls whose outcomes are not kept. Such a call may be executed again, or its service remembers the call ids itself."""
+"""Names of calls whose outcomes are not kept. If such a call is repeated, its handler gets the call again and may recognize the id."""
 
 HELD_UNTIL_WAKE_SCRIPTS = frozenset({"process.start", "kernel.create", "kernel.execute"})
-"""Names of calls that start a process, a kernel or a cell. ``RpcServer.hold_starts`` delays them until ``release_starts``."""
+"""Names of calls that start a process, a kernel or a cell. ``RpcServer.hold_starts`` delays these calls."""
 
 
 class Call:
     """One call of the host, from its validation to its response.
 
-    A handler that responds later sets those of the ``on_...`` callbacks that it needs. After the response, only ``on_writable`` may
+    A handler that does not respond at once sets the ``on_...`` callbacks that it needs. After the response, only ``on_writable`` may
     still be called.
 
     Args:
@@ -64,20 +64,20 @@ class Call:
         name: Name of the call.
         id_: Id of the call, in hexadecimal.
         args: Validated arguments.
-        on_outcome: Called with this call when the response was sent.
+        on_outcome: Called with this call after the response was sent.
 
     Attributes:
         name: Name of the call.
         id: Id of the call, in hexadecimal.
         args: Validated arguments. An absent argument is None.
         outcome: Result or error that was sent; None while the call is in progress.
-        is_patient: True to send events and bytes up to a millisecond later, together with the response that is about to follow.
-        on_bytes: Called with channel, bytes and credit when bytes of the host arrive. When the handler has used the bytes, it must
+        is_patient: True to delay events and bytes by up to a millisecond, so that they are written together with the response.
+        on_bytes: Called with channel, bytes and credit when bytes from the host arrive. When the handler has used the bytes, it must
             pass the credit to :meth:`consumed`.
-        on_end: Called when the host has sent END.
+        on_end: Called when an END from the host arrives. The host sends no bytes afterwards.
         on_writable: Called when bytes can be sent again after :meth:`room` has returned 0.
         on_gone: Called once if the stream is lost before the response.
-        stream: Stream of the call. A repeated call replaces the stream.
+        stream: Stream of the call. If the host repeats the call, the new stream replaces this stream.
     """
 
     __slots__ = ("_on_outcome", "args", "id", "is_patient", "name", "on_bytes", "on_end", "on_gone", "on_writable", "outcome", "stream")
@@ -140,7 +140,7 @@ class Call:
         self._on_outcome(self)
 
     def room(self) -> int:
-        """Return the number of bytes that may be sent to the host now. If it is 0, ``on_writable`` is called later."""
+        """Return the number of bytes that may be sent to the host now. If the number is 0, ``on_writable`` is called later."""
         return self.stream.room()
 
     def consumed(self, credit: int) -> None:
@@ -152,7 +152,7 @@ class Call:
         self.stream.consumed(credit)
 
     def move_to(self, stream: Stream) -> None:
-        """Send everything from now on to another stream, because the host has repeated the call on that stream."""
+        """Use another stream from now on, because the host has repeated the call on that stream."""
         self.stream.handler = None
         stream.handler = CallStream(self)
         self.stream = stream
@@ -171,7 +171,7 @@ class CallStream:
         self._call = call
 
     def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
-        """Pass bytes of the host to the call's handler. Drop them if the handler expects no bytes or the call has a response."""
+        """Pass bytes from the host to the call's handler. Drop the bytes if the handler expects none or the call has a response."""
         call = self._call
         if call.on_bytes is not None and call.outcome is None:
             call.on_bytes(channel, data, credit)
@@ -179,7 +179,7 @@ class CallStream:
             call.consumed(credit)
 
     def on_end(self) -> None:
-        """Report to the call's handler that the host has sent END. Does nothing if the call has a response."""
+        """Report to the call's handler that the host sends no more bytes. Does nothing if the call has a response."""
         if self._call.on_end is not None and self._call.outcome is None:
             self._call.on_end()
 
@@ -243,7 +243,7 @@ class RpcServer:
             self._begin(Call(stream, name, id_, args, self._on_outcome))
 
     def hold_starts(self) -> None:
-        """Delay the calls of ``HELD_UNTIL_WAKE_SCRIPTS``, which start programs, until :meth:`release_starts`. Idempotent."""
+        """Delay the calls of ``HELD_UNTIL_WAKE_SCRIPTS``, which start programs, until :meth:`release_starts` is called. Idempotent."""
         if self._held is None:
             self._held = []
 
@@ -265,13 +265,13 @@ class RpcServer:
 
         Args:
             id_: Id of the call that started the process or cell, in hexadecimal.
-            name: Name of that call, such as ``process.start``.
+            name: Name of the call that started the process or cell, such as ``process.start``.
         """
         message = f"The call {name} with the id {id_} has ended, and its result is no longer kept."
         self._keep(id_, name, RpcError("process_not_found", message, "Use a new id."))
 
     def abandon(self, call: Call) -> None:
-        """Forget a call that was lost before its response, so that a repeated call with the same id is executed."""
+        """Forget a call in progress and do not keep its outcome, so that a repeated call with the same id is executed."""
         self._running.pop(call.id, None)
 
     def _begin(self, call: Call) -> None:
@@ -292,7 +292,7 @@ class RpcServer:
             call.fail("internal", f"The guest failed: {type(error).__name__}: {error}")
 
     def _on_outcome(self, call: Call) -> None:
-        """Keep the outcome of a call, if its kind is memoized, and send the same outcome when the host repeats the call."""
+        """Keep the outcome of a call, to send it again if the host repeats the call. Does nothing for calls of ``NOT_MEMOIZED``."""
         if call.outcome is not None and self._running.get(call.id) is call:
             del self._running[call.id]
             self._keep(call.id, call.name, call.outcome)
@@ -309,7 +309,7 @@ def parse_request(head: Any, served: Container[str], *, asleep: bool) -> tuple[s
     Args:
         head: First message of the call's stream.
         served: Names of the calls that have a handler.
-        asleep: True if the guest serves no call except ``guest.wake``.
+        asleep: True if the guest is asleep and serves no call except ``guest.wake``.
 
     Returns:
         Name, id in hexadecimal, and arguments. An absent argument is None.

@@ -3,7 +3,7 @@
 Invariants:
 - An event of a stream reaches only the handler of that stream.
 - Every send schedules a write to the link.
-- A stream is closed when one side has reset it, or both sides have ended it. A closed stream is not in the table, and sending on
+- A stream is closed when one side has reset it, or both sides have sent END. A closed stream is not in the table, and sending on
   a closed stream has no effect. When the host connects again, all streams are closed, because the host may reuse their ids.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         """Receiver of the events of one stream."""
 
         def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
-            """Handle bytes of the host.
+            """Handle bytes from the host.
 
             Args:
                 channel: Channel of the bytes.
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
             """
 
         def on_end(self) -> None:
-            """Handle an END: the host sends nothing more on this stream."""
+            """Handle an END from the host: the host sends nothing on this stream afterwards."""
 
         def on_writable(self) -> None:
             """Continue to send, because the stream accepts bytes again after ``Stream.room`` has returned 0."""
 
         def on_gone(self) -> None:
-            """Handle the loss of the stream: the host has reset it or has connected again, or the guest was quiesced. Called once."""
+            """Handle the loss of the stream. Called once when the host resets the stream or connects again, or the guest is quiesced."""
 
 
 class Stream:
@@ -47,10 +47,10 @@ class Stream:
         router: Table of the open streams, from which a closed stream removes itself.
         link: Link of the stream.
         id_: Id of the stream on the link.
-        handler: Receiver of the stream's events. None drops all bytes of the host.
+        handler: Receiver of the stream's events. If None, bytes from the host are dropped.
 
     Attributes:
-        handler: Receiver of the stream's events. None drops all bytes of the host.
+        handler: Receiver of the stream's events. If None, bytes from the host are dropped.
         id: Id of the stream on the link.
         is_open: True until the stream is closed. Methods that send have no effect on a closed stream.
     """
@@ -71,7 +71,7 @@ class Stream:
 
         Args:
             message: Message to send.
-            later: True to wait about a millisecond, so that the message is written to the link together with later messages.
+            later: True to delay the write by about a millisecond, so that the message is written to the link together with later messages.
         """
         if self.is_open:
             self._link.protocol.send(self.id, message)
@@ -83,14 +83,14 @@ class Stream:
         Args:
             channel: Channel of the bytes.
             data: Bytes to send. The caller must not change them afterwards.
-            later: True to wait about a millisecond, so that the bytes are written to the link together with later messages.
+            later: True to delay the write by about a millisecond, so that the bytes are written to the link together with later messages.
         """
         if self.is_open:
             self._link.protocol.send_bytes(self.id, channel, data)
             self._flush(later=later)
 
     def room(self) -> int:
-        """Return the number of bytes that may be queued now. If it is 0, the handler's ``on_writable`` is called later."""
+        """Return the number of bytes that may be queued now. If the number is 0 and the stream is open, ``on_writable`` is called later."""
         return self._link.protocol.room(self.id) if self.is_open else 0
 
     def consumed(self, credit: int) -> None:
@@ -104,7 +104,7 @@ class Stream:
             self._link.flush_soon()
 
     def end(self) -> None:
-        """Queue an END on this stream, behind everything that is queued already. The guest sends nothing after the END. Idempotent."""
+        """Queue an END behind everything that is queued on this stream. The guest can send nothing afterwards. Idempotent."""
         if self.is_open:
             self._sent_end = True
             self._link.protocol.end(self.id)
@@ -134,7 +134,7 @@ class Stream:
             else:
                 handler.on_bytes(event.channel, event.data, event.credit)
         elif isinstance(event, events.Received):
-            self.consumed(event.credit)  # after its first message, the host sends bytes only
+            self.consumed(event.credit)  # after the first message of a stream, the host sends only bytes
         elif isinstance(event, events.Ended):
             self._was_ended = True
             if handler is not None:
@@ -185,7 +185,7 @@ class StreamRouter:
 
     @property
     def is_full(self) -> bool:
-        """True while the guest has opened as many streams to the host as it may have at once."""
+        """True while the guest can open no further stream, because the maximum number of its streams to the host is reached."""
         return self._link.protocol.is_full
 
     def open(self, head: dict[str, Any], handler: LinkStreamHandler | None = None) -> Stream:
@@ -196,7 +196,7 @@ class StreamRouter:
             handler: Receiver of the stream's events. If None, the caller must set the handler before it returns to the loop.
 
         Raises:
-            ProtocolError: No host is connected, ``guest.wake`` has not been called, or too many streams are open.
+            ProtocolError: No host is connected, the guest is asleep, or too many streams are open.
         """
         if self._link.is_asleep():
             raise ProtocolError("a guest cannot open a stream before guest.wake")
@@ -206,7 +206,7 @@ class StreamRouter:
         return stream
 
     def stream(self, id_: int) -> Stream:
-        """Return the stream with an id that the host has opened. Add the stream to the table, without a handler, if it is new."""
+        """Return a stream that the host has opened. If the stream is not in the table, add it without a handler."""
         stream = self._streams.get(id_)
         if stream is None:
             stream = self._streams[id_] = Stream(self, self._link, id_, None)

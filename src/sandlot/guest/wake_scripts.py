@@ -1,15 +1,15 @@
-"""Wake scripts: executables in ``/etc/sandlot/wake.d`` that run after the sandbox was woken.
+"""Wake scripts: executables in ``/etc/sandlot/wake.d`` that run after a wake of the sandbox.
 
 In a copy of a sandbox, the random number generators of running programs have the same state as in the original. A wake script
 can make such a program reseed its generator, or restart the program.
 
 Invariants:
 - The scripts run after every wake except the first, which follows the boot. They run one after the other, in the order of
-  their names. Calls that start a process, a kernel or a cell wait until the last script has ended. Other calls do not wait.
-- A script is killed after ``TIMEOUT_S`` seconds, with all processes that the script has started. At most ``MAX_SCRIPTS`` scripts
-  run. These two limits bound the time for which calls wait.
-- A script runs as root if it belongs to root and only root may write the file. Every other script runs as ``user``.
-- The file ``LOG`` contains the first ``MAX_LOG_BYTES`` of the scripts' output. Each wake with scripts replaces the file.
+  their names. Calls that start a process, a kernel or a cell are delayed until the last script has ended. Other calls are not delayed.
+- A script is killed after ``TIMEOUT_S`` seconds, with all processes that the script has started. Only the first ``MAX_SCRIPTS``
+  scripts run. These two limits bound the delay of calls.
+- A script runs as root if its file belongs to root and only root may write the file. Every other script runs as ``user``.
+- The file ``LOG`` contains the first ``MAX_LOG_BYTES`` of the scripts' output. A wake replaces the file if scripts run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_SCRIPTS = 16
 MAX_READS = 4
 """Maximum number of reads of a script's output in one turn of the loop, so that a script with much output delays no other work."""
 MAX_NAMES = 1000
-"""Maximum number of entries of ``FOLDER`` that are examined. Entries after these, in the order of names, are ignored."""
+"""Maximum number of entries of ``FOLDER`` that are examined, in the order of their names. Further entries are ignored."""
 
 
 class WakeScripts:
@@ -174,7 +174,7 @@ class RunningScript:
         kill_tree(self.pid, signal.SIGKILL)
 
     def _read(self) -> None:
-        """Read a part of the script's output. Also done when the log is full, so that the script does not block on a full pipe."""
+        """Read output of the script, even if the log is full, so that the script does not block on a full pipe."""
         for _ in range(MAX_READS):
             if self._fd < 0:
                 return

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Flags of open(2) for a folder. O_DIRECTORY is missing because of a defect of gVisor (release 20240729).
 
-There, ``O_DIRECTORY | O_NOFOLLOW`` follows a link at the end of a path, which Linux refuses. With O_NOFOLLOW alone, gVisor and Linux
-refuse such a link. :func:`open_folder` checks the type of the opened file instead.
+In gVisor, ``O_DIRECTORY | O_NOFOLLOW`` follows a link at the end of a path; Linux refuses such a link. If O_NOFOLLOW is set alone, both
+refuse such a link. Therefore :func:`open_folder` omits O_DIRECTORY and checks the type of the opened file.
 """
 
 _CODES = {
@@ -32,7 +32,7 @@ _CODES = {
     errno.EPERM: ("permission_denied", "The user has no permission for {path}.", "Use user='root', or change the permissions."),
     errno.EROFS: ("permission_denied", "{path} is on a read-only file system.", "Choose another folder."),
     errno.ELOOP: ("path_invalid", "{path} contains too many symbolic links.", "Check the links."),
-    errno.ENAMETOOLONG: ("path_invalid", "{path} is too long, or one of its names is.", "Use at most 255 bytes for a name and 4,095 for a path."),
+    errno.ENAMETOOLONG: ("path_invalid", "{path} or one of its names is too long.", "Use at most 255 bytes for a name and 4,095 for a path."),
     errno.ENOSPC: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or use a larger disk."),
     errno.EDQUOT: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or use a larger disk."),
     errno.ENXIO: ("path_invalid", "{path} is not a regular file.", "Pass the path of a file."),
@@ -46,7 +46,7 @@ def path_error(error: OSError, path: str) -> RpcError:
     """Return the error to send to the host for a failed system call.
 
     Args:
-        error: The failed system call, whose ``errno`` selects code, message and hint.
+        error: Error of the system call. Its ``errno`` selects code, message and hint.
         path: Path to show in the message, cut to 300 characters.
     """
     shown = repr(path[:300])
@@ -134,7 +134,7 @@ def open_regular(path: str, flags: int, account: Account, mode: int = 0o644) -> 
 
 
 def open_folder(path: str, dir_fd: int | None = None) -> int:
-    """Open a folder for reading, and return its descriptor. A link as the last part of the path is refused, other links are followed.
+    """Open a folder for reading, and return its descriptor. A link as the last part of the path is refused; other links are followed.
 
     Args:
         path: Path of the folder.

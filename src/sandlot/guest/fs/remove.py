@@ -3,8 +3,8 @@
 Invariants:
 - Only the folder that is being emptied is open, and system calls use names relative to this folder. So the depth of the tree is
   limited neither by the length of a path (4,095 bytes, PATH_MAX) nor by the number of descriptors.
-- After a return to ``..``, device and inode must be those of the folder from which the subfolder was opened. If they differ, a
-  program has moved the subfolder during the removal (fts(3) makes the same check).
+- When a folder was emptied, its parent is opened as ``..``. Device and inode of the opened parent must be those that were read on the
+  way down. If they differ, a program has moved the folder during the removal (as in fts(3)).
 - One step handles at most ``STEP_ENTRIES`` entries, so that the removal does not delay other work of the guest.
 """
 
@@ -56,7 +56,7 @@ class _Removal:
     """State of one removal: the open folder, and the folders from the root of the removal down to the open folder.
 
     Attributes:
-        names: Name of each of these folders, the root's path first. Empty when the whole tree was removed.
+        names: Path of the root, followed by the names of these folders. Empty when the whole tree was removed.
     """
 
     __slots__ = ("_fd", "_identities", "_inner", "names")
@@ -74,7 +74,7 @@ class _Removal:
             self._fd = -1
 
     def enter(self, name: str) -> None:
-        """Open a subfolder of the open folder, or the root of the removal, and close the folder that was open before."""
+        """Open a subfolder of the open folder, or the root of the removal, and close the previously open folder."""
         self._open(name)
         self.names.append(name)
         self._identities.append(self._identity())

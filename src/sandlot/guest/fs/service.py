@@ -1,8 +1,8 @@
 """The ``file.*`` calls: read, write, list, stat, mkdir, move and remove, with the permissions of the user that the call names.
 
 Invariants:
-- Every path is opened with the effective ids of the call's user (``as_file_user``), so following a link gives no further access.
-- Only regular files are read and written. A FIFO or a device is refused, and the attempt to open one never blocks.
+- Every path is opened with the effective ids of the call's user (``as_file_user``), so a link gives no access that the user does not have.
+- Only regular files are read and written. A FIFO or a device is refused, and the attempt to open such a file never blocks.
 - An upload is written to a temporary file in the target's folder, and renamed when the content is complete. An incomplete upload
   leaves the old file unchanged. An upload that appends writes to the target directly.
 - Long work is done in steps, so that a huge folder or a deep tree does not block the guest.
@@ -42,7 +42,7 @@ class FileService:
 
     Args:
         loop: The guest's loop.
-        rpc: Server of the calls. An upload that is lost before its end is forgotten there, so that a repeated call starts over.
+        rpc: Server of the calls. The server forgets an interrupted upload, so that a repeated call uploads the file again.
     """
 
     __slots__ = ("_loop", "_rpc")
@@ -69,7 +69,7 @@ class FileService:
         Download(call, fd, path)
 
     def write(self, call: Call) -> None:
-        """Handle ``file.write``: write the bytes that the host sends with the call to a file."""
+        """Handle ``file.write``: write bytes from the host to a file."""
         Upload(self._rpc, call, _require_absolute(call.args["path"]), lookup_account(call.args["user"]))
 
     def stat(self, call: Call) -> None:
@@ -99,8 +99,8 @@ class FileService:
                     try:
                         entries.append(describe(inner, os.lstat(inner)))
                     except OSError as error:
-                        # ENAMETOOLONG: the entry exists, but its path is too long. It must not be left out silently. Any other error
-                        # means that the entry was removed after the folder was read.
+                        # ENAMETOOLONG means that the entry exists but its path is too long. This entry must not be left out silently.
+                        # Any other error means that the entry was removed after the folder was read.
                         if error.errno == errno.ENAMETOOLONG:
                             call.respond(path_error(error, inner))
                             return
@@ -110,9 +110,9 @@ class FileService:
     def mkdir(self, call: Call) -> None:
         """Handle ``file.mkdir``: create a folder, and respond with the folder's record.
 
-        With the argument ``parents``, missing parents are created too, and an existing folder is no error (as with mkdir -p). The
-        argument ``mode`` applies to the last folder of the path, regardless of the umask (as with mkdir -m). Created parents get
-        the default mode.
+        If the argument ``parents`` is True, missing parents are created too, and an existing folder is no error (like mkdir -p). The
+        argument ``mode`` applies to the last folder of the path, regardless of the umask (like mkdir -m). Created parents get the
+        default mode.
         """
         path = _require_absolute(call.args["path"]).rstrip("/") or "/"
         account = lookup_account(call.args["user"])

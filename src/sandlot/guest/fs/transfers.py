@@ -69,7 +69,7 @@ class Download:
 
 
 class Upload:
-    """One upload: writes the bytes that the host sends to a file, then responds with the file's record.
+    """One upload: writes bytes from the host to a file, then responds with the file's record.
 
     Args:
         rpc: Server of the calls, which forgets the call if the upload is aborted.
@@ -112,7 +112,7 @@ class Upload:
         if self._call.args["append"]:
             self._fd = open_regular(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._account, mode & 0o777)
             return
-        # The target's name is not a part of the temporary name, because it may already have the maximum length of 255 bytes.
+        # The temporary name does not contain the target's name, which may already have the maximum length of 255 bytes.
         self._temporary = f"{folder}/.{self._call.id}.part"
         try:
             with as_file_user(self._account):
@@ -126,7 +126,7 @@ class Upload:
     def _stat_target(self) -> os.stat_result | None:
         """Return the stat(2) result of the file that the upload will replace; None if the file does not exist.
 
-        If the path is a link, replace the path of the upload by the link's target, so that the link itself stays.
+        If the path is a link, replace the path of the upload by the link's target, so that the link itself is not replaced.
 
         Raises:
             OSError: The path does not lead to a regular file, or the account may not write the file.

@@ -1,12 +1,13 @@
 """Finds regular files that were created or changed in folders between two moments.
 
-The request names the folders. The helper examines them and sends ``{"marked": True}``, which is the first moment. The next message of the host is
-the second moment: the helper examines the folders again and sends the differences.
+The request names the folders. The helper examines the folders and sends ``{"marked": True}``: this is the first moment. The second moment is the
+next message of the host: the helper examines the folders again and sends the differences.
 
 Invariants:
-- A file differs by inode, size, mtime or ctime (stat(2)). Every write, rename and change of mode changes the ctime, and no program can set it.
-- The kernel's clock for file times advances every few milliseconds (CLOCK_REALTIME_COARSE). A change in the clock tick of the newest file
-  would be missed, so the helper waits for the end of this tick before it sends ``marked``.
+- A file counts as changed if its inode, size, mtime or ctime (stat(2)) differs. Every write, rename and change of mode changes the ctime, and no
+  program can set the ctime.
+- The kernel's clock for file times advances every few milliseconds (CLOCK_REALTIME_COARSE). If a file were changed again within the same clock
+  tick, its ctime would not differ. Therefore the helper waits until the tick of the newest file is over before it sends ``marked``.
 - At most ``MAX_FILES`` entries below each folder are examined, in a fixed order. If one of the two examinations stops at this limit, entries
   that only the other examination has reached are not reported, and ``more`` is true.
 """
@@ -39,7 +40,7 @@ BATCH = 100
 COARSE = 5
 """Number of the clock CLOCK_REALTIME_COARSE (clock_gettime(2)), which Python 3.11 does not define."""
 TICK_S = 0.05
-"""Maximum number of seconds to wait for the next clock tick, longer than any tick. A file with a time in the future needs the limit."""
+"""Maximum number of seconds to wait for the next clock tick, longer than any tick. Needed if the time of a file is in the future."""
 
 
 class Look:
@@ -72,9 +73,9 @@ class Look:
         return self.reached is None and not self.unseen
 
     def covers(self, inside: str, name: str) -> bool:
-        """Return True if a file with this name would be in the record if it existed.
+        """Return True if a file with this name would be in the record if the file had existed.
 
-        False means that the entry was not examined: its folder was unreadable, or the limit of entries was reached before.
+        False means that the entry was not examined: its folder was unreadable, or the limit of entries was reached before this entry.
 
         Args:
             inside: Folder of the file, relative to the root.
@@ -96,7 +97,7 @@ class Look:
                 if self.reached is not None:
                     return
         except (FileNotFoundError, NotADirectoryError):
-            return  # the folder does not exist: every file in it will be new
+            return  # the folder does not exist: all files that it contains later are new
         except OSError:
             self.unseen.append("")
 

@@ -1,12 +1,13 @@
 """Messages between the host and a helper process, and the main function that all helpers share.
 
 Descriptor 0 carries the request, which is one message, and then the input of the helper: an archive or further messages. Descriptor 1
-carries bytes of the helper, descriptor 2 its messages (``protocol/values.py``).
+carries the bytes that the helper sends, such as an archive. Descriptor 2 carries its messages (``protocol/values.py``).
 
 Invariants:
 - The last message of a helper is ``{"result": ...}`` or ``{"error": ..., "message": ..., "hint": ...}``. A helper that ends without such
   a message has failed.
-- A helper ends when its input ends, on SIGTERM, and when the host closes its output. Before it ends, it removes incomplete files.
+- A helper ends on SIGTERM, when it reads the end of its input, and when it writes to an output that the host has closed. Before a helper
+  ends, it removes incomplete files.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ def serve(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
     """Receive one request of the host, execute it, send the result or the error, and end the process.
 
     Args:
-        work: Function that executes the request. It gets the request and returns the result.
+        work: Function that gets the request, executes it and returns the result.
     """
     signal.signal(signal.SIGTERM, _exit_on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         send_message(_outcome(work))
     except (EOFError, BrokenPipeError):
-        os._exit(1)  # the host is gone
+        os._exit(1)  # the host has closed the input or the output
     os._exit(0)  # nothing is left to clean up, and a regular exit of the interpreter takes milliseconds
 
 

@@ -42,7 +42,7 @@ class Inotify:
     """One inotify instance: a set of watched folders and a queue of their events.
 
     Raises:
-        OSError: The kernel has no inotify, or the user has too many queues.
+        OSError: The kernel has no inotify, or the user has too many inotify instances.
     """
 
     __slots__ = ("_libc", "fd")
@@ -62,7 +62,7 @@ class Inotify:
         return self._checked(self._libc.inotify_add_watch(self.fd, os.fsencode(path), WANTED))
 
     def remove(self, watch: int) -> None:
-        """Stop watching a folder. Does nothing if the watch has ended because its folder was removed."""
+        """Stop watching a folder. Does nothing if the watch has already ended, because the folder was removed."""
         self._libc.inotify_rm_watch(self.fd, watch)
 
     def read(self) -> Iterator[InotifyEvent]:

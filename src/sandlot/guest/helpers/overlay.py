@@ -1,23 +1,24 @@
 """Packs the differences between the files of a sandbox and its image as a layer, and applies such a layer to another sandbox.
 
 The request is ``{"do": "pack"}`` or ``{"do": "apply"}``. While packing, the helper asks the host for the entries of folders of the image,
-because the sandbox shows only the changed folders. The response to ``{"folder": path}`` is ``{"names", "ctimes", "more"}``, where ``more`` means
-that another message follows, or ``{"missing": True}``. The layer is sent, or received, as bytes.
+because the sandbox shows only the present files, not those of the image. The response to ``{"folder": path}`` is
+``{"names", "ctimes", "more"}``, where ``more`` is True if another message follows. If the image has no such folder, the response is
+``{"missing": True}``. The layer itself is sent or received as bytes.
 
-A layer is a sequence of records. A record is a length of four bytes, big endian, and a map (``protocol/values.py``). The chunks of the file
-follow a record of kind ``file``. A chunk is a 4-byte number, followed by that many bytes. If the first bit of the number is set, the chunk is a
-hole and no bytes follow. The number 0 ends the file. The first record contains the version; the last record has the kind ``end`` and the number of
-records before.
+A layer is a sequence of records. A record is a length (four bytes, big endian) and a map (``protocol/values.py``). A record of kind ``file`` is
+followed by the chunks of the file. A chunk is a length (four bytes, big endian) and as many bytes of content. If the highest bit of the length is
+set, the chunk is a hole without content. The length 0 ends the file. The first record contains the version. The last record has the kind ``end``
+and contains the number of records before it.
 
 Invariants:
-- An entry is unchanged if it has the same ctime as in the image. Every change copies the entry, and each folder above it, into the upper
-  layer of the overlay, where they get another ctime, which no program can set (overlayfs and gVisor). So a folder with the ctime of the
-  image is skipped. Times are compared for equality only, because the image may be newer than the sandbox.
+- An entry is unchanged if it has the same ctime as in the image. Every change copies the entry, and each folder above the entry, into the upper
+  layer of the overlay (overlayfs and gVisor). The copies get other ctimes, which no program can set. So a folder with the ctime of the image is
+  skipped with all its content. Times are compared for equality only, because the image may be newer than the sandbox.
 - A layer contains regular files, folders, symbolic and hard links, and pipes, with owner, mode, mtime and the extended attributes that programs
-  set. It contains no sockets or devices, no other file systems except ``/tmp``, and no files of Sandlot.
+  set. It contains no sockets or devices, no files of other file systems except ``/tmp``, and no files of Sandlot.
 - Removed entries of the image are recorded in the layer.
-- No link is followed. A layer without a record ``end`` is incomplete. This is detected after its records were applied, so the caller
-  applies a layer only to a new sandbox, which it deletes after an error.
+- No link is followed. A layer without a record ``end`` is incomplete. The helper detects this only after it has applied the records. Therefore
+  the caller applies a layer only to a new sandbox, and deletes this sandbox after an error.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OCTAL_DIGITS = 3
 
 
-# -- out --------------------------------------------------------------------------------------------------------------------
+# -- packing ----------------------------------------------------------------------------------------------------------------
 
 
 class LayerWriter:
@@ -148,7 +149,7 @@ class LayerWriter:
         try:
             opened = os.fstat(fd)
             if (opened.st_dev, opened.st_ino) != key:
-                raise FileNotFoundError  # another file has its name now
+                raise FileNotFoundError  # the file was replaced by another file
             self._record(about)
             left = opened.st_size  # bytes that are appended meanwhile are not packed
             while left > 0:
@@ -187,7 +188,7 @@ class LayerWriter:
 
 
 def image_entries(path: bytes) -> dict[bytes, int]:
-    """Ask the host for a folder of the image, and return name -> ctime of its entries; empty if the image has no such folder."""
+    """Ask the host for a folder of the image, and return the ctimes of its entries by name; empty if the image has no such folder."""
     send_message({"folder": path})
     found: dict[bytes, int] = {}
     while True:
@@ -234,11 +235,11 @@ def unescape(text: bytes) -> bytes:
     return first + b"".join(bytes([int(part[:_OCTAL_DIGITS], 8)]) + part[_OCTAL_DIGITS:] for part in rest)
 
 
-# -- in ---------------------------------------------------------------------------------------------------------------------
+# -- applying ---------------------------------------------------------------------------------------------------------------
 
 
 class LayerSource:
-    """Reader of the bytes of a layer that the host sends on the input."""
+    """Reads the bytes of a layer from the input of the helper."""
 
     __slots__ = ("_at", "_data")
 
@@ -250,7 +251,7 @@ class LayerSource:
         """Return the next ``size`` bytes.
 
         Raises:
-            EOFError: The input ends before that many bytes.
+            EOFError: The input ends before ``size`` bytes were read.
         """
         while len(self._data) - self._at < size:
             more = os.read(REQUESTS, CHUNK_BYTES)

@@ -1,8 +1,8 @@
 """Packs a folder or a file as a tar archive, plain or compressed with gzip, and sends the bytes.
 
 Invariants:
-- Names are relative to the folder; a single file keeps its name. Regular files, folders and symbolic links are packed. Pipes, sockets and
-  devices are left out, and the result contains their number.
+- Names in the archive are relative to the packed folder. A file that is packed alone keeps its name.
+- Regular files, folders and symbolic links are packed. Pipes, sockets and devices are left out, and the result contains their number.
 - No link is followed below the folder. A file that was replaced after its folder was read is skipped (device and inode are compared).
 - An entry that cannot be read ends the packing, so a complete archive contains all entries. The error is also written into the archive, for
   clients that know the format (``tar.ERROR_CODE``).
@@ -55,7 +55,7 @@ class ArchiveWriter:
         self.files = self.folders = self.links = self.left_out = self.bytes = 0
 
     def put(self, data: bytes) -> None:
-        """Append bytes to the archive. They are buffered and sent in pieces of at least ``CHUNK_BYTES``."""
+        """Append bytes to the archive. The bytes are buffered and sent in pieces of at least ``CHUNK_BYTES``."""
         self._pending.append(data)
         self._pending_bytes += len(data)
         if self._pending_bytes >= CHUNK_BYTES:
@@ -66,7 +66,7 @@ class ArchiveWriter:
 
         Args:
             last: True at the end of the archive, which ends the gzip stream.
-            cut: True if the archive ends here because of an error, so that all bytes so far can be decompressed.
+            cut: True if the archive ends here because of an error. The gzip stream is flushed, so that all bytes so far can be decompressed.
         """
         data = b"".join(self._pending)
         self._pending.clear()
@@ -122,12 +122,12 @@ class ArchiveWriter:
             )
 
     def add_file(self, member: tar.Member, fd: int, found: os.stat_result, path: str) -> None:
-        """Add a regular file to the archive. Skip the file if another file has taken its name.
+        """Add a regular file to the archive. Skip the file if it was replaced by another file.
 
         Args:
             member: Header of the file, without its size.
-            fd: Descriptor of the file, which is closed.
-            found: The lstat(2) result that was read with the folder.
+            fd: Descriptor of the file; ownership passes to this method.
+            found: Result of lstat(2) from the time when the folder was read.
             path: Path of the file, for error messages.
 
         Raises:
@@ -136,7 +136,7 @@ class ArchiveWriter:
         try:
             opened = os.fstat(fd)
             if (opened.st_dev, opened.st_ino) != (found.st_dev, found.st_ino):
-                return  # another file has its name now
+                return  # the file was replaced by another file
             member.size = left = opened.st_size
             self.put(tar.header(member))
             while left:

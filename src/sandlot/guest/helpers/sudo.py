@@ -4,9 +4,9 @@ The image's ``/usr/bin/sudo`` starts this file on the guest's interpreter. The s
 [NAME=VALUE ...] PROGRAM [ARGUMENT ...]``, and ``-i`` or ``-s`` for a shell. No password is needed: the security boundary is the sandbox, not
 the user.
 
-If ``/usr/local`` belongs to the caller, as in Sandlot's images, files that root has installed there are given to the caller afterwards.
-Without this, ``pip install --upgrade`` would fail after ``sudo pip install``. S_ISGID on the folders does not help, because gVisor's overlay
-loses that bit.
+If ``/usr/local`` belongs to the caller, as in Sandlot's images, the caller afterwards becomes the owner of files that root has installed there.
+Otherwise ``pip install --upgrade`` would fail after ``sudo pip install``. S_ISGID on the folders does not help, because gVisor's overlay loses
+this bit.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class SudoArguments:
 
         Args:
             word: Next word of the command line.
-            following: Words after it.
+            following: Words after ``word``.
 
         Returns:
-            Number of words that the option takes, including its value; 0 if ``word`` is the program to run.
+            Number of words that belong to the option, including its value; 0 if ``word`` is the program to run.
 
         Raises:
             UsageError: The option is unknown or not supported.
@@ -123,7 +123,7 @@ def run_as_root(argv: list[str], env: dict[str, str]) -> int:
     message = memoryview(values.encode_message({"op": "sudo", "argv": argv, "env": env, "cwd": os.getcwd()}))
     descriptors = array.array("i", [0, 1, 2])
     sent = link.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-    if sent < len(message):  # without this test, an empty sendall would call send(2), which fails if the guest has closed already
+    if sent < len(message):  # skip an empty sendall: it would call send(2), which fails if the guest has closed the connection
         link.sendall(message[sent:])
     reader = values.MessageReader()
     while part := link.recv(65536):

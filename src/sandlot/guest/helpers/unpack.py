@@ -1,9 +1,9 @@
 """Unpacks a tar archive from the input, plain or compressed with gzip, into a folder.
 
 Invariants:
-- Nothing is written outside the folder: each part of a name is opened relative to the folder before it, without following a link.
+- Nothing is written outside the folder: each folder of a path is opened relative to the folder above it, without following a link.
 - A file gets its name only when it is complete. An existing file is replaced. An existing link is replaced too, not its target.
-- An error names the entry that was refused. Entries that were unpacked before stay.
+- An error names the entry that was refused. Entries that were unpacked before the error are not removed.
 - The files belong to the user that runs the helper; set-uid bits are cleared.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 READ_BYTES = 256 * 1024
 INFLATED_BYTES = 256 * 1024
-"""Maximum size of one decompressed piece. A decompression bomb is written in pieces until the disk is full, and uses no memory."""
+"""Maximum size of one decompressed piece. A decompression bomb is written in such pieces, so it can fill the disk but not the memory."""
 MAX_HELD_FOLDERS = 64
-"""Number of nested folders that stay open for the next entry. Deeper folders are opened for each entry."""
+"""Number of nested folders that stay open for the next entry. Deeper folders are opened anew for each entry."""
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GZIP = b"\x1f\x8b"
 MAGIC_BYTES = 6
@@ -65,7 +65,7 @@ class Inflater:
         data, self._first = self._first + data, b""
         while data:
             if self._inflate.eof:
-                if data == _GZIP[:1]:  # a read may end between the two bytes
+                if data == _GZIP[:1]:  # a read may end between the two bytes of the magic number
                     self._first = data
                     return
                 if self._padded or not data.startswith(_GZIP):  # padding follows the last member
@@ -159,7 +159,10 @@ class ArchiveExtractor:
             raise path_error(error, self._shown()) from None
 
     def set_folder_modes(self) -> None:
-        """Set the final modes of folders that their owner may not write. Until now, they were writable so that entries could be added."""
+        """Set the final modes of the folders whose owner has less than full access.
+
+        Until this call, the owner has full access to these folders, so that entries can be added.
+        """
         for names, mode in reversed(self._rights):
             fd = self._folder(names)
             try:
@@ -176,7 +179,7 @@ class ArchiveExtractor:
             try:
                 os.unlink(self._temporary, dir_fd=self._at)
             except OSError:
-                return  # another process has removed it, or its folder
+                return  # another process has removed the file or its folder
 
     def _begin(self, member: tar.Member) -> None:
         self._entries += 1
@@ -247,7 +250,7 @@ class ArchiveExtractor:
         try:
             if not name or not stat.S_ISREG(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
                 raise tar.TarError(
-                    f"The archive's hard link {tar.shown(member.name)} is to {tar.shown(member.target)}, which is not a file.", member.name
+                    f"The archive's hard link {tar.shown(member.name)} names {tar.shown(member.target)}, which is not a file.", member.name
                 )
             os.link(name, temporary, src_dir_fd=source, dst_dir_fd=self._at, follow_symlinks=False)
         finally:
@@ -264,7 +267,7 @@ class ArchiveExtractor:
         """Open a folder below the root, and return its descriptor, which the caller must close.
 
         Args:
-            names: Names of the folders on the way from the root.
+            names: Names of the folders from below the root down to this folder.
             make: True to create folders that do not exist.
         """
         same = 0
@@ -298,7 +301,7 @@ class ArchiveExtractor:
             )
         if member.kind == tar.HARDLINK and error.errno == errno.ENOENT:
             return RpcError(
-                "path_invalid", f"The archive's hard link {tar.shown(member.name)} is to {tar.shown(member.target)}, which is not in the folder.", ""
+                "path_invalid", f"The archive's hard link {tar.shown(member.name)} names {tar.shown(member.target)}, which is not in the folder.", ""
             )
         return path_error(error, self._shown())
 
@@ -313,7 +316,7 @@ def _enter(fd: int, name: str, *, make: bool) -> int:
     try:
         os.mkdir(name, 0o755, dir_fd=fd)
     except FileExistsError:
-        pass  # another process was faster
+        pass  # another process has created the folder meanwhile
     return open_folder(name, fd)
 
 

@@ -28,18 +28,19 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
     """Unbind some volumes and bind others.
 
     Args:
-        request: ``gone``: paths of volumes to unbind, even if they are in use. ``free``: volumes to unbind only if they are not in use. Each has
-            a path, a folder in the hub, a folder with many files, and the number of times to stat these files, which makes gVisor drop unused
-            files of the volume from its caches. ``there``: volumes to bind. Each has a folder in the hub, a path, and a flag to bind it
-            read-only. The host also prevents writes; the flag makes write calls inside fail instead of having no effect.
+        request: Three lists. ``gone`` has the paths of volumes to unbind even if they are in use. ``free`` has volumes to unbind only if they
+            are not in use, each as path, folder in the hub, folder with many files, and number of rounds. In each round, these files are read
+            with stat(2), which makes gVisor drop unused files of the volume from its caches. ``there`` has volumes to bind, each as folder in
+            the hub, path, and a flag that is True for a read-only volume. The host prevents writes to such a volume anyway. Because of the
+            flag, write calls in the sandbox fail instead of having no effect.
 
     Returns:
-        ``used``: paths that stay bound because they are in use.
+        ``used``: paths of ``free`` that stay bound because they are in use.
     """
     used: list[str] = []
     libc = ctypes.CDLL(None, use_errno=True)
     for path in request["gone"]:
-        libc.umount2(os.fsencode(path), MNT_DETACH)  # fails if a process inside has unbound it already
+        libc.umount2(os.fsencode(path), MNT_DETACH)  # fails if a process in the sandbox has unbound the path already
     for path, source, others, rounds in request.get("free", ()):
         files = _files_in(others)
         if _is_bound(source, path) and libc.umount2(os.fsencode(path), 0) and ctypes.get_errno() == EBUSY:

@@ -2,9 +2,9 @@
 
 Invariants:
 - No link is followed below the root. A folder is opened by its path, and used only if device and inode are those that were read from its
-  parent, so a folder that was replaced meanwhile is skipped.
+  parent. A folder that was replaced meanwhile is therefore skipped.
 - One folder is open at a time, even in a deep tree.
-- A folder comes before its subfolders, in the order of names: two walks of the same tree give the same order.
+- A folder is visited before its subfolders, and subfolders are visited in the order of their names. So two walks of one tree have the same order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Folder:
 
     Attributes:
         cut: True if some entries were not read, because of an error or because the folder has more than ``MAX_NAMES`` entries.
-        error: System call that has failed; None if no call has failed.
+        error: Error of the system call that has failed; None if no call has failed.
     """
 
     __slots__ = ("_below", "cut", "error", "fd", "inside")
@@ -57,7 +57,7 @@ class Folder:
                 found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
             except FileNotFoundError:
                 continue  # removed since the folder was read
-            except OSError as error:  # the folder may be read and not entered (mode r--)
+            except OSError as error:  # the folder can be listed but not entered (mode r--)
                 self.cut, self.error = True, error
                 return
             if stat.S_ISDIR(found.st_mode):
@@ -100,7 +100,7 @@ def walk(root: str, *, follow: bool = True) -> Iterator[Folder]:
         try:
             opened = os.fstat(fd)
             if (opened.st_dev, opened.st_ino) != identity:
-                continue  # another folder has its name now
+                continue  # the folder was replaced by another folder
             yield folder
             pending += folder.below()
         finally:
@@ -112,7 +112,7 @@ class UnreadableFolder(Folder):
 
     Args:
         inside: Path relative to the root.
-        error: The failed system call.
+        error: Error of the failed system call.
     """
 
     __slots__ = ()

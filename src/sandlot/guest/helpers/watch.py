@@ -1,10 +1,10 @@
-"""Watches a folder and reports what is created, modified, removed and moved in it.
+"""Watches a folder and reports the entries that are created, modified, removed and moved in it.
 
 The helper uses inotify(7) if the kernel supports it. Otherwise it scans the folder every second, and misses files that exist only between
 two scans.
 
 Invariants:
-- Every change after ``{"watching": ...}`` is reported. If changes may have been missed, ``overflow`` is reported.
+- inotify reports every change after ``{"watching": ...}``. If events were lost or a scan was incomplete, ``overflow`` is reported.
 - No link is followed. At most the requested number of folders is watched.
 - Changes of one file within a short time are reported as one event, so a program that writes a gigabyte causes few events.
 - The watch ends when the folder itself is removed, moved or unmounted.
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW = WATCH_EVENTS
 BATCH_DELAY_S = 0.03
-"""Time for which further events are collected before a report."""
+"""Seconds in which further events are collected before a report."""
 SCAN_INTERVAL_S = 1.0
 MAX_SCANNED = 20_000
-"""Maximum number of entries of a scan."""
+"""Maximum number of entries that one scan examines."""
 MAX_EVENTS = 100
 """Maximum number of events in one message."""
 _GONE = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.UNMOUNT | inotify.IGNORED
@@ -58,7 +58,7 @@ class Batch:
         self._known: set[tuple[str, str]] = set()
 
     def add(self, kind: str, path: str = "", *, folder: bool = False, source: str | None = None) -> None:
-        """Add an event to this batch. Duplicates are left out. If the batch reports an entry as created, modifications of the entry are left out too.
+        """Add an event to this batch. Omits duplicates, and modifications of an entry that the batch reports as created.
 
         Args:
             kind: Kind of the event, such as ``CREATED``.
@@ -153,7 +153,7 @@ class InotifyWatcher:
         return f"{above}/{event.name}" if above else event.name
 
     def _entered(self, inside: str, batch: Batch) -> None:
-        """Watch a new folder, and report the entries that were created before it was watched."""
+        """Watch a new folder, and report the entries that were created before the watch began."""
         if not self._recursive:
             return
         try:
@@ -213,7 +213,7 @@ class PollingWatcher:
         self._known, _ = self._scan()
 
     def report(self) -> bool:
-        """Scan the folder, and send the differences from the last scan to the host. Return False if the folder cannot be read."""
+        """Scan the folder, and send the differences since the last scan to the host. Return False if the folder cannot be read."""
         batch = Batch()
         try:
             now, whole = self._scan()

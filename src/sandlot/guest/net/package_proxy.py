@@ -3,12 +3,12 @@
 Invariants:
 - Each TCP connection is forwarded over its own stream of the host's service ``packages``. The guest does not interpret the bytes.
 - At most :data:`MAX_CONNECTIONS` connections are open at once, fewer than the streams that a guest may open. Further connections
-  wait in the kernel's accept queue until a connection is closed. If a connection is idle, the guest closes it for a waiting one.
-  A program that opens thousands of connections fills only the accept queue.
+  wait in the kernel's accept queue until a connection is closed. To accept a waiting connection, the guest closes an idle one. A
+  program that opens thousands of connections fills only the accept queue.
 - A stream is opened when the first bytes of its connection arrive, so a silent connection uses no resources of the host.
 - When the host connects again or the guest is quiesced, connections with a stream are reset, and the port stays open. Package
-  managers then repeat their request. A request that arrives while no service runs waits in the link's pipe. The handshake of
-  the next service resets its connection.
+  managers then repeat their request. A request that arrives while no service runs stays in the link's pipe. The handshake of the
+  next service resets the connection of this request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BACKLOG = 128
 PAUSE_S = 0.1
 """Seconds between two attempts to accept a connection or to open its stream while the limit of connections or streams is reached."""
 IDLE_S = 1.0
-"""Seconds without a request in progress and without a byte of a response after which a connection counts as idle."""
+"""A connection without a request in progress counts as idle after this many seconds without a byte of a response."""
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _IFREQ = struct.Struct("16sh14x")
@@ -63,7 +63,7 @@ class PackageProxy:
         self._connections: set[ProxiedConnection] = set()
 
     def listen(self) -> None:
-        """Open the port and begin to accept connections. If this fails, log the error; the sandbox has no package index then."""
+        """Open the port and begin to accept connections. If this fails, log the error. The sandbox then has no package index."""
         try:
             listener = _open_listener()
         except OSError as error:
@@ -149,7 +149,7 @@ class ProxiedConnection:
 
     @property
     def idle_since_s(self) -> float:
-        """Time in seconds of ``time.monotonic`` since which the connection has been idle; infinite while a response may be due."""
+        """Time in seconds of ``time.monotonic`` since which the connection has been idle; infinite while a response may follow."""
         if self._copy is None:
             return float("inf") if self._has_request else self._opened_s
         return float("inf") if self._copy.awaits_output or self._copy.has_output else self._copy.last_write_s
@@ -168,7 +168,7 @@ class ProxiedConnection:
         self._proxy.remove(self)
 
     def cut(self) -> None:
-        """Close the connection with RST, so that the client does not treat the response as complete. Idempotent."""
+        """Close the connection with RST, so that the client does not treat an incomplete response as complete. Idempotent."""
         if not self._is_closed:
             send_reset_at_close(self._socket)
             self.close()
@@ -211,7 +211,7 @@ class ProxiedConnection:
         self.cut()
 
     def on_data_end(self) -> None:
-        """Send an END to the host, because the client has finished sending."""
+        """Send END to the host, because the client sends no more bytes."""
         if self._stream is not None:
             self._stream.end()
 
@@ -243,7 +243,7 @@ def _bring_loopback_up(any_socket: socket.socket) -> None:
     gVisor and container runtimes activate the interface themselves.
 
     Args:
-        any_socket: Any open socket, because the ioctl(2) needs a descriptor of a socket.
+        any_socket: Any open socket; ioctl(2) needs the descriptor of a socket.
     """
     name, flags = _IFREQ.unpack(ioctl(any_socket.fileno(), _SIOCGIFFLAGS, _IFREQ.pack(b"lo", 0)))
     if not flags & _IFF_UP:

@@ -2,9 +2,9 @@
 
 Invariants:
 - Each direction is as fast as its receiver reads, and no call blocks.
-- Memory is bounded: bytes for the socket are at most one window of the stream, and bytes for the host are at most the stream's
-  queue and one read.
-- When one direction ends, its end of file is passed on after all its bytes. The other direction continues.
+- Memory is bounded: at most one window of the stream is buffered for the socket. For the host, at most the stream's send queue and
+  one read are buffered.
+- The end of file of one direction is passed on after all bytes of this direction. The other direction continues.
 - A connection that is interrupted is closed with RST, so that the program does not treat the received data as complete.
 """
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from sandlot.guest.streams import Stream
 
     class SocketStreamOwner(Protocol):
-        """Receiver of the ends and errors of a :class:`SocketStream`."""
+        """Object that handles the end and the errors of both directions of a :class:`SocketStream`."""
 
         def on_gone(self) -> None:
             """Handle the loss of the stream: the host has reset the stream or has connected again, or the guest was quiesced."""
 
         def on_data_end(self) -> None:
-            """Send the program's end of file to the host. Called when all bytes of the socket were read and sent."""
+            """Send the program's end of file to the host. Called after all bytes from the socket were sent."""
 
         def on_finished(self) -> None:
-            """Close the connection. Called when both directions have ended."""
+            """Close the connection, because both directions have ended."""
 
         def on_read_error(self) -> None:
             """Handle a failed read of the socket, which means that the program has reset the connection."""
@@ -59,15 +59,15 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 class SocketStream:
     """Copies bytes between a socket and a stream, in both directions. The methods ``on_...`` handle the events of the stream.
 
-    Before :meth:`start`, bytes of the host for the socket are queued.
+    Bytes that arrive from the host before :meth:`start` are queued.
 
     Args:
         loop: The guest's loop.
         stream: Stream of the link.
-        owner: Receiver of the ends and errors of both directions.
+        owner: Object that handles the end and the errors of both directions.
 
     Attributes:
-        awaits_output: True if bytes were read from the socket and no byte was written to the socket since.
+        awaits_output: True if no byte was written to the socket since the last bytes were read from the socket.
         last_write_s: Time of the last write to the socket, in seconds of ``time.monotonic``. Before the first write, the time at
             which this object was created.
     """
@@ -103,7 +103,7 @@ class SocketStream:
 
     @property
     def has_output(self) -> bool:
-        """True while bytes of the host are queued for the socket."""
+        """True while bytes from the host are queued for the socket."""
         return bool(self._output)
 
     def start(self, connection: socket.socket) -> None:
@@ -113,16 +113,16 @@ class SocketStream:
             connection: Connected, non-blocking socket; ownership passes to this object.
         """
         self._socket = connection
-        # Writes to the socket are already batched. Without TCP_NODELAY, a small last piece would wait for an acknowledgement.
+        # Writes are batched already, so send each write at once. By default, a small last piece would wait for an acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._write_soon()
         self._watch()
 
     def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
-        """Queue bytes of the host for the socket.
+        """Queue bytes from the host for the socket.
 
         Args:
-            channel: Channel of the bytes. Bytes of other channels than 0 are dropped.
+            channel: Channel of the bytes. If this is not ``BODY``, the bytes are dropped.
             data: Bytes for the socket.
             credit: Credit that is returned to the host when the bytes were written or dropped.
         """
@@ -133,7 +133,7 @@ class SocketStream:
         self._write_soon()
 
     def on_end(self) -> None:
-        """Send end of file to the program after the queued bytes, because the host sends no more."""
+        """Send end of file to the program after the queued bytes, because the host sends no more bytes."""
         self._has_output_end = True
         self._write_soon()
 
@@ -146,12 +146,12 @@ class SocketStream:
         self._owner.on_gone()
 
     def send(self, data: bytes) -> None:
-        """Send the host bytes that were read from the socket."""
+        """Forward to the host bytes that were read from the socket."""
         self.awaits_output = True
         self._stream.send_bytes(BODY, data)
 
     def drop_output(self) -> None:
-        """Discard the bytes that wait to be written to the socket, and all that the host sends later. The other direction continues to its end."""
+        """Discard bytes for the socket, both queued bytes and bytes that the host sends later. The other direction continues."""
         self._is_output_dropped = True
         while self._output:
             self._stream.consumed(self._output.popleft()[1])
@@ -163,7 +163,7 @@ class SocketStream:
         self.close()
 
     def close(self) -> None:
-        """Close the socket, and drop queued bytes of the host. Idempotent."""
+        """Close the socket, and drop the bytes that are queued for the socket. Idempotent."""
         connection, self._socket = self._socket, None
         self._output.clear()
         if connection is not None:

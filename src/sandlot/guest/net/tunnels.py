@@ -1,10 +1,9 @@
 """Tunnels: TCP connections from the host to ports of programs in the sandbox, each over the stream of a ``port.connect`` call.
 
 Invariants:
-- A tunnel tries 127.0.0.1, then ::1, and no other address, as the account ``user``. It needs no network of the sandbox.
-- An END frame of the host becomes end of file for the program. End of file of the program becomes the event ``end``.
-- A program that has stopped reading may still send. Then bytes of the host are dropped, and the program's bytes are forwarded to
-  their end.
+- A tunnel tries 127.0.0.1, then ::1, and no other address, as the account ``user``. It works even if the sandbox has no network.
+- An END frame from the host becomes end of file for the program. End of file of the program becomes the event ``end``.
+- If a program reads no more bytes, bytes from the host are dropped. All bytes that the program still sends are forwarded.
 - A tunnel ends with its stream. When the host connects again or the guest is quiesced, the connection is reset. So a copy of a
   sandbox has no tunnels of the original.
 - At most :data:`MAX_TUNNELS` tunnels are open at once.
@@ -122,8 +121,8 @@ class Tunnel:
         connection = self._connecting
         if connection is None:
             return
-        # A socket without error may be connected to itself. This happens if no program listens on the port, and the kernel has
-        # chosen the same port for this end (simultaneous open, RFC 9293, section 3.5).
+        # A connected socket may be connected to itself. This happens if no program listens on the port and the kernel has chosen the
+        # same port for this end (simultaneous open, RFC 9293, section 3.5).
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or connection.getsockname()[:2] == (address, self._port):
             self._close_connecting()
             self.connect_to_next()
@@ -172,5 +171,5 @@ class Tunnel:
         self._fail("conflict", f"The program on port {self._port} reset the connection.", "Check the output of the program.")
 
     def on_write_error(self) -> None:
-        """Drop bytes of the host from now on, because the program has stopped reading. The program's bytes are still forwarded."""
+        """Drop bytes from the host from now on, because the program reads no more bytes. The program's bytes are still forwarded."""
         self._copy.drop_output()

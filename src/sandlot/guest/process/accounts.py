@@ -1,10 +1,10 @@
-"""Accounts: the two users that processes run as, their environment, and system calls of the guest under their ids.
+"""Accounts: the two users that processes run as, their environment, and ways to make system calls under their ids.
 
-There are two ways to act as a user. They are not interchangeable:
+Two context managers change the ids of the guest. They are not interchangeable:
 
 - :class:`as_file_user` changes the effective ids only. Use it for paths and sockets.
 - :class:`as_process_user` changes the real ids too. Use it to start a program or to change the limits of a process. As
-  long as it is active, processes of the user may signal PID 1.
+  long as this context is active, processes of the user may signal PID 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 
 from sandlot.guest.errors import RpcError
 
-TYPE_CHECKING = False  # typing is not imported; type checkers take the name for typing.TYPE_CHECKING
+TYPE_CHECKING = False  # importing typing takes time; type checkers treat this name like typing.TYPE_CHECKING
 
 USER_UID = 1000
 USER_GID = 1000
@@ -50,11 +50,11 @@ class Account:
 def lookup_account(name: str) -> Account:
     """Return the account ``root`` or ``user``.
 
-    ``user`` is uid 1000. Login name, gid, home and groups come from the image's /etc/passwd and /etc/group. An image
-    without uid 1000 gets the name ``user``, gid 1000 and /home/user. A home that does not exist is replaced by ``/``.
+    ``user`` is uid 1000. Login name, gid, home and groups come from the image's /etc/passwd and /etc/group. If the image has no
+    uid 1000, the account has the name ``user``, gid 1000 and the home /home/user. If the home does not exist, it is replaced by ``/``.
 
     Raises:
-        RpcError: ``invalid_request``: any other name.
+        RpcError: ``invalid_request``: the name is neither ``root`` nor ``user``.
     """
     if name == "root":
         return Account("root", 0, 0, "/root", [0])
@@ -102,7 +102,7 @@ def _read_user() -> tuple[str, int, str, list[int]]:
 def _read_table(path: str) -> list[list[str]]:
     """Return the rows of an account file; no rows if the file cannot be read."""
     try:
-        # Root inside may have replaced the file by a FIFO: with O_NONBLOCK, opening it does not block PID 1.
+        # Root in the sandbox may have replaced the file by a FIFO. O_NONBLOCK makes sure that opening a FIFO does not block PID 1.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return []
@@ -116,7 +116,7 @@ def _read_table(path: str) -> list[list[str]]:
 
 
 def build_environment(account: Account, *overrides: dict[str, str]) -> dict[str, str]:
-    """Return the environment of a process: the default variables of an account, replaced by those of each override in order."""
+    """Return the environment of a process: the default variables of an account, updated with each of ``overrides`` in order."""
     env = {
         "PATH": (f"{account.home.rstrip('/')}/.local/bin:" if account.uid else "") + DEFAULT_PATH,
         "HOME": account.home,
@@ -136,13 +136,13 @@ class as_process_user:  # noqa: N801 - a context manager, named like a function;
     Used around two system calls:
 
     - vfork(2) with exec(2): the program inherits the ids.
-    - prlimit(2): without CAP_SYS_RESOURCE, real and effective ids must match those of the process to limit.
+    - prlimit(2): a caller that lacks CAP_SYS_RESOURCE needs the real and effective ids of the process to limit.
 
-    The saved ids stay 0, so that the guest can change back. The guest has one thread: no other code runs under these ids.
+    The saved ids stay 0, so that the guest can restore its own ids. The guest has one thread: no other code runs under these ids.
 
     While the context is active, processes of the same uid may send signals to the guest, because the guest has their uid as its
-    real uid (kill(2)). The guest has handlers for the other signals (main.py), but in gVisor, SIGKILL and the signals of faults
-    end the guest and with it the sandbox. This is no new weakness: through ``sudo``, every process inside can end the sandbox.
+    real uid (kill(2)). In gVisor, SIGKILL and the signals of faults then end the guest and with it the sandbox. For all other
+    signals, the guest has handlers (main.py). This is no new weakness: every process can end the sandbox through ``sudo``.
 
     Args:
         account: Account to act as.

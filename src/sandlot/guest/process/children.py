@@ -1,4 +1,4 @@
-"""Child processes of PID 1: a table of the objects that own them, and reaping of those that have ended.
+"""Child processes of PID 1: a table of the objects that own the processes, and the reaping of ended processes.
 
 PID 1 also becomes the parent of every orphan in the sandbox. Orphans are reaped too, but they have no owner to notify.
 """
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class ChildTable:
     """Owners of the child processes that the guest has started or adopted, by pid.
 
-    A process stays in the table until it is reaped. The kernel reuses a pid only after that, so a pid in the table always means
-    the same process.
+    A process stays in the table until it is reaped. The kernel reuses a pid only after the process was reaped, so a pid in the table
+    always means the same process.
     """
 
     __slots__ = ("_children",)

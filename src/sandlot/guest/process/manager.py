@@ -3,7 +3,7 @@
 Invariants:
 - The id of a process is the id of the call that has started the process. A repeated start call returns the same process.
 - Each process has its own session and group. A timeout or a signal reaches the session, the group and all descendants.
-- Finished processes are remembered with their output until ``MAX_KEPT`` or ``MAX_KEPT_BYTES`` is exceeded, the oldest are forgotten first.
+- Finished processes are remembered with their output until ``MAX_KEPT`` or ``MAX_KEPT_BYTES`` is exceeded. The oldest are forgotten first.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ProcessManager:
     Args:
         loop: The guest's loop.
         spawner: Starts the programs.
-        rpc: Server of the calls. It refuses further start calls with the id of a process that was forgotten.
-        on_first_start: Called when a process has started and no other process that the host has started is running.
-        on_all_ended: Called when the last running process that the host has started has ended.
+        rpc: Server of the calls. The server refuses further start calls with the id of a process that was forgotten.
+        on_first_start: Called when a process was started while no other process of the host was running.
+        on_all_ended: Called when the last running process of the host has ended.
     """
 
     __slots__ = ("_by_id", "_loop", "_on_all_ended", "_on_first_start", "_rpc", "_running_count", "_spawner")
@@ -63,7 +63,7 @@ class ProcessManager:
     def start(self, call: Call) -> None:
         """Handle ``process.start``: start a process, or find the process that an earlier call with the same id has started.
 
-        If ``attach`` is true, the call follows the output and responds at the end of the process. Otherwise the call responds at once.
+        If ``attach`` is True, the call sends the output, and responds at the end of the process. If False, the call responds at once.
         """
         process = self._by_id.get(call.id)
         if process is None:
@@ -105,7 +105,7 @@ class ProcessManager:
         call.result(**self._find(call).describe())
 
     def list_all(self, call: Call) -> None:
-        """Handle ``process.list``: respond with the records of the newest processes, without hidden ones."""
+        """Handle ``process.list``: respond with the records of the newest processes. Hidden processes are left out."""
         newest = [process for process in self._by_id.values() if not process.hidden][-LIMITS["processes"] :]
         call.result(processes=[process.describe() for process in newest])
 
@@ -154,7 +154,7 @@ class ProcessManager:
         ours, theirs = open_terminal(args["rows"], args["cols"], account)
         opened = [ours]
         try:
-            ours_for_input = os.dup(ours)  # the loop watches a descriptor for reading or for writing, so the terminal needs two
+            ours_for_input = os.dup(ours)  # a descriptor is watched for reading or for writing, so the terminal needs two descriptors
             opened.append(ours_for_input)
             fds = (theirs, theirs, theirs)
             process.pid = self._spawner.spawn(args["argv"], account, fds, process, env=args["env"], cwd=args["cwd"], terminal=True)

@@ -1,15 +1,16 @@
-"""Limit of processes and threads of the sandbox: soft limits of the kernel, a regular count, and killing beyond the limit.
+"""Limit of the number of processes and threads in the sandbox, enforced by soft limits of the kernel and by regular counts.
 
 Invariants:
 - RLIMIT_NPROC makes a fork beyond the limit fail. It does not apply to root in gVisor.
-- Only soft limits are set. A lowered hard limit cannot be raised again: in a user namespace not even by root (prlimit(2)), and in
-  gVisor not for a process of ``user``. With hard limits, the limit of a running sandbox could never be raised.
+- Only soft limits are set. A hard limit that was lowered cannot be raised again: in a user namespace not even by root (prlimit(2)),
+  and in gVisor not for a process of ``user``. The limit of a running sandbox could then never be raised.
 - Processes of root, and processes that have raised their own soft limit, can exceed the limit. Therefore the guest counts all
   processes and threads every ``COUNT_EVERY_S``. If the count exceeds the limit plus a slack (``most_pids``), the largest session is
-  killed. With the slack, root can still start programs while ``user`` is at the limit.
-- All processes are stopped while the largest session is found. Afterwards all continue, even those that were stopped before.
-- A zombie is counted in the session of its parent, which does not wait for it. Zombies that PID 1 is about to reap, and PID 1
-  itself, are not counted.
+  killed. Because of the slack, root can still start programs while ``user`` is at the limit.
+- All processes are suspended (SIGSTOP) while the guest searches for the largest session. Afterwards all are resumed (SIGCONT), even
+  processes that were suspended before.
+- A zombie is counted in the session of its parent, which has not reaped it. Zombies that PID 1 is about to reap, and PID 1 itself,
+  are not counted.
 - A new limit below the number of running processes is refused, and nothing changes.
 """
 
@@ -35,7 +36,7 @@ COUNT_EVERY_S = 0.2
 MIN_LIMIT = 16
 """Smallest limit that is applied. A smaller requested limit is raised to this number."""
 SELF = 0
-"""Pid that means the guest itself in prlimit(2). Needs no /proc, over which root in the sandbox may have mounted something."""
+"""Pid that means the calling process in prlimit(2), here the guest. It works even if root has mounted something over /proc."""
 _NPROC = resource.RLIMIT_NPROC
 _UNLIMITED = resource.RLIM_INFINITY
 
@@ -82,14 +83,14 @@ class PidLimit:
         self.set(limit)
 
     def watch(self) -> None:
-        """Begin to count processes regularly, until none except PID 1 is left. The caller must call this after it starts a process."""
+        """Begin to count processes regularly, until no process except PID 1 is left. Must be called after each start of a process."""
         if not self._is_counting and self._limit:
             self._is_counting = True
             self._loop.call_later(COUNT_EVERY_S, self._count)
 
     def _count(self) -> None:
         total = count_tasks_fast()
-        # The fast count is too high if there are zombies that the limit ignores. If it exceeds the limit, count exactly.
+        # The fast count includes zombies that the limit ignores. If the fast count exceeds the limit, count exactly.
         if total > most_pids(self._limit) and self._is_exceeded(tasks_per_session(all_processes())):
             self.kill_largest_session()
         if total:
@@ -98,9 +99,10 @@ class PidLimit:
             self._is_counting = False
 
     def kill_largest_session(self) -> None:
-        """Kill the session with the most processes and threads. If the limit is still exceeded then, kill all processes.
+        """Kill the session with the most processes and threads. If the limit is still exceeded afterwards, kill all processes.
 
-        All processes are stopped first. Running processes could fork faster than the guest finds them, and use its CPU time.
+        All processes are suspended first. Otherwise they could fork faster than the guest finds them, and would use CPU time that
+        the guest needs.
         """
         kill_all(signal.SIGSTOP)
         try:
@@ -152,7 +154,7 @@ def new_soft_limit(soft: int, hard: int, before: int, after: int) -> int:
         before: Old limit of the sandbox; 0 if there was no limit.
         after: New limit of the sandbox.
     """
-    # A process that has lowered its own limit keeps it.
+    # A process that has lowered its own limit keeps the lower limit.
     wanted = soft if soft != _UNLIMITED and soft < before else after
     return min(wanted, after) if hard == _UNLIMITED else min(wanted, after, hard)
 
@@ -161,7 +163,7 @@ def _set_soft_limits(pids: list[int], before: int, after: int) -> bool:
     """Set the soft limits of processes after the sandbox's limit has changed. Return True if the limit of any process has changed."""
     has_changed, denied = _set_soft_limits_as_current_user(pids, before, after)
     if denied:
-        # Without CAP_SYS_RESOURCE, only processes with the caller's own ids may be limited (prlimit(2)).
+        # A caller that lacks CAP_SYS_RESOURCE may limit only processes with its own ids (prlimit(2)).
         with as_process_user(lookup_account("user")):
             has_changed_more, _ = _set_soft_limits_as_current_user(denied, before, after)
         has_changed = has_changed or has_changed_more
@@ -172,7 +174,7 @@ def _set_soft_limits_as_current_user(pids: list[int], before: int, after: int) -
     """Set the soft limits of processes under the guest's present ids.
 
     Returns:
-        True if the limit of any process has changed, and the pids for which the kernel has denied permission.
+        A flag that is True if the limit of any process has changed, and the pids for which the kernel has denied permission.
     """
     has_changed, denied = False, []
     for pid in pids:

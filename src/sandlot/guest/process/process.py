@@ -1,9 +1,9 @@
 """One process that the host has started: its output, its input, the calls that follow its output or wait for its end, and its result.
 
 Invariants:
-- Calls that follow the output receive the result when the process has ended and the output that it has written was sent. If
-  children of the process keep the pipes open, their later output is kept for readers that attach later.
-- ``process.wait`` responds at the end of the process, even if calls that follow the output read slowly.
+- Calls that follow the output receive the result after the process has ended and all its output was sent. If children of the
+  process keep the pipes open, their later output is kept for readers that attach later.
+- ``process.wait`` responds at the end of the process, even if output of the process is still to be sent to other calls.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ MAX_SHOWN_ARGUMENT_CHARS = 512
 ARRIVAL_S = 3.0
 """Seconds after the start of a program on a terminal in which no output is dropped, because a client is expected to attach."""
 LINGER_S = 0.05
-"""Seconds for which the pipes of an ended process are still read if its children keep the pipes open."""
+"""Seconds for which the pipes are read after the end of a process whose children keep the pipes open."""
 
 
 class Process:
-    """A process that the host has started. It is running, or it has finished and is remembered.
+    """A process that the host has started. The process is running, or has finished and is remembered.
 
     Args:
         loop: The guest's loop.
@@ -133,7 +133,7 @@ class Process:
         call.on_gone = lambda: self._waiting.remove(call)
 
     def pump(self) -> None:
-        """Send as much output to each reader as it accepts. After the end of the process, send the result to readers without backlog."""
+        """Send each reader as much output as the reader accepts, and the result after the last output."""
         for entry in list(self.readers):
             call, reader = entry
             if reader.pump(self.outputs.buffers) and self.finished:
@@ -175,7 +175,7 @@ class Process:
         }
 
     def feed(self, call: Call, channel: int, data: bytes, credit: int) -> None:
-        """Queue bytes of the host for standard input. Drop them if standard input is closed or ``channel`` is another one.
+        """Queue bytes from the host for standard input. Drop the bytes if standard input is closed or ``channel`` is not ``STDIN``.
 
         Args:
             call: Call with which the host has sent the bytes.
@@ -205,10 +205,10 @@ class Process:
             resize(self.pipes[0].fd, rows, cols, self.pid)
 
     def hold(self, seconds: float) -> None:
-        """Drop no output for a time, because a reader is expected to attach. A full buffer blocks the process instead.
+        """Drop no output for some seconds, because a reader is expected to attach. A full buffer blocks the process instead.
 
         Args:
-            seconds: Length of that time.
+            seconds: Number of seconds in which no output is dropped.
         """
         self.outputs.held = True
         self._loop.call_later(seconds, self._release)
@@ -287,7 +287,7 @@ class Process:
                 self.pump()
                 return
         self.finished = True
-        if self.is_terminal:  # processes that are left on the terminal get EIO
+        if self.is_terminal:  # processes that still use the terminal get EIO
             self.pipes[0].close()
         self.pump()
 

@@ -12,7 +12,7 @@ import resource
 from sandlot.protocol.fast_imports import signal
 
 PASSES = 20
-"""Maximum number of passes over processes that keep forking during an operation. The process limit ends such a tree later."""
+"""Maximum number of times that an operation is repeated because processes fork meanwhile. The process limit ends endless forking."""
 
 
 class ProcStat:
@@ -38,7 +38,7 @@ class ProcStat:
     def is_dead(self) -> bool:
         """Return True if all threads of the process have ended.
 
-        The state alone does not show this: it is also that of a zombie if only the first thread has ended (proc(5)).
+        The state is not sufficient: if only the first thread has ended, the state is that of a zombie too (proc(5)).
         """
         return self.state in {b"Z", b"X"} and self.threads == 1
 
@@ -65,7 +65,7 @@ def all_processes() -> list[ProcStat]:
         except OSError:
             continue
         try:
-            # The program's name is in parentheses and may itself contain parentheses. So parse what follows the last one.
+            # The program's name is in parentheses and may itself contain parentheses. So parse the text after the last parenthesis.
             found.append(ProcStat(pid, os.read(fd, 4096).rpartition(b")")[2].split()))
         except (OSError, ValueError, IndexError):
             continue
@@ -82,7 +82,7 @@ def cpu_s() -> float:
 
 
 def count_tasks() -> int:
-    """Return the number of threads of all live processes except PID 1. A process without further threads counts as one."""
+    """Return the number of threads of all live processes except PID 1. A process with one thread counts as 1."""
     return sum(task.threads for task in live_processes() if task.pid != 1)
 
 
@@ -106,7 +106,7 @@ def tree(root: int, everything: list[ProcStat]) -> list[int]:
     """Return the sorted pids of a process, its session, its group and the descendants of all these, without PID 1. Pure.
 
     Args:
-        root: Pid of the process. It is in the result even if the process has ended.
+        root: Pid of the process. The result contains this pid even if the process has ended.
         everything: Processes to search.
     """
     members = {root}
@@ -159,8 +159,8 @@ def kill_tree(root: int, number: int) -> None:
 def hang_up(session: int) -> None:
     """Send SIGHUP and SIGCONT to the processes of a session whose leader has ended, as Linux does when a terminal is closed.
 
-    Linux sends these signals to the foreground group and to stopped groups (exit(3p)); gVisor sends none. Users start programs that
-    must continue by nohup(1) or setsid(1).
+    Linux sends these signals to the foreground group and to suspended groups (exit(3p)); gVisor sends none. To let a program continue
+    after the terminal is closed, users start the program with nohup(1) or setsid(1).
 
     Args:
         session: Id of the session, which is the pid of its leader.

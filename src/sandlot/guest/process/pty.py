@@ -104,8 +104,8 @@ class TerminalOutput(OutputPipe):
     """Output of a process on a terminal.
 
     While no process has the terminal open, reads fail with EIO. EIO is not the end of the output, because a process of the session
-    may open the terminal again. Nor may the guest close its end after EIO: a process that has closed the terminal and is about to
-    exit, such as cat(1), would be killed by SIGHUP. So the guest retries every ``READ_AGAIN_S`` until the process has ended.
+    may open the terminal again. The guest must not close its end after EIO either: a process that has closed the terminal and is
+    about to exit, such as cat(1), would be killed by SIGHUP. So the guest retries every ``READ_AGAIN_S`` until the process has ended.
     """
 
     __slots__ = ("_has_process_ended", "_pause")
@@ -163,7 +163,7 @@ class TerminalInput(InputPipe):
 
         Args:
             data: Bytes to write.
-            taken: Called once all these bytes were written, or were dropped because the terminal is closed.
+            taken: Called when all these bytes were written, or were dropped because the terminal is closed.
         """
         self._in_line = data[-1:] not in {b"\n", b"\r", END_OF_FILE}
         super().write(data, taken)
@@ -177,4 +177,4 @@ class TerminalInput(InputPipe):
 
 
 def _nothing() -> None:
-    """Do nothing after Ctrl-D was written: the guest itself has queued it, so there is no credit to return to the host."""
+    """Do nothing after Ctrl-D was written. The guest itself has queued Ctrl-D, so there is no credit to return to the host."""

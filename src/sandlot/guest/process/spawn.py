@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sandlot.guest.process.pid_limit import PidLimit
 
 TERM = "xterm-256color"
-"""Default of ``TERM`` for a process on a terminal."""
+"""Default value of the variable ``TERM`` for a process on a terminal."""
 
 _MAX_STANDARD_FD = 2
 _OOM_SCORE_MAX = b"1000"
@@ -128,7 +128,10 @@ def spawn(
 
 
 def search_path(program: str, env: dict[str, str]) -> list[bytes]:
-    """Return the paths to try for a program, in the order of execvp(3): the program's own path, or one for each folder of PATH."""
+    """Return the paths to try for a program, in the order of execvp(3).
+
+    If ``program`` contains a slash, this is the only path. Otherwise there is one path for each folder of ``PATH``.
+    """
     if "/" in program:
         return [os.fsencode(program)]
     directories = env.get("PATH", DEFAULT_PATH).split(":")
@@ -197,9 +200,9 @@ def _fork_exec(
 ) -> int:
     """Fork and exec under an account, and return the child's pid.
 
-    The guest changes its own ids during the vfork, and the child inherits them. ``fork_exec`` could change the ids in the child
-    instead, but then it would use fork: in gVisor, a fork of the guest takes 10 to 18 ms, and a vfork 1 ms (measured). exec(2)
-    drops the saved ids and the capabilities of the child.
+    The guest changes its own ids before the vfork and restores them afterwards, and the child inherits the changed ids.
+    ``fork_exec`` could change the ids in the child instead, but would then use fork instead of vfork. In gVisor, a fork of the guest
+    takes 10 to 18 ms, and a vfork 1 ms (measured). exec(2) drops the saved ids and the capabilities of the child.
     """
     stdin, stdout, stderr = fds
     arguments = [os.fsencode(argument) for argument in argv]
@@ -222,7 +225,7 @@ def _fork_exec(
             *status_pipe,  # errpipe_read, errpipe_write
             True,  # restore_signals
             True,  # call_setsid
-            -1,  # pgid_to_set: setsid(2) makes the process group
+            -1,  # pgid_to_set: setsid(2) creates the process group
             None,  # gid
             None,  # extra_groups
             None,  # uid
@@ -235,9 +238,9 @@ def _fork_exec(
 def _take_terminal() -> None:
     """Make standard input the controlling terminal of the session (TIOCSCTTY(2const)). Runs in the child, as its preexec_fn.
 
-    A terminal must be taken between setsid(2) and exec(2), so this is the only preexec_fn of Sandlot. Running Python code between
-    fork and exec is safe, because the guest has one thread. With a preexec_fn, ``fork_exec`` uses fork instead of vfork, which takes
-    at least 10 ms more in gVisor.
+    The controlling terminal must be set between setsid(2) and exec(2), so a preexec_fn is needed. It is the only one in Sandlot.
+    Running Python code between fork and exec is safe, because the guest has one thread. If a preexec_fn is passed, ``fork_exec`` uses
+    fork instead of vfork, which takes 10 to 18 ms instead of 1 ms in gVisor.
     """
     fcntl.ioctl(0, _TIOCSCTTY, 0)
 
@@ -245,7 +248,7 @@ def _take_terminal() -> None:
 def _prefer_for_oom_kill(pid: int) -> None:
     """Make the kernel kill a process and its children before PID 1 when the sandbox runs out of memory.
 
-    The kernel kills the process with the highest sum of memory use and oom_score_adj (proc(5)). Among many small processes, this
+    The kernel kills the process with the highest sum of memory use and oom_score_adj (proc(5)). If all other processes are small, this
     could be PID 1. The setting has no effect in gVisor, where the host's kernel kills the whole sandbox.
     """
     try:
@@ -271,7 +274,7 @@ def _exec_error(report: bytes, argv: Sequence[str], cwd: str) -> RpcError:
     _, _, rest = report.partition(b":")
     number, _, step = rest.partition(b":")
     code = int(number or b"0", 16)
-    if not code:  # preexec_fn failed; such a report has no errno
+    if not code:  # the preexec_fn has failed, and the report of this failure has no errno
         return RpcError("unsupported", "The process could not get a controlling terminal.", "Start the process without a terminal.")
     reason = os.strerror(code)
     if step == b"noexec" or not os.path.isdir(cwd):

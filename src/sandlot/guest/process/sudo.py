@@ -1,11 +1,11 @@
 """Server of ``sudo``: a socket through which programs in the sandbox start programs as root.
 
 gVisor ignores set-uid bits, so an ordinary sudo cannot work. The ``sudo`` of the images sends its command to the guest, which
-runs as root. This does not weaken the isolation: the boundary is the sandbox, not the uid inside.
+runs as root. This does not weaken the isolation: the security boundary is the sandbox, not the uid.
 
 A client sends one message (``protocol/values.py``) with its three standard descriptors:
 ``{"op": "sudo", "argv", "env", "cwd"}``. The response is ``{"status": number}`` or ``{"error": text}``. The status
-is the exit code, or 128 + the number of the signal. If the client closes the connection, its program is killed.
+is the exit code, or 128 + the number of the signal that has ended the program. If the client closes the connection, its program is killed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SudoServer:
         self._clients: set[SudoRequest] = set()
 
     def listen(self) -> None:
-        """Open the socket and begin to accept clients. If this fails, log the error; the sandbox has no sudo then."""
+        """Open the socket and begin to accept clients. If this fails, log the error. The sandbox then has no sudo."""
         try:
             os.makedirs(os.path.dirname(SOCKET_PATH), 0o755, exist_ok=True)
             if os.path.lexists(SOCKET_PATH):
@@ -86,7 +86,7 @@ class SudoRequest:
         loop: The guest's loop.
         spawner: Starts the program.
         connection: Accepted, non-blocking socket; ownership passes to this object.
-        clients: All connected clients. This object removes itself when its connection is closed.
+        clients: All connected clients. This object removes itself from the set when its connection is closed.
     """
 
     __slots__ = ("_clients", "_fds", "_has_response", "_loop", "_out", "_pid", "_requests", "_socket", "_spawner")
