@@ -335,10 +335,10 @@ class Sandbox:
         raise self.ended_error()
 
     def require_instance(self) -> Instance:
-        """Return the driver's side of the sandbox.
+        """Return the driver's instance of the sandbox.
 
         Raises:
-            SandboxEndedError: The driver has no instance, because the sandbox has ended or was just lost.
+            SandboxEndedError: The sandbox has no instance, because the sandbox has ended or the driver has lost it.
         """
         if self.instance is None:
             raise self.ended_error()

@@ -195,7 +195,7 @@ def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
     Raises:
         LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
-    # A pool of 0 warm sandboxes grows on demand, and its template snapshot is made in a sandbox with the same limits.
+    # A pool whose ``warm`` is 0 also needs quota for one sandbox: its template snapshot is made in one, and the pool grows on demand.
     warm = max(1, warm)
     if quota.sandboxes is not None and warm > quota.sandboxes:
         raise quota_exceeded(

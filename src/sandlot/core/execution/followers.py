@@ -59,7 +59,7 @@ class ExecutionFollowers:
         return attends
 
     def leave(self) -> None:
-        """Count one follower less."""
+        """Decrease the number of followers by one."""
         self.count -= 1
         if not self.count:
             self._absent.set()
@@ -118,7 +118,7 @@ def expect(sandbox: Sandbox, id_: ProcessId) -> ExecutionFollowers:
 
 @asynccontextmanager
 async def join(sandbox: Sandbox, id_: ProcessId) -> AsyncIterator[ExecutionFollowers]:
-    """Provide the followers of an execution to one client at a time. The body attaches to the execution, or starts the execution."""
+    """Lock an execution and yield its followers. In the body of the block, the caller attaches to the execution or starts it."""
     followers = expect(sandbox, id_)
     followers.enter()
     try:

@@ -197,7 +197,7 @@ exec apt-get -q -y --no-install-recommends -o Acquire::Retries=3 -o Dpkg::Use-Pt
 """,
 }
 _ENV: Final[Mapping[Manager, Mapping[str, str]]] = {
-    # The images of Sandlot have the same settings. Other images do not.
+    # Sandlot's own images have these settings already; other images do not.
     Manager.PIP: {
         "UV_DEFAULT_INDEX": f"{INDEX}/pypi/simple/",
         "UV_NO_PROGRESS": "1",

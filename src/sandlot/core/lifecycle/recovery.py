@@ -48,10 +48,10 @@ _log = structlog.get_logger("sandlot.core")
 
 
 def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noqa: FBT001 - the argument is an input value, not an option
-    """Return the exit and the final state of a sandbox that an earlier service left and that does not run.
+    """Return the exit and the final state of a sandbox whose processes have ended while no service ran.
 
     Args:
-        record: Record of the sandbox that the earlier service wrote last.
+        record: Last record of the sandbox, which the earlier service wrote.
         now_expired: True if the deadline of the sandbox has passed.
     """
     if record.state is State.CREATING:

@@ -313,7 +313,7 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
 
 @contextlib.asynccontextmanager
 async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
-    """Arm the guest for a checkpoint after which the guest continues. Disarm the guest after the body of the block, unless ``stays`` is set."""
+    """Stop the guest's clock during a checkpoint (``armed``). Continue the clock after the body of the block, unless ``stays`` is True."""
     await driver_step("stand still", link.checkpoint(armed=True))
     try:
         yield

@@ -378,6 +378,6 @@ def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
 
 
 async def _restore_guest_deadline(sandbox: Sandbox) -> None:
-    """Set the deadline of the guest to the deadline of the service again. If this fails, the service still ends the sandbox at its deadline."""
+    """Set the deadline in the guest to the deadline that the service keeps. If this fails, the service still ends the sandbox at its deadline."""
     async with sandbox.connection() as link:
         await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))

@@ -243,7 +243,7 @@ def grown_amounts(before: Resources, after: Resources) -> Resources:
 
 
 def combine(fold: Callable[[Iterable[int]], int], *amounts: Resources) -> Resources:
-    """Apply ``fold`` to each resource of the amounts, as in ``combine(max, old, new)``. Without amounts, ``sum`` gives zero."""
+    """Combine amounts resource by resource: ``combine(max, old, new)`` has the larger value of each resource. ``combine(sum)`` is zero."""
     return Resources(
         memory_bytes=fold(each.memory_bytes for each in amounts),
         disk_bytes=fold(each.disk_bytes for each in amounts),

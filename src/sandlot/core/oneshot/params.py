@@ -82,7 +82,8 @@ class OneShotParams:
         env: Environment variables, in addition to those of the template.
         expected_output: Expected standard output. None: the output is not graded.
         comparison: Comparison of the standard output with the expected output.
-        tolerance: Largest difference of two equal numbers in a numeric comparison; relative if the absolute value of the expected number is above 1.
+        tolerance: Largest difference at which a numeric comparison treats two numbers as equal. The difference is relative if the absolute value of
+            the expected number is above 1.
         output_bytes: Bytes that the program may write to each of standard output and standard error, at most 8 MiB. A program that writes
             more is killed.
         limits: Limits of the sandbox.

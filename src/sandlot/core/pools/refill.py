@@ -168,7 +168,7 @@ class PoolRefiller:
         self._notified.set()
 
     def _rest(self, for_s: float, *groups: bool) -> None:
-        """Start no fills for some seconds in the given groups of pools: True for private pools, False for shared pools."""
+        """Start no fills for ``for_s`` seconds. Each value of ``groups`` selects pools: True the private pools, False the shared pools."""
         for private in groups:
             self._rest_until_s[private] = max(self._rest_until_s[private], self._clock.monotonic_s() + for_s)
 

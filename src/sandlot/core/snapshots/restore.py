@@ -40,10 +40,10 @@ class RestoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """Part of a snapshot from which a sandbox starts.
+    """Decision whether a sandbox starts from the memory of a snapshot or only from its files.
 
     Args:
-        restored: ``memory`` or ``files``.
+        restored: ``memory``: memory and files are restored. ``files``: only files are restored.
         spec: Spec of the sandbox. ``spec.root`` is empty if the sandbox uses the current image of the template.
         reason: Reason why the memory is not restored; empty if the memory is restored.
     """

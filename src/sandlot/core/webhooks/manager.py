@@ -188,7 +188,7 @@ def check_events(events: Sequence[str]) -> None:
         if event not in EVENT_TYPES:
             raise InvalidRequestError(
                 f"There is no event type {event[:64]!r}.",
-                hint=f"Use some of {', '.join(EVENT_TYPES)}, or pass an empty list for all.",
+                hint=f"Use one or more of {', '.join(EVENT_TYPES)}, or pass an empty list for all events.",
                 fields={"field": "events"},
             )
 
