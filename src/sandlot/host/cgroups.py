@@ -308,7 +308,7 @@ class Cgroup:
             raise
         if before == setting.value:
             return
-        # The former value of memory.high is never restored: a killed service may have left this value.
+        # memory.high is reset to "max", not to its former value, which may be a temporary value that a killed service left.
         done.append(replace(setting, value="max" if setting.file == MEMORY_HIGH else before))
         self._write(setting.controller, setting.file, setting.value)
         if setting.file == MEMORY_HIGH and setting.value != "max" and int(self._read("memory", "memory.current")) > int(setting.value):

@@ -1,7 +1,7 @@
-"""Requests as values: limits, sandboxes, processes, cells and volumes.
+"""Value objects for the parts of a request: limits, sandboxes, processes, cells and volumes.
 
-A value checks its fields when it is created, and raises :class:`~sandlot.model.errors.InvalidRequestError` if a field is out of range. The defaults
-are listed in SPECIFICATION.md.
+Each object checks its fields when it is created, and raises :class:`~sandlot.model.errors.InvalidRequestError` if a field is out of range. The
+defaults are listed in SPECIFICATION.md.
 """
 
 from __future__ import annotations
