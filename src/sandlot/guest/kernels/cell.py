@@ -2,14 +2,16 @@
 
 Invariants:
 - A follower receives output and events in their original order, across standard output and standard error. The order is kept for the last
-  ``MAX_RUNS`` runs. A run is a sequence of bytes of one channel, or of events, that nothing else interrupts.
-- While a cell runs, the guest stops reading from the kernel if a follower does not read. The kernel then blocks when it writes.
-- After an interrupt or the end of the cell, the guest reads from the kernel in any case. Output that a follower has not read may then be
-  dropped, and the follower gets an event with the number of dropped bytes.
-- A follower whose ``wait`` is False receives the output and events so far. Its call then ends, even if the cell is still running.
+  ``MAX_RUNS`` runs. A run is a sequence of consecutive bytes of one channel, or of consecutive events.
+- If a follower does not read and the buffer of the running cell is full, the guest stops reading from the kernel. The kernel then blocks when it
+  writes.
+- After an interrupt or the end of the cell, the guest reads from the kernel even if a follower does not read. Output that a follower has not read
+  may then be dropped, and the follower gets an event with the number of dropped bytes.
+- A follower that was attached with ``wait=False`` receives the output and events that existed when it was attached. The call of the follower then
+  ends, even if the cell is still running.
 - A cell that has ended still accepts output of its threads and child processes, as long as the guest remembers the cell.
 - The results of a cell together take at most ``MAX_RESULTS_BYTES``; cleared and replaced results are not included. A result that would
-  exceed this limit is dropped, and the follower gets a note in place of the first dropped result. Errors have a limit of their own.
+  exceed this limit is dropped, and the follower gets a note in place of the first dropped result. Errors have a separate limit, ``MAX_ERRORS_BYTES``.
 """
 
 from __future__ import annotations
@@ -30,32 +32,35 @@ if TYPE_CHECKING:
     from sandlot.guest.rpc import Call
 
 MAX_RESULTS_BYTES = MESSAGE_MAX_BYTES - 65536
-"""Maximum total size in bytes of the results (``display`` events) that are kept of one cell."""
+"""Maximum total size in bytes of the results (``display`` events) that the guest keeps for one cell."""
 MAX_ERRORS_BYTES = 1 << 20
-"""Maximum total size in bytes of the errors of one cell. An error that would exceed it is kept, and the text of all earlier errors is dropped."""
+"""Maximum total size in bytes of the errors of one cell. If a new error would exceed it, the texts of all earlier errors are dropped."""
 LEFT_OUT = "This result and perhaps later ones are left out, because the results of this cell are too large in total."
 EVENT_BYTES = 512
 """Estimated memory in bytes that the guest needs for an event in addition to the event's content."""
 MAX_EVENTS = MAX_RESULTS_BYTES // EVENT_BYTES
-"""Maximum number of events that are kept of one cell."""
+"""Maximum number of events that the guest keeps for one cell."""
 RESERVED_ERRORS = 256
 """Part of ``MAX_EVENTS`` that only errors may use, so that a cell with too many other events can still report errors."""
 MAX_RUNS = 4096
 """Maximum number of runs that :class:`OutputInterleaving` keeps. Older runs are forgotten."""
 SHORT_CELL_S = 0.005
-"""Age of a cell in seconds up to which its events are delayed. Most cells end earlier, and everything is sent to a follower in one write."""
+"""Age of a cell in seconds up to which its output and events are delayed by up to a millisecond.
+
+Most cells end before this age. Their output, events and result are then sent to a follower in one write.
+"""
 ERROR_LINES = 25
-"""Number of traceback lines that are kept of an error above ``MAX_ERRORS_BYTES``. A line has at most 32,000 bytes."""
+"""Number of last traceback lines that are kept if an error is larger than ``MAX_ERRORS_BYTES``. A line has at most 32,000 bytes."""
 CLEARED = {"event": "clear", "wait": False}
 FORGOTTEN = {"event": "error", "name": "Error", "value": "The text was dropped, because many errors followed.", "traceback": []}
 EVENTS = 0
-"""Kind of a run in :class:`OutputInterleaving` that consists of events. Other kinds are numbers of channels."""
+"""Kind of a run in :class:`OutputInterleaving` that consists of events. The kind of any other run is the number of its channel."""
 
 
 class OutputInterleaving:
     """The order in which a cell wrote output and sent events, as a list of runs.
 
-    A run is a sequence of bytes of one channel, or a sequence of events, that nothing else interrupts.
+    A run is a sequence of consecutive bytes of one channel, or a sequence of consecutive events.
 
     Attributes:
         first: Number of the oldest run in ``runs``, counted from 0 over all runs of the cell.
@@ -135,7 +140,7 @@ class Cell:
         result: Status, execution count and duration of the ended cell; None until the cell has ended.
         on_sent: Called while the cell runs, when followers have received output and the guest may read more from the kernel.
         on_late: Called when a cell that has ended may have received more output from its threads or child processes.
-        request_bytes: Size in bytes of the code and the environment, for the limits of waiting cells; 0 after the end of the cell.
+        request_bytes: Size in bytes of the code and the environment, for the limits on queued cells; 0 after the end of the cell.
     """
 
     __slots__ = (
@@ -207,7 +212,7 @@ class Cell:
         """Keep an event of the kernel, if the limits of the cell allow it, and send the event to the followers.
 
         Args:
-            event: Event as :func:`~sandlot.guest.kernels.kernel_events.parse_event` returns it, without ``cell``.
+            event: Event as :func:`~sandlot.guest.kernels.kernel_events.parse_event` returns it, without the field ``cell``.
             size: Encoded size in bytes of the message that contained the event.
         """
         kind = event["event"]
@@ -252,7 +257,7 @@ class Cell:
         return event
 
     def _clear(self) -> None:
-        """Drop all results that the cell has displayed so far. A follower that attaches later receives ``clear`` events in their place."""
+        """Drop all results that the cell has displayed so far. A follower that attaches later receives ``clear`` events instead."""
         for number in self._sizes:
             self.events[number] = CLEARED
         self._sizes.clear()
@@ -413,7 +418,7 @@ class CellFollower:
             if self._run == last:
                 break  # the cell may still extend the last run
             self._run += 1
-        # ``order`` has forgotten the oldest runs. Send the rest of their bytes and events in any order.
+        # If ``order`` has forgotten runs, some of their bytes and events may still be unsent. Send these in any order.
         return self.reader.pump(cell.outputs.buffers) and self._send_events(cell, len(cell.events))
 
     def _send_events(self, cell: Cell, end: int) -> bool:
@@ -437,8 +442,8 @@ def kernel_death_message(status: str, language: str, *, began: bool, late: bool)
         status: Status of the cell: ``killed``, ``died`` or ``oom``.
         language: Language of the cell.
         began: True if the cell was sent to the kernel; False if the kernel ended during its start.
-        late: If ``began`` is True: True if the cell was interrupted before the kernel ended. If ``began`` is False: True if the kernel did not
-            start in time.
+        late: For a cell that was sent to the kernel, True if the cell was interrupted before the kernel ended. For a cell that was not sent,
+            True if the kernel did not start in time.
     """
     if status == "oom":
         return "The kernel was killed because the sandbox ran out of memory. Its variables are lost."

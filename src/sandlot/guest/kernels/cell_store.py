@@ -16,14 +16,14 @@ MAX_BYTES = 16 * 1024 * 1024
 
 
 class CellStore:
-    """Cells that wait or run, and cells that have ended and can still be attached to.
+    """Cells that wait or run, and cells that have ended and to which a client can still attach.
 
-    If the store has more than ``MAX_CELLS`` cells or ``MAX_BYTES``, it forgets the oldest cells that have ended and have no follower.
-    ``MAX_BYTES`` includes output that threads and child processes of a cell write after the end of the cell.
+    If the store has more than ``MAX_CELLS`` cells, or the cells use more than ``MAX_BYTES``, the store forgets the oldest cells that have ended and
+    have no follower. ``MAX_BYTES`` includes output that threads and child processes of a cell write after the end of the cell.
 
     Args:
         loop: The guest's loop.
-        rpc: Server that is told to refuse calls with the id of a forgotten cell.
+        rpc: Server that refuses calls with the id of a forgotten cell. The store passes these ids to the server.
     """
 
     __slots__ = ("_cells", "_is_trim_scheduled", "_loop", "_rpc")
@@ -51,7 +51,7 @@ class CellStore:
         return cell if cell is not None and of_context in {None, cell.kernel} else None
 
     def clear(self) -> None:
-        """Remove all cells. Unlike the ids of cells that exceeded a limit, the ids of these cells may be used again."""
+        """Remove all cells. Calls may use the ids of these cells again, unlike the id of a cell that was forgotten because of a limit."""
         self._cells.clear()
 
     def trim_soon(self) -> None:

@@ -3,7 +3,7 @@
 Invariants:
 - A context runs one cell at a time. Other cells wait in the order of their requests. The timeout of a cell starts when the cell is sent to
   the kernel, not when the cell is requested.
-- An interrupt sends SIGINT to the process group of the kernel, and again after ``SIGNAL_AGAIN_S``. If the cell has not ended after
+- An interrupt sends SIGINT to the process group of the kernel, and a second SIGINT after ``SIGNAL_AGAIN_S``. If the cell has not ended after
   ``KILL_AFTER_S``, the guest kills the kernel with all processes that it started.
 - If a kernel dies, the cell that was running fails with an error that says why. The next cell starts a new kernel.
 - Queued cells are aborted when a cell with ``stop_on_error`` fails, and when the context is restarted or removed.
@@ -41,7 +41,7 @@ SIGNAL_AGAIN_S, KILL_AFTER_S = 1.0, 2.0
 FLUSH_REQUEST_S = 0.02
 """Seconds from sending a cell until the guest requests the output that the kernel delays. Most cells end earlier and need no request."""
 CELL_START_S = 0.3
-"""Maximum time in seconds that an interrupt waits for the kernel to report the start of the cell. Earlier, the kernel may ignore SIGINT."""
+"""Maximum time in seconds that an interrupt waits for the kernel to report the start of the cell. Before the report, the kernel may ignore SIGINT."""
 
 
 class CodeContext(KernelEventHandler):
@@ -153,7 +153,7 @@ class CodeContext(KernelEventHandler):
         self._run_next()
 
     def start(self) -> None:
-        """Start a kernel without waiting for a cell. Does nothing if the context has or has requested a kernel.
+        """Start a kernel without waiting for a cell. Does nothing if the context has a kernel or has requested one.
 
         Raises:
             RpcError: The image cannot run the language, or the program cannot be started.
@@ -172,7 +172,7 @@ class CodeContext(KernelEventHandler):
 
         Args:
             cell: The cell.
-            why: Sentence that the error of the cell ends with.
+            why: Reason, as the last sentence of the cell's error message.
         """
         if cell in self.queue:
             self.queue.remove(cell)
@@ -204,7 +204,7 @@ class CodeContext(KernelEventHandler):
             self.kernel.wake(self.env, self._identity.fresh_entropy(), "")  # empty: keep the working directory that cells have set
 
     def on_copied(self) -> None:
-        """Abort the queued cells after this sandbox was created as a copy: their clients follow the cells of the original sandbox."""
+        """Abort the queued cells after this sandbox was created as a copy: the clients follow the cells of the original sandbox."""
         self._abort_queue("This sandbox is a copy, and the cell belongs to the original.")
         self._last_cell = self.cell
 
@@ -221,7 +221,7 @@ class CodeContext(KernelEventHandler):
         return self._cells.get(id_, of_context=self.name)
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
-        """Handle an event that the kernel has sent: add it to its cell, or end the cell. The kernel's first message completes its start.
+        """Handle an event that the kernel has sent: add the event to its cell, or end the cell. The first message completes the kernel's start.
 
         Args:
             message: Event as :func:`~sandlot.guest.kernels.kernel_events.parse_event` returns it.
@@ -250,7 +250,7 @@ class CodeContext(KernelEventHandler):
             self._last_cell.pump()
 
     def on_violation(self) -> None:
-        """Kill the kernel, because it has sent an invalid message, or has closed its socket and still runs."""
+        """Kill the kernel, because it has sent an invalid message, or has closed its socket without ending."""
         self.end_kernel("died")
 
     def on_exit(self, status: int, peak_bytes: int) -> None:
@@ -267,7 +267,7 @@ class CodeContext(KernelEventHandler):
         """Kill the processes that the kernel has left behind, if the guest has killed the kernel for lack of memory.
 
         Args:
-            reason: ``oom`` for lack of memory, ``pids`` for too many processes. ``pids`` is ignored here; :meth:`on_exit` reports that end.
+            reason: ``oom`` for lack of memory, ``pids`` for too many processes. For ``pids``, nothing is done: :meth:`on_exit` handles the end.
         """
         if reason == "oom":
             self.end_kernel(reason)
@@ -382,7 +382,7 @@ class CodeContext(KernelEventHandler):
 
     def _signal_kernel(self) -> None:
         if self.kernel is not None and self.cell is not None:
-            # node handles a signal only when its event loop runs, but a thread of the JavaScript kernel reads messages at any time.
+            # node handles a signal only when its event loop runs, but a thread of the JavaScript kernel reads messages even if the loop is busy.
             self.kernel.interrupt(self.cell, by_message=self.language == "javascript")
 
     def _end_kernel(self, reason: str) -> None:
@@ -419,8 +419,8 @@ class CodeContext(KernelEventHandler):
     def _retry_start(self) -> None:
         """Handle a kernel that has ended before its first message.
 
-        If the kernel died, select the next way of ``START_ORDER``. Fail the first queued cell if there is no further way, if the kernel did not
-        start in time, or if the sandbox ran out of memory.
+        If the kernel died, select the next way to start a kernel in ``START_ORDER``. Fail the first queued cell if there is no further way, if the
+        kernel did not start in time, or if the sandbox ran out of memory.
         """
         kernel = self.kernel
         if kernel is None or kernel.end_reason == "killed":

@@ -75,7 +75,7 @@ SERVE_KERNEL = "serve kernel"
 DISCARD_KERNEL = "discard kernel"
 """Kill a kernel that was requested before the context was removed."""
 SETTLE_START = "settle start"
-"""Cancel the deadline for the start of the kernel, and choose the first way of ``starter.START_ORDER`` for the next kernel."""
+"""Cancel the deadline for the start of the kernel, and select the first way in ``starter.START_ORDER`` for the next kernel."""
 SEND_CELL = "send cell"
 """Send the first queued cell to the kernel, and start the timeout of the cell."""
 DEFER_SIGNAL = "defer signal"
@@ -89,7 +89,7 @@ FAIL_CELL = "fail cell"
 END_KERNEL = "end kernel"
 """Kill the kernel and all processes that it started, and read the output that they have left in the socket and the pipes."""
 RETRY_START = "retry start"
-"""After a failed start, choose the next way of ``starter.START_ORDER``, or fail the first queued cell if another start would not help."""
+"""After a failed start, select the next way in ``starter.START_ORDER``, or fail the first queued cell if no other way will be tried."""
 RELEASE_KERNEL = "release kernel"
 """Drop the reference to the ended kernel, and cancel the timers of the context."""
 
@@ -194,5 +194,5 @@ def step(state: str, event: str) -> tuple[str, tuple[str, ...]]:
 
 
 def has_interruptible_cell(state: str) -> bool:
-    """Return True if a context in this state has sent a cell that has not ended, and its kernel is not ending."""
+    """Return True if a context in this state has a cell that was sent and has not ended, and the kernel is not ending."""
     return state in {SENT, RUNNING, INTERRUPTING_SENT, INTERRUPTING}

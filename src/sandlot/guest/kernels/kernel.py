@@ -2,13 +2,14 @@
 
 Invariants:
 - The guest limits the size of a kernel's messages and validates them. A kernel that sends an invalid message is killed.
-- C code and child processes of the kernel write to two pipes. Before the guest handles a message, it reads both pipes, so that output from
-  before the message is delivered first.
-- If the buffer of a cell is full because a client does not read, the guest stops reading from the kernel of this cell only.
+- C code and child processes of the kernel write to two pipes. Before the guest handles a message other than ``started``, it reads both pipes,
+  so that output that was written before the message is delivered first.
+- If the buffer of a cell is full because a client does not read, the guest stops reading from this cell's kernel, but not from other kernels.
 - The guest delivers all output of a kernel before it reports the end of the kernel.
-- The guest handles at most ``MESSAGES_PER_TURN`` messages of a kernel in one turn of the loop, so that a busy kernel does not delay others.
-- A kernel cannot make the guest block in a write: both ends of the flush pipe are separate open files, so the kernel cannot change the flags
-  of the guest's end.
+- The guest handles at most ``MESSAGES_PER_TURN`` messages of a kernel in one turn of the loop, so that a busy kernel does not delay
+  other kernels and calls.
+- A kernel cannot make the guest block in a write: the two ends of the flush pipe are separate open files, so the kernel cannot make the
+  guest's end a blocking descriptor.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class KernelPipes:
     """Both ends of the socket and the pipes between the guest and one kernel.
 
     There is one socket for messages and one pipe each for standard output and standard error. A kernel that delays output also has a flush
-    pipe: the guest writes to it to request the delayed output.
+    pipe: the guest writes to this pipe to request the delayed output.
 
     Args:
         has_flush_pipe: True to create a flush pipe.
@@ -197,7 +198,7 @@ class KernelChannel:
         self.end_input()
 
     def stop(self) -> None:
-        """Send nothing more to the kernel and call ``on_readable`` no more. :meth:`receive` and :meth:`take` still work."""
+        """Send nothing more to the kernel, and no longer call ``on_readable``. :meth:`receive` and :meth:`take` still work."""
         self._is_stopped = True
         self._loop.unwatch(self._socket.fileno())
 
@@ -239,7 +240,7 @@ class KernelEventHandler:
     __slots__ = ()
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
-        """Handle an event that the kernel has sent, unless the event is ``output`` or ``sync``.
+        """Handle an event that the kernel has sent. Not called for the events ``output`` and ``sync``.
 
         Args:
             message: Event as :func:`parse_event` returns it.
@@ -248,7 +249,7 @@ class KernelEventHandler:
         raise NotImplementedError
 
     def cell_of(self, id_: str | None) -> Cell | None:
-        """Return the cell that a message of the kernel names. Return None if the context has no such cell.
+        """Return the cell whose id a message of the kernel contains. Return None if the context has no such cell.
 
         Args:
             id_: Id of the cell; None for the running cell.
@@ -260,11 +261,11 @@ class KernelEventHandler:
         raise NotImplementedError
 
     def on_violation(self) -> None:
-        """Handle a kernel that has sent an invalid message, or has closed its socket and still runs. The handler must end the kernel."""
+        """Handle a kernel that has sent an invalid message, or has closed its socket without ending. The handler must end the kernel."""
         raise NotImplementedError
 
     def on_exit(self, status: int, peak_bytes: int) -> None:
-        """Handle the end of the kernel's process. The handler must call :meth:`KernelProcess.end`, which ends the processes that it started.
+        """Handle the end of the kernel's process. The handler must call :meth:`KernelProcess.end` to kill the processes that the kernel started.
 
         Not called if :meth:`KernelProcess.end` has killed the process.
 
@@ -283,7 +284,7 @@ class KernelEventHandler:
         raise NotImplementedError
 
     def on_gone(self) -> None:
-        """Handle the last event of a kernel: after :meth:`KernelProcess.end`, all output of the kernel was delivered."""
+        """Release the kernel after :meth:`KernelProcess.end`, when all output of the kernel was delivered. This is the last event of a kernel."""
         raise NotImplementedError
 
 
@@ -351,11 +352,11 @@ class KernelProcess:
 
     @property
     def startup_text(self) -> str:
-        """Text that the kernel has written to standard error before its first cell. A failed start shows this text to the client."""
+        """Text that the kernel has written to standard error before its first cell. The client receives this text if the start fails."""
         buffer = self._startup_output.buffers[STDERR]
         return buffer.read(buffer.start, MAX_STARTUP_TEXT_BYTES).decode("utf-8", "replace")
 
-    # -- before it is used ---------------------------------------------------------------------------------------------
+    # -- before the first cell -----------------------------------------------------------------------------------------
 
     def serve(self, handler: KernelEventHandler) -> None:
         """Start to read the messages of the kernel and to pass its events to ``handler``, including messages that :meth:`read_ahead` received."""
@@ -390,7 +391,7 @@ class KernelProcess:
         self.send({"op": "execute", "cell": cell.id, "code": cell.code, "env": cell.env, "silent": cell.silent, "store_history": cell.store_history})
 
     def wake(self, env: dict[str, str], entropy: bytes, cwd: str) -> None:
-        """Send the kernel new environment variables, entropy and a working directory, which it applies before its next cell.
+        """Send the kernel new environment variables, entropy and a working directory. The kernel applies them before its next cell.
 
         Called after a wake of the sandbox, and when a context gets the kernel.
 
@@ -460,7 +461,7 @@ class KernelProcess:
     # -- as a child of the guest ---------------------------------------------------------------------------------------
 
     def on_exit(self, status: int, usage: struct_rusage) -> None:
-        """Tell the handler that the process has ended. Called by the guest's table of child processes.
+        """Tell the handler, or ``on_unused_exit`` of a spare, that the process has ended. Called by the guest's table of child processes.
 
         Args:
             status: Wait status of the process.
@@ -537,7 +538,7 @@ class KernelProcess:
             if self._next_event is None:
                 return not self.end_reason or self._drain_pipes()
             message, size = self._next_event
-            # The pipes are read once for all messages received so far, but not for "started": they may already contain output of the new cell.
+            # Read the pipes once for all messages received so far, but not for "started": the pipes may already contain output of the new cell.
             if message["event"] != "started" and not (drained := drained or self._drain_pipes()):
                 return False
             self._next_event = None
@@ -552,7 +553,7 @@ class KernelProcess:
         return True
 
     def _confirm(self, number: int) -> None:
-        """Tell the kernel that all output before its message ``sync`` was read. Skipped while the kernel has not read earlier messages.
+        """Tell the kernel that all output before its message ``sync`` was read. Does nothing if an earlier message to the kernel is still unsent.
 
         Args:
             number: Number in the message ``sync``.
@@ -590,5 +591,5 @@ class KernelProcess:
 
 
 def difference(before: dict[str, str], after: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that ``after`` adds or changes compared with ``before``, and the names of the variables that it removes."""
+    """Return the variables that ``after`` adds or changes compared with ``before``, and the names of the variables that ``after`` lacks."""
     return {name: text for name, text in after.items() if before.get(name) != text}, [name for name in before if name not in after]

@@ -12,7 +12,7 @@ MIME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123
 """Characters that the type and the subtype of a MIME type may contain."""
 MAX_MIME_PART_CHARS = 100
 MAX_LINE_CHARS = 8000
-"""Maximum length of an error's text and of a traceback line: at most 32,000 bytes in UTF-8, below the 64 KiB of ``schema.LIMITS``."""
+"""Maximum number of characters in an error's name, text or traceback line: at most 32,000 bytes in UTF-8, less than ``LIMITS["text"]``."""
 MAX_KEY_CHARS = 255
 MAX_METADATA_ENTRIES = 64
 """Maximum number of entries of the metadata of a display."""
@@ -27,7 +27,7 @@ def is_mime_type(text: str) -> bool:
 
 
 def parse_event(message: Any) -> dict[str, Any]:
-    """Validate a message of a kernel, and return the event that it contains. Texts and lists above their limits are shortened.
+    """Validate a message of a kernel, and return the event in it. Strings and lists that exceed their limits are shortened.
 
     Args:
         message: Decoded message; may be a value of any type.

@@ -1,6 +1,6 @@
 """Languages of code contexts: the command that starts the kernel of each language, and the interpreter that the image must have.
 
-If the image lacks the interpreter of a language, the request is refused before a process is started.
+If the image lacks the interpreter of a language, a request for a kernel of this language is refused before a process is started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STARTUP_VARIABLES = (
     *("PYTHON", "IPYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "XDG_", "MPL"),
     *("OMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NPY_", "NUMEXPR_"),
 )
-"""Prefixes of environment variables that programs and libraries read only when they start. A running kernel ignores changes of them."""
+"""Prefixes of environment variables that programs and libraries read only when they start. A running kernel ignores changes of these variables."""
 
 
 def find(names: tuple[str, ...], env: dict[str, str]) -> str | None:
@@ -72,7 +72,7 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
         if node is None:
             hint = "Use a template with Node.js, or install Node.js."
             raise RpcError("unsupported", "The image has no Node.js, so it cannot run JavaScript code.", hint)
-        # The option is passed only if it has an effect: a node that was built without OpenSSL options does not start with it.
+        # Pass the option only if it has an effect: a node that was built without OpenSSL options does not start with this option.
         random = [] if plain or "OPENSSL_CONF" in env or not _has_randomness() else [f"--openssl-config={PROGRAMS}/javascript/openssl.cnf"]
         # Terminating a cell leaves node's stack of asynchronous calls unbalanced. Without --no-force-async-hooks-checks, node would then abort.
         return [node, "--no-force-async-hooks-checks", *random, f"{PROGRAMS}/javascript/kernel.mjs"]

@@ -39,7 +39,7 @@ MAX_QUEUED_BYTES = 16 * 1024 * 1024
 MAX_NAME_CHARS = 64
 """Maximum number of characters in the id of a context."""
 START_POLL_S = 0.05
-"""Seconds between two checks whether a kernel that ``guest.warm`` has started is idle."""
+"""Seconds between two checks whether a kernel that ``guest.warm`` has requested is still starting."""
 
 
 class KernelManager:
@@ -51,7 +51,7 @@ class KernelManager:
         starter: Starts the kernels of contexts.
         prefork: Keeps a spare Python kernel.
         oom: Watches free memory while cells run.
-        rpc: Server that is told to refuse calls with the id of a forgotten cell.
+        rpc: Server that refuses calls with the id of a forgotten cell.
     """
 
     __slots__ = ("_cells", "_contexts", "_identity", "_loop", "_oom", "_prefork", "_starter")
@@ -117,7 +117,7 @@ class KernelManager:
     def interrupt(self, call: Call) -> None:
         """Handle ``kernel.interrupt``: interrupt the cell ``execution``, or the running cell of the context ``kernel`` if ``execution`` is None.
 
-        A cell that still waits is aborted.
+        If the cell is still queued, it is aborted.
         """
         execution = call.args["execution"]
         if execution is None:
@@ -148,9 +148,9 @@ class KernelManager:
         call.result()
 
     def warm(self, call: Call) -> None:
-        """Handle ``guest.warm``: prepare a spare kernel and respond when it is idle.
+        """Handle ``guest.warm``: prepare a spare kernel and respond when the spare is idle.
 
-        If there can be no spare and ``lean`` is not set, start the kernel of the default context instead.
+        If there can be no spare and ``lean`` is not True, start the kernel of the default context instead.
         """
         lean = call.args["lean"] is True
 
@@ -163,7 +163,7 @@ class KernelManager:
         self._prefork.warm(on_warm, lean=lean)
 
     def _warm_default(self, call: Call) -> None:
-        """Start the kernel of the default context and respond to ``guest.warm`` when it is idle. Respond at once if the kernel cannot start."""
+        """Start the kernel of the default context, and respond to ``guest.warm`` when the start has succeeded or failed."""
         try:
             context = self._find_context("default", None)
             context.start()

@@ -1,9 +1,9 @@
 """The memory limit of the sandbox: if a cell uses too much memory, the largest process is killed and the sandbox survives.
 
-In a container, the OOM killer of the host's Linux kernel kills the largest process when the limit is reached. This module then only recognizes
-such kills. gVisor has no OOM killer inside, and at the limit the host's kernel would kill the whole sandbox. While a cell runs in gVisor, this
-module therefore measures free memory, and kills the largest process before the limit is reached. It measures more often if less memory is
-free or if free memory shrinks faster.
+In a container, the OOM killer of the host's Linux kernel kills the largest process when the limit is reached, and this module only recognizes such
+kills. gVisor has no OOM killer inside, and at the limit the host's kernel would kill the whole sandbox. While a cell runs in gVisor, this module
+therefore measures free memory, and kills the largest process before the limit is reached. It measures more often if less memory is free or if
+free memory shrinks faster.
 
 Invariants:
 - Memory is measured while a cell runs and once after it, and only if ``/proc/meminfo`` describes this sandbox and not the host.
@@ -35,18 +35,21 @@ RESERVE_SHARE = 12
 MAX_RESERVE_SHARE_BYTES = 192 * MIB
 """Maximum of the variable part of the memory that must stay free.
 
-The free memory is for gVisor's own memory, which is limited together with the sandbox's and is not visible inside (measured: 26 MiB more after
-32 processes were started).
+gVisor's own memory counts towards the memory limit of the sandbox, but is not visible inside the sandbox (measured: 26 MiB more after 32 processes
+were started). The memory that stays free is meant for gVisor.
 """
 HORIZON_S = 0.06
-"""A process is killed if all memory above the reserve would be used up within this number of seconds.
+"""A process is killed if all memory above the reserve would be used up within this number of seconds at the measured rate.
 
-A measurement, a kill and delays of the scheduler take less time than that.
+A measurement, a kill and delays of the scheduler together take less time.
 """
 FILL_RATE_BYTES = 1024 * MIB
 """Highest rate in bytes per second at which one core can fill memory in gVisor (measured: 1.0 to 1.1 GiB/s)."""
 NEAR_BYTES = 64 * MIB
-"""Memory is measured immediately at the start of a cell, and most often, if at most this many bytes are free above the reserve."""
+"""If at most this many bytes are free above the reserve, memory is measured immediately at the start of a cell.
+
+The time until the next measurement then depends on the measured rate; see :func:`pause_s`.
+"""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.005, 0.1
 """Shortest and longest time in seconds between two measurements."""
 SLACK_BYTES = 8 * MIB
@@ -54,9 +57,9 @@ SLACK_BYTES = 8 * MIB
 MIN_VICTIM_SHARE = 8
 """A process is killed only if it uses at least the memory limit divided by this number."""
 LARGE_SHARE = 2
-"""If a killed process used at least the memory limit divided by this number, lack of memory is taken as the reason for the kill."""
+"""If a killed process used at least the memory limit divided by this number, lack of memory is assumed to be the reason for the kill."""
 FULL_SHARE = 4
-"""Memory is taken as full if no more than the memory limit divided by this number was unused when a process was killed."""
+"""Memory is assumed to have been full at a kill if at most the memory limit divided by this number was unused."""
 DYING_S = 2.0
 """Maximum time in seconds to wait until a killed process has freed its memory, before another process is killed."""
 MIN_SPARE_LIMIT_BYTES = 256 << 20
@@ -131,7 +134,7 @@ class OomWatcher:
         self._limit_bytes = limit_bytes
 
     def watch(self, busy_pids: Callable[[], list[int]]) -> None:
-        """Start to measure free memory. Measuring stops when no cell runs. Does nothing in a container, where /proc/meminfo describes the host.
+        """Start to measure free memory. The measurements end when no cell runs. Does nothing in a container: /proc/meminfo describes the host.
 
         Args:
             busy_pids: Returns the pids of the kernels that run a cell.
@@ -154,7 +157,7 @@ class OomWatcher:
         Args:
             peak_bytes: Largest resident memory of the killed process in bytes.
         """
-        if self._meminfo_fd >= 0:  # gVisor has no OOM killer besides this object, which did not kill the process: ignore other processes
+        if self._meminfo_fd >= 0:  # gVisor: no OOM killer but this object, which did not kill the process: ignore other processes
             return explained(self._limit_bytes, peak_bytes, 0)
         return explained(self._limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in all_pids() if pid != 1))
 
@@ -185,17 +188,17 @@ class OomWatcher:
     def _kill_largest(self) -> None:
         now_s = time.monotonic()
         if self._victim and now_s - self._victim_since_s < DYING_S and os.path.exists(f"/proc/{self._victim}"):
-            return  # its memory is still being freed
+            return  # the memory of the previous victim is still being freed
         pid = self._find_largest()
         if pid:
             self._victim, self._victim_since_s = pid, now_s
-            send_signal(pid, signal.SIGKILL)  # at once, before its descendants are searched
+            send_signal(pid, signal.SIGKILL)  # first, before the search for its descendants
             if pid in self._children:
                 kill_tree(pid, signal.SIGKILL)
             self._children.report_kill(pid, "oom")
 
     def _find_largest(self) -> int:
-        """Return the pid of the process with the most resident memory; 0 if no process uses the limit divided by ``MIN_VICTIM_SHARE``.
+        """Return the pid of the process with the most resident memory; 0 if each uses less than the limit divided by ``MIN_VICTIM_SHARE``.
 
         Kernels that run a cell are examined first, because examining all processes takes longer.
         """
@@ -231,7 +234,7 @@ def pause_s(room: int, rate: float) -> float:
 
     Args:
         room: Bytes that processes may still use before a process must be killed.
-        rate: Bytes per second by which ``room`` became smaller in the last measurement.
+        rate: Bytes per second by which ``room`` has shrunk between the last two measurements; 0 if there was only one measurement.
     """
     # Assume that processes use up memory at the highest possible rate, and measure four times before none is left. If less than NEAR_BYTES
     # are left, assume the rate that was measured last, but at least half of the highest rate.

@@ -17,10 +17,10 @@ Invariants:
 - The fork server runs as ``user`` and is not trusted. A pid that it reports is accepted as a kernel only if the process is a child of PID 1,
   belongs to ``user``, is alive, and is not known yet. A fork server that sends an invalid message is ended.
 - A request for a kernel gets its response within ``START_TIMEOUT_S``, or within ``FORK_TIMEOUT_S`` if all packages are imported. The response
-  is a kernel, or None if no kernel is ready by then; the fork server is then ended.
+  is a kernel. If no kernel is ready by then, the response is None and the fork server is ended.
 - In lean mode (argument ``lean`` of ``guest.warm``), the fork server is ended as soon as the spare is ready, to save memory. A new fork server
   is started when a context needs a kernel and there is no spare.
-- A wake of the sandbox does not end the spare if interpreter and start-up variables stay the same. The spare gets the entropy of the wake.
+- A wake of the sandbox does not end the spare if the interpreter and the start-up variables stay the same. The spare gets the entropy of the wake.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 AHEAD_S = 1.0
 """Seconds from a wake, or from the end of the last command, to the start of a fork server.
 
-The imports of a fork server take 0.3 to 1.5 s of CPU time in gVisor, which the first commands after a wake should not have to share.
+The imports of a fork server take 0.3 to 1.5 s of CPU time in gVisor. The delay keeps these imports from slowing down the first commands after a wake.
 """
 MAX_POSTPONEMENTS = 25
-"""Number of times, ``AHEAD_S`` apart, that the fork of the next spare is postponed because a command or a cell runs."""
+"""Number of attempts, ``AHEAD_S`` apart, to fork the next spare. Every attempt except the last is postponed if a command or a cell runs."""
 REFILL_S = 0.25
 """Seconds from the handover of a spare to a context until the next spare is forked, so that the fork does not slow down the context's first cell."""
 START_TIMEOUT_S, FORK_TIMEOUT_S = 15.0, 5.0
@@ -88,8 +88,8 @@ class KernelForkServer:
         startup_variables: Variables in the fork server's environment that match ``languages.STARTUP_VARIABLES``.
         python: Path of the interpreter that runs the fork server.
         env: Environment variables of the sandbox when the fork server was started.
-        package_times: Folder of installed packages -> modification time in nanoseconds. The fork server has imported the packages in the state
-            of these times, or a newer state.
+        package_times: Folder of installed packages -> modification time in nanoseconds. The packages that the fork server
+            has imported have the state of these times or a newer state.
         is_ready: True if the fork server can fork kernels.
         is_warm: True if the fork server has imported all packages.
         pid: Pid of the fork server.
@@ -148,7 +148,7 @@ class KernelForkServer:
         loop.watch(self._socket.fileno(), READ, lambda _mask: self._read())
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> bool:
-        """Send a message to the fork server in one system call, without waiting. Return True if the socket accepted the whole message.
+        """Send a message to the fork server in one system call, without blocking. Return True if the socket accepted the whole message.
 
         Args:
             message: The message.
@@ -186,7 +186,7 @@ class KernelForkServer:
             self._on_end()
 
     def on_killed(self, _reason: str) -> None:
-        """Do nothing when another part of the guest has killed the fork server: ``on_exit`` is called when the process has ended."""
+        """Do nothing, although another part of the guest has killed the fork server: ``on_exit`` is called when the process has ended."""
 
     def _read(self) -> None:
         try:
@@ -272,7 +272,7 @@ class Prefork:
 
     @property
     def is_up(self) -> bool:
-        """True if there is a spare, or a fork server that can fork kernels. Both prove that the image can run Python."""
+        """True if there is a spare, or a fork server that can fork kernels. Each of these proves that the image can run Python."""
         return self._spare is not None or (self._server is not None and self._server.is_ready)
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -285,9 +285,9 @@ class Prefork:
             on_kernel: Called before or after this method returns, with the kernel, or with None if no kernel could be forked.
 
         Returns:
-            True if ``on_kernel`` is or will be called. False if ``on_kernel`` is not called, and the caller must start a kernel directly.
+            True if ``on_kernel`` was or will be called. False if ``on_kernel`` is never called, and the caller must start a kernel directly.
         """
-        if languages.startup_variables(env) != languages.startup_variables(self._identity.env):  # both without the account's variables
+        if languages.startup_variables(env) != languages.startup_variables(self._identity.env):  # neither includes the account's variables
             return False
         if self._server is None and self._spare is not None and self._spare_origin is not None and self._is_affordable:
             if languages.modified_times(self._spare_origin.package_times) == self._spare_origin.package_times:
@@ -332,13 +332,13 @@ class Prefork:
             self._spare.when_heard(lambda: self._report_warm(has_spare=True))
 
     def yield_cpu(self) -> None:
-        """Suspend a fork server that is still importing, so that a command can use the CPU. Not done if a context waits for a kernel."""
+        """Suspend a fork server that is still importing, so that a command can use the CPU. Does nothing if a context waits for a kernel."""
         self._commands_run = True
         if self._server is not None and not self._server.is_warm and not self._waiting:
             self._server.stop()
 
     def resume(self) -> None:
-        """Continue the work on fork server and spare that was postponed while commands ran. Called when the last command has ended."""
+        """Continue the work on the fork server and the spare that was postponed while commands ran. Called when the last command has ended."""
         self._commands_run = False
         if self._server is not None:
             self._server.resume()
@@ -347,7 +347,7 @@ class Prefork:
         elif self._spare is not None and self._spare_origin is not None:
             origin = self._spare_origin
             if languages.modified_times(origin.package_times) != origin.package_times:
-                self.drop()  # a command has installed packages, which the spare does not have
+                self.drop()  # a command has installed or removed packages since the spare was prepared
                 self._schedule(AHEAD_S)
 
     def on_cells(self, *, running: bool) -> None:
@@ -361,7 +361,10 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def on_wake(self, env: dict[str, str], python: str | None) -> None:
-        """Keep the spare after a wake of the sandbox if it still fits the environment, or schedule a new spare.
+        """End the fork server and the spare if a wake has changed the interpreter or the start-up variables. Otherwise, wake the spare.
+
+        Schedule the next step towards a spare, except in lean mode or if the memory limit is too small for a spare. If there is neither a fork
+        server nor a spare, the image must also have IPython.
 
         Args:
             env: Complete environment of ``user`` after the wake.
@@ -372,8 +375,8 @@ class Prefork:
         if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
             self.drop()
         if self._spare is not None:
-            # After a restore, a process needs some time until it runs again. Wake the spare now, so that the next context does not have to wait for
-            # this. The context that gets the spare wakes it again, with the environment of the context.
+            # After a restore, a process needs some time until it runs again. Wake the spare now, so that the next context does not have to wait
+            # until the spare runs. The context that gets the spare wakes it again, with the environment of the context.
             self._spare.wake(dict(self._identity.env), self._identity.fresh_entropy(), "")
         if self._is_lean:
             return
@@ -381,7 +384,7 @@ class Prefork:
             self._schedule(AHEAD_S)
 
     def drop(self) -> None:
-        """End the fork server, the spare, and a fork in progress. Requests for a kernel keep waiting for the next fork server."""
+        """End the fork server, the spare, and a fork in progress. Requests that wait for a kernel then wait for the next fork server."""
         server, self._server = self._server, None
         spare, self._spare = self._spare, None
         forking, self._forking = self._forking, None
@@ -394,7 +397,7 @@ class Prefork:
         if forking is not None:
             forking.close()
 
-    # -- when to make a spare ------------------------------------------------------------------------------------------
+    # -- conditions for a spare ----------------------------------------------------------------------------------------
 
     @property
     def _is_affordable(self) -> bool:
@@ -439,7 +442,7 @@ class Prefork:
             return
         self._advance()
 
-    # -- how a spare is made -------------------------------------------------------------------------------------------
+    # -- preparation of a spare ----------------------------------------------------------------------------------------
 
     def _start_server(self) -> KernelForkServer | None:
         try:
@@ -529,7 +532,7 @@ class Prefork:
             kernel.when_heard(lambda: self._report_warm(has_spare=True))
 
     def _give(self, kernel: KernelProcess) -> None:
-        """Hand a kernel over to the request that has waited longest."""
+        """Hand a kernel over to the oldest waiting request."""
         self._report_warm(has_spare=True)
         on_kernel = self._waiting.popleft()
         if not self._waiting:
@@ -562,7 +565,7 @@ class Prefork:
         """Call the callbacks that were passed to :meth:`warm`. In lean mode, end the fork server if the spare is ready.
 
         Args:
-            has_spare: Value for the callbacks: True if the spare is ready.
+            has_spare: Argument of the callbacks: True if the spare is ready.
         """
         warming, self._warming = self._warming, []
         if warming and has_spare and self._is_lean and self._server is not None and self._spare is not None and not self._waiting:

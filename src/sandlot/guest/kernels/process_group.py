@@ -1,9 +1,9 @@
-"""Finds all processes of a kernel: the kernel's own process and all processes that it started, even if they are no longer its descendants.
+"""Search for all processes of a kernel: the kernel's own process and all processes that it started, even if they are no longer its descendants.
 
-This is not a process group of setpgid(2), which programs can leave. The guest has to find these processes to kill them. A process can get
-another parent (as an orphan), another process group and session (setsid(2)) and another environment (exec). But it inherits resource limits
-and keeps them in all these cases. Each kernel is therefore marked with resource limits that no other kernel has, so high that no program
-reaches them. Programs that the guest itself starts (commands, ``sudo``) do not have these limits.
+A :class:`ProcessGroup` is not a process group of setpgid(2), which programs can leave. The guest must find all processes of a kernel to kill them.
+A process can get another parent (as an orphan), another process group and session (setsid(2)) and another environment (exec). But a process
+inherits resource limits and keeps them in all these cases. Each kernel is therefore marked with resource limits that no other kernel has. These
+limits are so high that no program reaches them. Programs that the guest itself starts (commands, ``sudo``) do not have these limits.
 
 A process may lower its own limits, as ``ulimit -f`` does. Each kernel therefore has two marked limits, and a process is recognized by either
 of them. A process that lowers both limits and is no longer a descendant of the kernel is not killed with the kernel; it ends with the sandbox.
@@ -19,7 +19,7 @@ from sandlot.guest.process.procfs import PASSES, live_processes, send_signal, tr
 from sandlot.protocol.fast_imports import signal
 
 FIRST_MARK = 1 << 61
-"""Bytes; all marks are greater. At 2 EiB, a limit of file sizes (RLIMIT_FSIZE) and of data (RLIMIT_DATA, getrlimit(2)) has no effect."""
+"""Number of bytes (2 EiB) that all marks exceed. As RLIMIT_FSIZE or RLIMIT_DATA (getrlimit(2)), limits this high have no effect."""
 _RESOURCES = (resource.RLIMIT_FSIZE, resource.RLIMIT_DATA)
 
 
@@ -47,7 +47,7 @@ class ProcessGroup:
         """Kill the kernel and all processes that it started, in several passes, because the processes may fork meanwhile."""
         send_signal(self._pid, signal.SIGKILL)
         try:
-            os.killpg(self._pid, signal.SIGKILL)  # finds children even if root inside has mounted something over /proc
+            os.killpg(self._pid, signal.SIGKILL)  # reaches children even if root in the sandbox has mounted something over /proc
         except OSError:
             pass
         members = {self._pid}

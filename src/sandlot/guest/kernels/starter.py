@@ -1,4 +1,4 @@
-"""Starting a kernel: the ways to do so, in the order in which a context tries them.
+"""The ways to start a kernel, in the order in which a context tries them.
 
 If a kernel ends before its first message, the context tries the next way. For Python and JavaScript, the last way omits what is not essential
 and may have prevented the start: IPython and other packages of the image, or options of node.
@@ -26,7 +26,7 @@ SPARE, FULL, PLAIN = "spare", "full", "plain"
 START_ORDER = {"python": (SPARE, FULL, PLAIN), "javascript": (FULL, PLAIN), "bash": (FULL,)}
 """Language -> ways to start its kernel, in the order in which a context tries them.
 
-``spare`` takes a forked kernel that waits for a context, ``full`` starts the program, and ``plain`` starts the program without its optional parts.
+``spare`` uses a kernel that is forked from the fork server, ``full`` starts the program, and ``plain`` starts the program without its optional parts.
 """
 MAX_START_S, MIN_START_S = 30.0, 10.0
 """Longest and shortest time in seconds that a kernel may take until its first message. See :func:`start_timeout_s`."""
@@ -38,8 +38,8 @@ def start_timeout_s(cell_timeout_s: float | None) -> float:
     The time is the timeout of the waiting cell, but at least ``MIN_START_S`` and at most ``MAX_START_S``.
 
     Args:
-        cell_timeout_s: Timeout in seconds of the cell that waits for the kernel. None, for a cell without a timeout or if no cell waits, gives
-            ``MAX_START_S``.
+        cell_timeout_s: Timeout in seconds of the cell that waits for the kernel. None if this cell has no timeout or no cell waits; the
+            result is then ``MAX_START_S``.
     """
     return max(MIN_START_S, min(MAX_START_S, cell_timeout_s or MAX_START_S))
 
