@@ -79,7 +79,7 @@ class OutputInterleaving:
 
         Args:
             kind: Channel of the output (1 or 2), or ``EVENTS``.
-            end: Byte offset in the channel after the output, or number of events of the cell so far.
+            end: Byte offset in the channel after the output, or number of events of the cell, the new event included.
         """
         if self.runs and self.runs[-1][0] == kind:
             self.runs.pop()
@@ -257,7 +257,7 @@ class Cell:
         return event
 
     def _clear(self) -> None:
-        """Drop all results that the cell has displayed so far. A follower that attaches later receives ``clear`` events instead."""
+        """Drop all results that the cell has displayed so far. A follower that attaches later receives ``clear`` events instead of the results."""
         for number in self._sizes:
             self.events[number] = CLEARED
         self._sizes.clear()
@@ -320,7 +320,7 @@ class Cell:
             events_from: Number of events that the client has received already and that are skipped.
             stdout_from: Byte offset in standard output to start at; None for the oldest byte that is kept.
             stderr_from: Byte offset in standard error to start at; None for the oldest byte that is kept.
-            wait: True to follow until the end of the cell; False to send only the output and events so far.
+            wait: True to follow until the end of the cell; False to end the call after the output and events that exist now.
 
         Raises:
             RpcError: ``stdout_from`` or ``stderr_from`` is negative or beyond the end of the output.
@@ -358,7 +358,7 @@ class Cell:
 
     def _on_lost(self, follower: CellFollower) -> None:
         self._remove(follower)
-        # A restarted service may attach to the cell again. For HOLD_S, a full buffer therefore blocks the kernel, and no output is dropped.
+        # A restarted service may attach to the cell again. Until HOLD_S has passed, a full buffer blocks the kernel, and no output is dropped.
         self.outputs.held = True
         self._loop.call_later(HOLD_S, self._release)
         if self.on_sent is not None:

@@ -204,7 +204,7 @@ class CodeContext(KernelEventHandler):
             self.kernel.wake(self.env, self._identity.fresh_entropy(), "")  # empty: keep the working directory that cells have set
 
     def on_copied(self) -> None:
-        """Abort the queued cells after this sandbox was created as a copy: the clients follow the cells of the original sandbox."""
+        """Abort the queued cells, because this sandbox was created as a copy: the clients follow the same cells in the original sandbox."""
         self._abort_queue("This sandbox is a copy, and the cell belongs to the original.")
         self._last_cell = self.cell
 
@@ -392,7 +392,7 @@ class CodeContext(KernelEventHandler):
             self._ignore_backpressure()
 
     def _ignore_backpressure(self) -> None:
-        """Read from the kernel even if followers of the cell do not read, so that the message about the end of the cell arrives."""
+        """Read from the kernel from now on, even if followers of the cell do not read. The message about the end of the cell can then arrive."""
         if self.cell is not None:
             self.cell.outputs.ignores_backpressure = True
         if self.kernel is not None:

@@ -461,7 +461,7 @@ class KernelProcess:
     # -- as a child of the guest ---------------------------------------------------------------------------------------
 
     def on_exit(self, status: int, usage: struct_rusage) -> None:
-        """Tell the handler, or ``on_unused_exit`` of a spare, that the process has ended. Called by the guest's table of child processes.
+        """Report the end of the process to the handler, or to ``on_unused_exit`` if there is no handler. Called by the table of child processes.
 
         Args:
             status: Wait status of the process.

@@ -29,7 +29,7 @@ STARTUP_VARIABLES = (
 
 
 def find(names: tuple[str, ...], env: dict[str, str]) -> str | None:
-    """Return the path of the first of several programs that exists in ``PATH``. Return None if none of them exists.
+    """Return the path of the first program of ``names`` that ``PATH`` contains. Return None if ``PATH`` contains none of these programs.
 
     Args:
         names: Names of the programs, the preferred one first.
@@ -72,7 +72,7 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
         if node is None:
             hint = "Use a template with Node.js, or install Node.js."
             raise RpcError("unsupported", "The image has no Node.js, so it cannot run JavaScript code.", hint)
-        # Pass the option only if it has an effect: a node that was built without OpenSSL options does not start with this option.
+        # Pass the option only if it has an effect: a Node.js that was built without OpenSSL options does not start with this option.
         random = [] if plain or "OPENSSL_CONF" in env or not _has_randomness() else [f"--openssl-config={PROGRAMS}/javascript/openssl.cnf"]
         # Terminating a cell leaves node's stack of asynchronous calls unbalanced. Without --no-force-async-hooks-checks, node would then abort.
         return [node, "--no-force-async-hooks-checks", *random, f"{PROGRAMS}/javascript/kernel.mjs"]

@@ -283,13 +283,12 @@ class KernelManager:
         """
         queued = [queued for each in self._contexts.values() for queued in each.queue]
         size = sum(each.request_bytes for each in [*queued, cell])
-        if len(context.queue) >= MAX_QUEUED_CELLS or (queued and size > MAX_QUEUED_BYTES):
-            raise RpcError(
-                "busy",
-                f"Too many cells are waiting: {len(context.queue)} of {MAX_QUEUED_CELLS} cells in context {context.name!r}, "
-                f"and with this cell {size} of {MAX_QUEUED_BYTES} bytes in all contexts.",
-                "Retry when some cells have ended.",
-            )
+        hint = "Retry when some cells have ended."
+        if len(context.queue) >= MAX_QUEUED_CELLS:
+            raise RpcError("busy", f"The context {context.name!r} already has {MAX_QUEUED_CELLS} waiting cells, the maximum.", hint)
+        if queued and size > MAX_QUEUED_BYTES:
+            text = f"With this cell, the waiting cells of all contexts would have {size} bytes, but the maximum is {MAX_QUEUED_BYTES}."
+            raise RpcError("busy", text, hint)
 
 
 def _unknown_context(name: str) -> RpcError:

@@ -2,8 +2,8 @@
 
 In a container, the OOM killer of the host's Linux kernel kills the largest process when the limit is reached, and this module only recognizes such
 kills. gVisor has no OOM killer inside, and at the limit the host's kernel would kill the whole sandbox. While a cell runs in gVisor, this module
-therefore measures free memory, and kills the largest process before the limit is reached. It measures more often if less memory is free or if
-free memory shrinks faster.
+therefore measures free memory, and kills the largest process before the limit is reached. The time between two measurements depends on the free
+memory. If little memory is free, the time also depends on the rate at which the free memory shrinks.
 
 Invariants:
 - Memory is measured while a cell runs and once after it, and only if ``/proc/meminfo`` describes this sandbox and not the host.

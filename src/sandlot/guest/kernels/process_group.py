@@ -82,7 +82,7 @@ class ProcessGroup:
 class ProcessGroups:
     """Creates the process groups of kernels, each with a unique mark.
 
-    The counter is part of the guest's memory and is restored with a snapshot. Marks are therefore unique after a restore, too.
+    Marks come from a counter in the guest's memory, which a snapshot contains. Marks are therefore also unique after a restore.
     """
 
     __slots__ = ("_created",)

@@ -448,13 +448,12 @@ class Kernels:
         context = self._context(call.args["kernel"], call.args["language"])
         waiting = [each for other in self.contexts.values() for each in other.queue]
         size = sum(len(each.code) for each in waiting) + len(call.args["code"])
-        if len(context.queue) >= WAITING or (waiting and size > WAITING_BYTES):
-            raise RpcError(
-                "busy",
-                f"Too many cells are waiting: {len(context.queue)} of {WAITING} cells in context {context.name!r}, "
-                f"and with this cell {size} of {WAITING_BYTES} bytes in all contexts.",
-                "Retry when some cells have ended.",
-            )
+        hint = "Retry when some cells have ended."
+        if len(context.queue) >= WAITING:
+            raise RpcError("busy", f"The context {context.name!r} already has {WAITING} waiting cells, the maximum.", hint)
+        if waiting and size > WAITING_BYTES:
+            text = f"With this cell, the waiting cells of all contexts would have {size} bytes, but the maximum is {WAITING_BYTES}."
+            raise RpcError("busy", text, hint)
         cell = self.cells[call.id] = Cell(call.id, call.args, self.timers)
         cell.follow(call, 0, 0)
         context.submit(cell)

@@ -149,13 +149,13 @@ class _Room:
         self.values = MAX_METADATA_VALUES
 
     def take(self, size: int) -> None:
-        """Subtract a value from the remaining bytes and values.
+        """Subtract the size of a value from the remaining bytes, and 1 from the remaining number of values.
 
         Args:
             size: Size of the value in bytes, without its header of up to 9 bytes.
 
         Raises:
-            _NoRoomError: No bytes or no values remain for this value.
+            _NoRoomError: Too few bytes or no values remain for this value.
         """
         self.bytes -= size + 9
         self.values -= 1
@@ -163,17 +163,17 @@ class _Room:
             raise _NoRoomError
 
     def text(self, text: str) -> str:
-        """Subtract a text from the remaining bytes and values, and return the text.
+        """Subtract the size of a string from the remaining bytes, and 1 from the remaining number of values. Return the string.
 
         Raises:
-            _NoRoomError: No bytes or no values remain for the text.
+            _NoRoomError: Too few bytes or no values remain for the string.
         """
         self.take(len(text.encode("utf-8", "replace")))
         return text
 
 
 def _plain(item: Any, depth: int, room: _Room) -> Any:
-    """Return a value of metadata as plain dicts, lists, texts and numbers, and subtract it from the remaining room.
+    """Return a value of metadata as plain dicts, lists, strings and numbers, and subtract its size from the remaining room.
 
     Args:
         item: The value; may be of any type.

@@ -54,7 +54,7 @@ class KernelFacade:
     Args:
         output: Queue of the kernel's output.
         interrupts: Handler of SIGINT.
-        guard: Repairs what cells have broken; its builtins are switched when code of a cell begins or ends.
+        guard: Repairs what cells have broken, and switches between the builtins of cells and those of the kernel.
         forks: Knows whether this process is a child that a cell has forked.
 
     Attributes:
@@ -107,7 +107,7 @@ class KernelFacade:
             self.leave()
 
     def report_end(self, error: BaseException | None) -> None:
-        """Report the exception that has ended the code of a cell, if there is one. In a forked child, end the process, with or without an exception.
+        """Report the exception that has ended the code of a cell, if there is one. In a forked child, always end the process instead.
 
         Args:
             error: The exception; None if the code has ended normally.
@@ -146,7 +146,7 @@ class KernelFacade:
         self._output.send({"event": "clear", "cell": attribution.current_cell(), "wait": wait})
 
     def error(self, kind: Any, raised: Any, trace: Any, lines: list[str] | None = None, cell: str | None = None) -> None:
-        """Report an exception of a cell: as the cell's error, or on its standard error if the cell has reported an error or has ended.
+        """Report an exception as the error of a cell. If the cell has an error already or has ended, write the exception to the cell's stderr.
 
         In a forked child, end the process instead.
 
@@ -235,7 +235,7 @@ class Engine:
         self._cell_count, self.warning = 0, warning
 
     def on_forked(self, entropy: bytes) -> None:
-        """Make this process a kernel of its own, after a fork by the fork server.
+        """Make this process an independent kernel, after a fork by the fork server.
 
         Args:
             entropy: 64 random bytes that no other kernel receives.

@@ -63,7 +63,7 @@ class Interrupts:
         knowledge.
 
         Args:
-            anew: True to install the handler in any case.
+            anew: True to install the handler even if it seems to be still installed.
         """
         known = len(sys.modules)
         if anew or known != self._known or signal.getsignal(signal.SIGINT) != self._on_sigint:

@@ -46,7 +46,7 @@ class Compiler(CachingCompiler):  # type: ignore[misc]
     """Compiler that gives the code of a cell the file name that the engine has chosen, such as ``<cell 3>``.
 
     Attributes:
-        cell_name: Name of the cell that is compiled next; empty for IPython's own name.
+        cell_name: Name of the cell that is compiled next; empty to use the name that IPython chooses.
     """
 
     cell_name = ""

@@ -41,7 +41,7 @@ class Builtins:
         self._gone: list[str] = []
 
     def learn(self) -> None:
-        """Remember the present builtins as the original ones. ``exit`` and ``quit`` are left out, because IPython replaces them for cells."""
+        """Remember the present builtins as the originals. ``exit`` and ``quit`` are left out, because IPython replaces them for cells."""
         self._own = {name: value for name, value in self._here.items() if name not in {"exit", "quit"}}
 
     def restore(self) -> None:

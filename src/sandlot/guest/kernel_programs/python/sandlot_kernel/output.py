@@ -94,7 +94,7 @@ class Output:
         self.begin_cell()
 
     def begin_cell(self) -> None:
-        """Reset the state that controls delayed output for a new cell. An interrupted write of an earlier cell may have left it inconsistent."""
+        """Reset the state that controls delayed output for a new cell. An interrupt in an earlier cell may have left an inconsistent state."""
         self._immediate_lines = IMMEDIATE_LINES
         flusher = self._flusher
         # The guest requests one flush for each cell. If its request arrived before the kernel read the cell, no other request follows.
@@ -172,7 +172,7 @@ class Output:
         return self._flusher
 
     def _keep_flush_fd(self) -> None:
-        """Copy the descriptor of the flush pipe from the flusher, which has set it to -1 if a cell has closed the pipe."""
+        """Copy the descriptor of the flush pipe from the flusher. The descriptor is -1 if a cell has closed the pipe."""
         if self._flusher is not None:
             self._flush_fd = self._flusher.request_fd
 
@@ -184,7 +184,7 @@ class Output:
 
         Raises:
             OSError: The guest or a cell has closed the socket.
-            KeyboardInterrupt: An interrupt arrived in user code of the main thread meanwhile.
+            KeyboardInterrupt: User code of the main thread has called this method, and an interrupt arrived during the call.
         """
         ident = get_ident()
         if self._lock_owner == ident:
@@ -215,13 +215,13 @@ class Output:
         interrupts.check()
 
     def flush_and_sync(self) -> None:
-        """Send all queued output and wait until the guest has read it, so that the output of a program that starts next arrives later.
+        """Send all queued output and wait until the guest has read it. The output of a program that starts afterwards then arrives later.
 
         Only the main thread waits, and only while a cell runs. In all other cases the output is sent without waiting.
 
         Raises:
             OSError: The guest or a cell has closed the socket.
-            KeyboardInterrupt: An interrupt arrived in user code meanwhile.
+            KeyboardInterrupt: User code has called this method, and an interrupt arrived during the call.
         """
         channel, interrupts = self._channel, self._interrupts
         if channel is None or not interrupts.in_cell or get_ident() != self._main_thread:  # only the main thread reads messages

@@ -152,7 +152,7 @@ def representations(shown: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the representations of an object and their metadata, both as MIME type -> value. text/plain is always included.
 
     Args:
-        shown: The object. Its methods that ``REPRESENTATIONS`` names are called, and its method ``_repr_mimebundle_``.
+        shown: The object. Its method ``_repr_mimebundle_`` and the methods named in ``REPRESENTATIONS`` are called.
     """
     data: dict[str, Any] = {"text/plain": _text(shown)}
     about: dict[str, Any] = {}

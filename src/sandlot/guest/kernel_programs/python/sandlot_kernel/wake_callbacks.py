@@ -55,7 +55,7 @@ class WakeCallbacks:
                 self._callbacks[number] = callback
                 return callback
         if len(self._callbacks) >= MAX_CALLBACKS:
-            raise RuntimeError(f"on_wake() already has {MAX_CALLBACKS} functions, the maximum; reuse a name of these functions to replace a function")
+            raise RuntimeError(f"on_wake() already has {MAX_CALLBACKS} functions, the maximum; use one of their names to replace it")
         self._callbacks.append(callback)
         return callback
 
