@@ -1,4 +1,4 @@
-"""Tests of changed limits of a live sandbox: raised, lowered, several at once, and refused."""
+"""Tests of changes to the limits of a live sandbox: limits are raised and lowered, one or several at once, and invalid changes are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SPIN = "import os\nfor _ in range(3):\n    if os.fork() == 0: break\nwhile True
 
 
 class ConfigureSuite:
-    """Behaviours of changed limits. Needs a fixture ``harness``."""
+    """Behaviours when the limits of a live sandbox are changed. Needs a fixture ``harness``."""
 
     # ------------------------------------------------------------------------------------------------------- memory
     async def test_added_memory_can_be_used_at_once(self, harness: DriverHarness) -> None:
@@ -87,7 +87,7 @@ class ConfigureSuite:
             began_s, before = time.monotonic(), (await sandbox.instance.usage()).cpu_s
             await asyncio.sleep(1.5)
             used = (await sandbox.instance.usage()).cpu_s - before
-            # Only an upper bound is checked, because a busy host gives less time. The rest of one quota may be used at the start.
+            # Only an upper bound is checked, because a busy host gives the sandbox less time. The old limit may still apply for a moment.
             assert used <= 0.2 * (time.monotonic() - began_s + 0.3) + 0.1
             await sandbox.instance.configure(Change(cpus=SMALL_LIMITS.cpus))
             await wait_for_cpu_time(sandbox.instance, before + used + 0.5)
@@ -193,7 +193,7 @@ class ConfigureSuite:
 
 @asynccontextmanager
 async def _running(sandbox: ConnectedSandbox, mib: int) -> AsyncIterator[None]:
-    """Keep a process running during the block that uses ``mib`` MiB of memory."""
+    """During the block, run a process that uses ``mib`` MiB of memory."""
     call = await sandbox.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, str(mib), "600"), cwd="/", timeout_s=None))
     item = await anext(aiter(call))
     assert isinstance(item, Output)
@@ -207,7 +207,7 @@ async def _running(sandbox: ConnectedSandbox, mib: int) -> AsyncIterator[None]:
 
 
 async def _fails(sandbox: ConnectedSandbox, mib: int) -> bool:
-    """Return whether a program that allocates ``mib`` MiB fails, or the sandbox ends for lack of memory."""
+    """Run a program that allocates ``mib`` MiB. Return True if the program fails, or if the sandbox ends for lack of memory."""
     try:
         done = await sandbox.python(_HOLD, str(mib), "0")
     except SandboxEndedError:

@@ -1,12 +1,12 @@
-"""A program that stands for a service which dies: it uses the driver in a separate process until a test kills it with SIGKILL.
+"""A program that simulates a crash of the service: it uses a driver until a test kills its process with SIGKILL.
 
 The program is ``python -m sandlot.testing.drivers.crashing_service MODE DRIVER NODE DATA_DIR ROOT DIGEST``. The modes:
 
 - ``live``: boot a sandbox, write a file into it, print its reference and wait.
 - ``prepared``: prepare a sandbox, print ``ready`` and wait.
 - ``churn``: print ``ready``, then prepare, boot and destroy sandboxes without end, three at a time.
-- ``snapshots``: boot a sandbox and print its reference. Then take snapshots of it without end, running and paused, while copies are restored from
-  a snapshot, saved and destroyed.
+- ``snapshots``: boot a sandbox and print its reference. Then take snapshots of the sandbox without end, running and paused. At the same time, restore
+  copies from a snapshot, take snapshots of the copies and destroy the copies.
 """
 
 from __future__ import annotations

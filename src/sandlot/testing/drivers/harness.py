@@ -31,7 +31,7 @@ class DriverHarness:
         node: Node id of the state directory.
         data_dir: State directory. Each test gets a new one.
         open_driver: Function that opens the driver, as a service does when it starts. A second driver that is opened on the same state directory
-            stands for a restarted service.
+            simulates a restart of the service.
     """
 
     driver_name: str

@@ -1,6 +1,6 @@
 """Attempts to see files, environment, processes and network of the host from inside a sandbox.
 
-The tests are few and short. A driver that fails one of them isolates nothing.
+The tests are few and short. If a driver fails one of these tests, its sandboxes are not isolated.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ FoundT = TypeVar("FoundT", bound=Sized)
 
 
 def leftovers(data_dir: Path, node: NodeId) -> tuple[str, ...]:
-    """Return the processes, mounts, loop devices, cgroups, id ranges and folders of a node's sandboxes, as sorted texts for people.
+    """Return the processes, mounts, loop devices, cgroups, id ranges and folders of a node's sandboxes, as sorted descriptions.
 
     Args:
         data_dir: State directory.
@@ -76,7 +76,7 @@ def open_descriptors() -> Counter[str]:
 def wait_until_empty(find: Callable[[], FoundT]) -> FoundT:
     """Call a function until it returns an empty collection or ``MAX_WAIT_S`` have passed, and return its last result.
 
-    The function blocks the event loop. Use it only if nothing in this process has to run for the result to become empty.
+    The function blocks the event loop. Use the function only if the result becomes empty without further work of this process.
     """
     ends = time.monotonic() + MAX_WAIT_S
     while (found := find()) and time.monotonic() < ends:

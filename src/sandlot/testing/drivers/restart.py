@@ -78,7 +78,7 @@ class RestartSuite:
         instance = await driver.adopt(refs[1])
         async with connect_sandbox(instance) as sandbox:
             assert (await sandbox.run("echo", "kept")).stdout == "kept\n"
-        # A sweep leaves a sandbox alone that the driver has adopted.
+        # A sweep does not destroy a sandbox that the driver has adopted.
         assert await driver.sweep(keep=()) == 0
         async with connect_sandbox(instance) as sandbox:
             assert (await sandbox.run("echo", "held")).stdout == "held\n"

@@ -69,7 +69,7 @@ class SnapshotSuite(CleanupSuite):
             assert {oct(file.stat().st_mode & 0o777) for file in into.iterdir()} == {"0o600"}
             assert into.stat().st_mode & 0o777 == 0o700
             assert driver.restorable(into).ok
-            # The source continues: its link and its processes.
+            # The source sandbox, its link and its processes continue after the snapshot.
             assert await _count_requests(source) == 2
             async with harness.restored_sandbox(driver, into) as one, harness.restored_sandbox(driver, into) as other:
                 assert len({source.instance.ref, one.instance.ref, other.instance.ref}) == 3
@@ -107,7 +107,7 @@ class SnapshotSuite(CleanupSuite):
             assert before.cpu_s > 0
             await instance.configure(Change(memory_bytes=2 * SMALL_LIMITS.memory_bytes))
             await instance.configure(Change(memory_bytes=SMALL_LIMITS.memory_bytes))
-        # A new driver stands for a restarted service, so the first driver must not be used again.
+        # A new driver simulates a restart of the service. The first driver must therefore not be used again.
         later = harness.new_driver()
         assert await later.sweep(keep=[instance.ref]) == 0
         adopted = await later.adopt(instance.ref)
@@ -357,7 +357,7 @@ async def _fill(sandbox: ConnectedSandbox, weight_mib: int = 1) -> None:
 
 
 async def _count_requests(sandbox: ConnectedSandbox) -> int:
-    """Connect to the counting daemon, check that its memory is unchanged, and return the number of connections so far, this one included."""
+    """Connect to the counting daemon, check that its memory is unchanged, and return the number of connections, including this connection."""
     done = await sandbox.python(_REQUEST, _PORT)
     count, is_whole = done.stdout.split()
     assert is_whole == "1"

@@ -1,7 +1,7 @@
 """Tests of the volumes of a sandbox: mounted at their paths, limited in size, read-only, shared, and unmounted from the host with their sandbox.
 
-A driver mounts volumes at their paths, or in a hub from which the guest binds the volumes to their paths (``Instance.hub``). The suites run without a
-service, so they start the helper ``volumes`` of the guest themselves, as a service does.
+A driver mounts volumes at their paths, or all volumes below one folder, from which the guest binds them to their paths (``Instance.hub``).
+The suites run without a service, so they start the helper ``volumes`` of the guest themselves, as a service does.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ async def _sandbox_with(harness: DriverHarness, driver: Driver, *volumes: Attach
 
 
 async def _bind(sandbox: ConnectedSandbox, *volumes: Attachment) -> None:
-    """Let the guest bind volumes to their paths, if the driver has mounted the volumes in a hub."""
+    """Let the guest bind volumes to their paths, if the driver has mounted the volumes elsewhere in the sandbox (``Instance.hub``)."""
     hub = sandbox.instance.hub
     if hub is None:
         return

@@ -54,7 +54,7 @@ class Faults:
         self._holds.pop(step).set()
 
     async def reach(self, step: str) -> None:
-        """Wait until a step that :meth:`hold` stops is called."""
+        """Wait until a call of a step waits because of :meth:`hold`."""
         await self._reached[step].wait()
 
     async def at(self, step: str) -> None:
@@ -72,7 +72,7 @@ class MemoryInstance:
 
     Attributes:
         guest: Scripted guest of the sandbox.
-        changes: Changes that were applied, oldest first.
+        changes: Changes of limits and volumes that were applied, oldest first.
         volumes: Slot -> attached volume.
     """
 
@@ -141,7 +141,7 @@ class MemoryInstance:
         self.guest.thaw()
 
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
-        """Keep a copy of the guest in the driver, write its token into a new folder, and return the size of the folder in bytes."""
+        """Keep a copy of the guest in the driver, write the token of the copy into a new folder, and return the size of the folder in bytes."""
         del durable
         self._driver.require(DriverCapability.SNAPSHOT)
         self._check_live()
@@ -277,10 +277,10 @@ class MemoryDriver:
 
     Attributes:
         faults: Failures on demand.
-        scripts: Programs, cells and ports of all guests.
+        scripts: Scripts of the programs, cells and ports of all guests.
         booted: All instances that were started, the oldest first.
         prepared: All sandboxes that were prepared, the oldest first.
-        kept_in_sweeps: References that each sweep kept.
+        kept_in_sweeps: Argument ``keep`` of each call of :meth:`sweep`.
     """
 
     def __init__(
@@ -410,7 +410,7 @@ class MemoryDriver:
         self._held.pop(ref, None)
 
     def write_image(self, into: Path, state: dict[str, Any], shape: Shape, limits: Limits) -> int:
-        """Keep the state of a guest under a token, write a folder with the token, and return the size of the folder in bytes."""
+        """Keep the state of a guest in memory under a token, write the token into a new folder, and return the size of the folder in bytes."""
         token = f"image-{next(self._numbers)}"
         new = into.with_name(f"{into.name}.new")
         shutil.rmtree(new, ignore_errors=True)

@@ -301,7 +301,7 @@ class MemoryGuest:
         return self.stream
 
     def receive(self, data: bytes) -> bool:
-        """Receive bytes from the host. Return False, and take nothing, if the pipe of a paused guest would hold more than ``PIPE_BYTES``."""
+        """Receive bytes from the host. Return False without receiving them if the pipe of a paused guest would contain more than ``PIPE_BYTES``."""
         if self._is_frozen:
             if len(self._waiting_input) + len(data) > PIPE_BYTES:
                 return False

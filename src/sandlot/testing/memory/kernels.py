@@ -370,7 +370,7 @@ class Kernels:
         return CellContext(self._processes, self.files, {**self._processes.environment("user", {}), **env}, cwd)
 
     def forget_past(self) -> None:
-        """Forget all cells and abort the waiting cells. Called when the guest becomes another sandbox, because the cells belong to the original."""
+        """Forget all cells and abort the waiting cells. Called when a restored guest gets another sandbox id: the cells belong to the original."""
         for context in self.contexts.values():
             context.abort_all("This sandbox is a copy, and the cell belongs to the original.")
         self.cells.clear()
@@ -518,7 +518,7 @@ class Kernels:
 
 
 class CellContext(ProgramContext):
-    """Program context of the shell in a bash context. The shell has no process of its own.
+    """Program context of the shell that runs the cells of a bash context. This shell is not a process of the guest.
 
     Attributes:
         cell: Cell that receives the output; None before the first cell.

@@ -74,7 +74,7 @@ class OutputLog:
         self.pump()
 
     async def drained(self) -> None:
-        """Wait until every follower has received all of the output except at most ``OUTPUT_BUFFER_BYTES`` bytes."""
+        """Wait until at most ``OUTPUT_BUFFER_BYTES`` bytes of the output are still to be sent to each follower."""
         while any(self._behind(follower) > OUTPUT_BUFFER_BYTES for follower in self.followers):
             self._drained.clear()
             await self._drained.wait()
@@ -87,7 +87,7 @@ class OutputLog:
             stdout_from: Offset of the first byte of standard output to send; None: the first byte.
             stderr_from: Offset of the first byte of standard error to send; None: the first byte.
             events_from: Number of events to skip.
-            wait: True to send all further output too; False to send only the output so far.
+            wait: True to send all further output too; False to send only the output that exists now.
 
         Returns:
             The new follower. None if an offset is negative or beyond the end of the output.
@@ -116,7 +116,7 @@ class OutputLog:
         self._drained.set()
 
     def has_all(self, follower: Follower) -> bool:
-        """Return whether a follower has received all output so far."""
+        """Return whether a follower has received all output that was written until now."""
         return follower.position >= len(self._items)
 
     def has_enough(self, follower: Follower) -> bool:

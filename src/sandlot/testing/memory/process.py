@@ -58,7 +58,7 @@ class StandardInput:
         self._news.set()
 
     def finish(self) -> None:
-        """End the input after the bytes that were added so far. Idempotent."""
+        """End the input after the bytes that were already added. Idempotent."""
         self.is_open = False
         self._news.set()
 
@@ -409,7 +409,7 @@ class Processes:
         return self._programs.get(argv[0]) or self._programs.get(argv[0].rpartition("/")[2])
 
     def forget_finished(self) -> None:
-        """Forget the processes that have ended. Called when the guest becomes another sandbox, because the processes belong to the original."""
+        """Forget the processes that have ended. Called when a restored guest gets another sandbox id: the processes belong to the original."""
         self.by_id = {id_: process for id_, process in self.by_id.items() if process.running}
 
     async def close(self) -> None:

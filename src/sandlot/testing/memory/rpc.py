@@ -179,7 +179,7 @@ class RpcServer:
         call = Call(self, event.stream, name, id_, head["args"])
         self._by_stream[event.stream] = call
         if (known := self.remembered.get(id_)) is not None:
-            reused = RpcError("conflict", f"The id {id_} of this call {name} was used for an earlier call {known[0]}.", "Use a new id.")
+            reused = RpcError("conflict", f"The id {id_} of this {name} call was already used for a {known[0]} call.", "Use a new id.")
             call.finish(known[1] if known[0] == name else reused)
             return
         earlier = self._in_progress.get(id_)

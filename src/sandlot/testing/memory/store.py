@@ -52,7 +52,7 @@ _AnyT = TypeVar("_AnyT")
 
 
 class Hold:
-    """Handle of an operation that a test stops. Every call of the operation waits until :meth:`release`."""
+    """Handle of an operation that a test delays. Every call of the operation waits until :meth:`release`."""
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Behaviours of a store whose content survives the process: after a kill, with several processes at once, and when several open the store first.
+"""Behaviours of a store whose content survives the process: after a kill, with several processes at once, and when several open a new store.
 
 A store in memory does not have these behaviours.
 """
@@ -18,7 +18,7 @@ _EVENTS = 20
 
 
 class DurabilitySuite:
-    """Behaviours of a durable store. Name the subclass ``Test...``, and define a fixture ``harness`` whose store was never opened."""
+    """Behaviours of a durable store. Name the subclass ``Test...``, and define a fixture ``harness`` whose store no process has opened before."""
 
     async def test_opening_and_closing_leaves_no_descriptor_open(self, harness: StoreHarness) -> None:
         async with harness.open():

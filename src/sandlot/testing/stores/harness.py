@@ -38,7 +38,7 @@ def open_sandlot_store(location: str) -> AbstractAsyncContextManager[Store]:
 
 
 class StoreOpener(Protocol):
-    """An empty store for one test. It can be opened several times."""
+    """Opens the store of one test, which is empty at first. The store can be opened several times."""
 
     def open(self) -> AbstractAsyncContextManager[Store]:
         """Open the store, as a service does when it starts."""
@@ -81,7 +81,7 @@ def sandbox(**changes: Any) -> SandboxRecord:  # noqa: ANN401 - any field of the
     """Return the record of a sandbox that is being created.
 
     Args:
-        changes: Values of fields of the record, and ``metadata`` of the spec.
+        changes: Values that replace fields of the record. ``metadata`` is set in the record's spec.
     """
     node = changes.pop("node", NODE)
     spec = changes.pop("spec", None) or SandboxSpec(id=new_sandbox_id(node), metadata=changes.pop("metadata", {}))
