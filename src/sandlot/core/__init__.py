@@ -1,1 +1,1 @@
-"""The service and all its rules: sandboxes and their lives, processes, cells, files. HTTP and concrete drivers are not its business."""
+"""The service below all APIs: lifecycle, executions, files, snapshots and pools of sandboxes. It contains no HTTP and no concrete driver."""

@@ -102,8 +102,8 @@ class CreateSandboxParams:
         auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
         volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
         unique_name: True if the request fails while the owner has a live sandbox of the same name.
-        single_use: True for a sandbox that serves one request of a client that never learns its id. It is ended when the service stops. No field of a
-            client's create request sets this.
+        single_use: True for a sandbox that serves one request of a client that never learns its id. It is ended when the service stops. Clients
+            cannot set this field.
     """
 
     template: str = DEFAULT_TEMPLATE
@@ -183,10 +183,10 @@ def check_reserved_names(metadata: Mapping[str, str], current: Mapping[str, str]
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Refuse metadata that is not text or too large.
+    """Refuse metadata with too many entries, with too many bytes, or with a name or value that is not valid text.
 
     Raises:
-        InvalidRequestError: The metadata is not text or too large.
+        InvalidRequestError: The metadata or one of its names is too large, or a name or value is not valid text.
     """
     for name in metadata:
         if (length := len(check_text("metadata", name))) > MAX_METADATA_NAME_BYTES:
@@ -303,7 +303,7 @@ def check_room(live: int, waiting: int, policy: AdmissionPolicy) -> None:
         policy: Policy of the operator.
 
     Raises:
-        UnavailableError: One of the numbers is reached; code ``busy``, with the field ``retry_after_s``.
+        UnavailableError: One of the limits is reached; code ``busy``, with the field ``retry_after_s``.
     """
     if live >= policy.max_sandboxes:
         raise UnavailableError(

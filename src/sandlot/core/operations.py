@@ -93,7 +93,7 @@ class OperationQueue:
             self._running = None
 
     def close(self, closed: Callable[[], SandlotError]) -> None:
-        """Refuse all waiting and future operations, and fail the running one.
+        """Refuse all waiting and future operations, and let the running operation fail.
 
         Args:
             closed: Returns a new error for each refused operation.

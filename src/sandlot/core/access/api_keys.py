@@ -3,9 +3,9 @@
 Invariants:
 - A key has 256 random bits and is shown once, when it is created. The store has only the SHA-256 of the key. A slow hash is not needed, because
   256 random bits cannot be guessed.
-- Verifying a key reads no database. The time for this does not depend on which key matches, or whether any key matches.
-- A change that this service makes applies at once. A change of another process applies within a second, after the next read of the
-  store. While the store does not respond, the keys of the last successful read stay valid.
+- A key is verified without reading the database. The time that this takes is the same for every key, valid or not.
+- A key that this service creates or revokes changes at once. A key that another process creates or revokes changes within a second, after the
+  next read of the store. While the store does not respond, the keys of the last successful read stay valid.
 - Revoking a key ends everything that was opened with it: requests in progress, streams, terminals. Only the request that revokes the key
   still gets its response.
 """
@@ -57,7 +57,7 @@ class ActiveRequests:
         """
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("no task is running")
+            raise RuntimeError("no asyncio task is running")
         tasks = self._tasks.setdefault(owner, set())
         tasks.add(task)
         try:
@@ -176,7 +176,8 @@ class ApiKeys:
     def quota_of(self, owner: OwnerId) -> Quota:
         """Return the quota of an owner.
 
-        The operator of this machine has no limits. An owner whose key was revoked has none either: only an operator can start anything for it.
+        The operator of this machine has no limits. An owner whose key was revoked has no limits either, because only an operator can start anything
+        for this owner.
         """
         return self._quotas.get(owner, UNBOUNDED)
 
@@ -193,7 +194,7 @@ class ApiKeys:
             self._requests.end(owner)
 
     async def run(self) -> None:
-        """Read the store at short intervals, until cancelled."""
+        """Read the valid keys from the store at short intervals, until cancelled."""
         is_failing = False
         while True:
             await asyncio.sleep(POLL_S)

@@ -47,7 +47,7 @@ class Taken:
 
 
 def taken(live: Sequence[Limits]) -> Taken:
-    """Return the resources that sandboxes with these limits have together."""
+    """Return the total resources of sandboxes with these limits."""
     return Taken(
         sandboxes=len(live),
         cpus=math.fsum(limits.cpus for limits in live),
@@ -135,14 +135,14 @@ def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
 
 
 def check_stored(quota: Quota, kind: str, kept: int, kept_bytes: int, more_bytes: int = 0) -> None:
-    """Refuse a snapshot or volume that would exceed a quota together with the existing ones.
+    """Refuse a snapshot or volume that would exceed a quota together with the existing snapshots or volumes.
 
     Args:
         quota: Quota of the owner.
         kind: ``snapshot`` or ``volume``.
         kept: Number of existing snapshots or volumes, without the new one.
-        kept_bytes: Size of the existing ones together.
-        more_bytes: Size of the new one. 0 if it is unknown: the request is then refused only if the quota is used up.
+        kept_bytes: Total size of the existing snapshots or volumes in bytes.
+        more_bytes: Size of the new snapshot or volume in bytes. 0 if the size is unknown: the request is then refused only if the quota is used up.
 
     Raises:
         LimitError: The quota is exceeded (code ``quota_exceeded``).
@@ -195,7 +195,7 @@ def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
     Raises:
         LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
-    # A pool whose ``warm`` is 0 also needs quota for one sandbox: its template snapshot is made in one, and the pool grows on demand.
+    # A pool whose ``warm`` is 0 also needs quota for one sandbox: its template snapshot is made in a sandbox, and the pool grows on demand.
     warm = max(1, warm)
     if quota.sandboxes is not None and warm > quota.sandboxes:
         raise quota_exceeded(

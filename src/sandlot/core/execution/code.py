@@ -72,7 +72,7 @@ class CodeExecutionStatus:
 
 @dataclass(frozen=True, slots=True)
 class OutputPosition:
-    """Position up to which a cell was followed.
+    """Position in the events and the output of a cell.
 
     Args:
         events: Number of start, display, clear and error events before the position.
@@ -87,7 +87,7 @@ class OutputPosition:
 
 @dataclass(frozen=True, slots=True)
 class CodeExecutionResult:
-    """Status of a cell, and the output, results and error that were collected up to a position."""
+    """Status of a cell, and the output, results and error that were collected."""
 
     outcome: CodeExecutionStatus
     stdout: OutputCapture
@@ -175,7 +175,7 @@ class CodeExecution:
             raise contexts.not_found(error) from None
 
     async def outcome(self) -> CodeExecutionStatus:
-        """Wait for the end of the cell and return its status. If the cell is followed only up to now, return its current status.
+        """Wait for the end of the cell and return its status. If only existing events are followed, return the current status.
 
         Raises:
             SandboxEndedError: The sandbox ended first; the error has the reason.
@@ -237,7 +237,7 @@ class CodeExecution:
             first_s: Seconds until the cell is interrupted if no client joins.
         """
         if self._followers is None:
-            raise RuntimeError("the execution has no followers to wait for")
+            raise RuntimeError("this execution was opened without followers, so no client can join it")
         self._closed = True
         self._followers.leave()
         await self._attend(self._followers, first_s)
@@ -559,7 +559,7 @@ async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None
 
 
 async def _collect(execution: CodeExecution, output: OutputCollector, timeout_s: float | None) -> CodeExecutionResult:
-    """Collect the events of an execution until its iteration ends, and close the execution.
+    """Collect the events of an execution until the execution yields no more events, and close the execution.
 
     Raises:
         TimeoutError: The timeout has passed. ``output`` contains the events that were read until then.

@@ -80,8 +80,8 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
         language: A key of ``CONTEXT_LANGUAGES``.
         cwd: Absolute path of the working directory; None is the workspace.
         env: Variables added to the environment of the sandbox.
-        id: Id that the caller chose; an existing context with this id is returned unchanged. None chooses an id, and a cancelled call then leaves
-            no context.
+        id: Id that the caller chose; an existing context with this id is returned unchanged. None: the service chooses an id, and a
+            cancelled call leaves no context behind.
 
     Raises:
         InvalidRequestError: The language or the path is not valid.

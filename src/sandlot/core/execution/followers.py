@@ -46,10 +46,10 @@ class ExecutionFollowers:
         self.start_lock = asyncio.Lock()
 
     def enter(self, *, attend: bool = False) -> bool:
-        """Count one more follower, and return True if this follower attends the execution.
+        """Add one follower. Return True if this follower must read the execution to its end for the execution log.
 
         Args:
-            attend: True attends the execution, unless another follower attends it already.
+            attend: True if the follower can read the execution to its end. Ignored if another follower does so already.
         """
         self.count += 1
         self._present.set()
@@ -75,7 +75,7 @@ class ExecutionFollowers:
 
         Args:
             for_s: Seconds without a follower.
-            first_s: Seconds that the first period without a follower may last instead; None is ``for_s``.
+            first_s: Value that replaces ``for_s`` until the first follower comes; None for no such value.
         """
         longest_s = for_s if first_s is None else first_s
         while True:
@@ -92,7 +92,7 @@ class ExecutionFollowers:
 
         Args:
             reading: Coroutine that reads the execution to its end. It is cancelled if the execution has had no follower for too long.
-            first_s: Seconds that the first period without a follower may last; None is :data:`AWAY_S`.
+            first_s: Seconds until the reading is cancelled if there is no first follower; None for :data:`AWAY_S`.
         """
         read = asyncio.create_task(reading)
         absent = asyncio.create_task(self.wait_absent(AWAY_S, first_s))

@@ -271,7 +271,8 @@ async def end_process(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) 
     """Kill the process group of a process that no client uses. Errors are ignored.
 
     Args:
-        sandbox: Sandbox of the process. Nothing is done while the sandbox is hibernated: the hibernation closed the link, so no client has left.
+        sandbox: Sandbox of the process. Nothing is done while the sandbox is hibernated: the link was closed by the hibernation and not by
+            a client.
         process: Id of the process.
         grace_s: Seconds between SIGTERM and SIGKILL; 0 sends only SIGKILL.
     """
@@ -291,9 +292,9 @@ def _error(verdict: Mapping[str, Any]) -> SandlotError:
     """Return the error that a helper reported. Its texts are limited in length, and its code is one that a guest may send."""
     code, message, hint = (verdict.get(name) for name in ("error", "message", "hint"))
     if code not in schema.RESET_CODES or not isinstance(message, str) or not isinstance(hint, str):
-        _log.error("program.internal_error", message=str(message)[:_HINT_CHARS])
+        _log.error("helper.internal_error", message=str(message)[:_HINT_CHARS])
         return InternalError(
             "Internal error in a helper of Sandlot in the sandbox.",
-            hint="Report the lines of the service's log that contain `program.internal_error`.",
+            hint="Report the lines of the service's log that contain `helper.internal_error`.",
         )
     return from_code(code, message[: schema.LIMITS["text"]], hint=hint[:_HINT_CHARS])

@@ -55,7 +55,7 @@ class Install:
         self._attends = followers is None or followers.enter(attend=True)
 
     async def close(self) -> None:
-        """Stop following the install. An unfinished install is ended, unless it has other followers or gets a new one in time. Idempotent."""
+        """Stop following the install. An unfinished install is ended, unless it has other followers or a client joins it in time. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -241,7 +241,7 @@ class ProcessService:
         log: Execution log.
         usage: Counts executions against the quota of their owner.
         stdin: Writes to the input of processes.
-        unattended: Follows processes that have no client, and ends their log entries.
+        unattended: Follows processes that have no client, and completes their log entries.
 
     Attributes:
         state: Details of the processes of each sandbox.
@@ -375,7 +375,7 @@ class ProcessService:
     async def read(
         self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None
     ) -> tuple[ProcessOutcome | None, OutputCapture, OutputCapture]:
-        """Collect the output that a process has written so far, without waiting for more.
+        """Collect the output that a process has written until now, without waiting for more output.
 
         Returns:
             The outcome (None if the process still runs), the standard output and the standard error.

@@ -38,7 +38,7 @@ class StdinWriter:
 
     Args:
         call: Call that carries the input.
-        base_bytes: Bytes of the input that had arrived before the call was attached.
+        base_bytes: Number of input bytes that had arrived before the call was attached.
     """
 
     __slots__ = ("_base_bytes", "call", "lock")
@@ -70,7 +70,7 @@ class StdinManager:
         Args:
             sandbox: Sandbox of the process.
             call: Call that carries the input.
-            base_bytes: Bytes of the input that had arrived before the call was attached.
+            base_bytes: Number of input bytes that had arrived before the call was attached.
         """
         writer = self.writers.of(sandbox)[call.id] = StdinWriter(call, base_bytes)
         return writer
@@ -91,7 +91,7 @@ class StdinManager:
             offset: Position of the first byte of ``chunks`` in the whole input; bytes that arrived earlier are skipped. None appends.
 
         Returns:
-            Number of input bytes that have arrived so far, which is the offset of the next write.
+            Number of input bytes that have arrived until now, which is the offset of the next write.
 
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
@@ -169,13 +169,13 @@ class StdinManager:
     async def confirm_fed(self, sandbox: Sandbox, feeding: asyncio.Task[None], call: ProcessCall, size: int) -> None:
         """Wait at most ``PROMPT_S`` seconds until an input that was passed whole has reached the guest.
 
-        Do not wait for more than ``PROMPT_BYTES`` bytes, because the guest accepts more only if the process reads.
+        If the input has more than ``PROMPT_BYTES`` bytes, do not wait, because the guest accepts so many bytes only if the process reads.
 
         Args:
             sandbox: Sandbox of the process.
             feeding: Task that :meth:`feed` returned.
             call: Call that carries the input.
-            size: Bytes of the input.
+            size: Size of the input in bytes.
         """
         if size > PROMPT_BYTES:
             return
@@ -227,7 +227,7 @@ async def _confirm(link: Link, writer: StdinWriter, process: ProcessId) -> int:
         try:
             info = await link.processes.get(process)
         except UnavailableError as error:
-            # BUSY is not passed on to the client: it would repeat the write, and the same bytes would be written twice.
+            # BUSY is not passed on to the client: the client would repeat the write, and the same bytes would be written twice.
             if error.code is not ErrorCode.BUSY:
                 raise
         else:

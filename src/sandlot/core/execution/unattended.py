@@ -85,7 +85,8 @@ class UnattendedExecutions:
             self._resume(sandbox, record)
 
     def _resume(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
-        # Both come before the first request to the guest: after it, an install can read a package index, and a client can follow a cell.
+        # Open the package access and accept followers before the first request to the guest: after that request, an install can read a package
+        # index, and a client can follow a cell.
         if record.mode == INSTALL:
             self._package_access.open(sandbox)
         if record.mode == FOREGROUND and record.kind == "code":
@@ -163,7 +164,7 @@ class UnattendedExecutions:
 
 
 async def _wait_for_clients(sandbox: Sandbox, entry: LogEntry, link: Link, followers: ExecutionFollowers) -> None:
-    """Follow a foreground cell, and interrupt the cell if no client joins."""
+    """Follow a foreground cell, and interrupt the cell if no client joins in time."""
     try:
         await retry_while_busy(lambda: find_cell(link, entry.id))
         execution = CodeExecution(sandbox, await retry_while_busy(lambda: link.kernels.attach(entry.id)), owned=True, followers=followers)
@@ -175,7 +176,7 @@ async def _wait_for_clients(sandbox: Sandbox, entry: LogEntry, link: Link, follo
 
 
 async def _finish(entry: LogEntry, work: Coroutine[Any, Any, None]) -> None:
-    """Run the work that ends a log entry. If the work fails, mark the entry as lost or killed, or leave the entry to the next service."""
+    """Run the work that completes a log entry. If the work fails, mark the entry as lost or killed, or leave the entry to the next service."""
     try:
         await work
     except NotFoundError:

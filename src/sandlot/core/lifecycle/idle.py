@@ -42,7 +42,7 @@ _log = structlog.get_logger("sandlot.core")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Processor time that the processes of a sandbox have used until one moment."""
+    """Processor time that the processes of a sandbox have used up to one moment."""
 
     at_monotonic_s: float
     cpu_s: float
@@ -129,7 +129,7 @@ class IdleMonitor:
                 _log.exception("idle.internal_error")
 
     async def look(self) -> None:
-        """Check each running sandbox that has an idle timeout."""
+        """Check the idle time of each running sandbox that has an idle timeout. If it has passed, carry out the sandbox's ``on_timeout``."""
         watched = [
             sandbox
             for sandbox in self._registry.live()

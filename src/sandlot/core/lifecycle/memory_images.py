@@ -24,7 +24,7 @@ class MemoryImages:
     """Folders of hibernation images or snapshot images, each named by the id of its sandbox or snapshot.
 
     Args:
-        folder: Folder that contains the folders. Created together with the first of them.
+        folder: Parent of these folders. It is created together with the first folder.
     """
 
     folder: Path

@@ -100,7 +100,7 @@ async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
     if _moving(sandbox):
         raise ConflictError(
             f"A volume of sandbox {sandbox.id} is being attached or detached.",
-            hint="Retry in a moment. If the sandbox is suspended, resume it first.",
+            hint="Resume the sandbox if it is suspended, and retry.",
             fields={"sandbox": sandbox.id},
         )
     sandbox.steady += 1
@@ -111,7 +111,7 @@ async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
 
 
 async def settle(supervisor: SandboxSupervisor) -> None:
-    """Finish interrupted attachments and detachments: attach each moving volume or, if this fails, detach it."""
+    """Finish interrupted attachments and detachments: attach each volume that is marked as *moving* or, if this fails, detach the volume."""
     sandbox = supervisor.sandbox
     if not _moving(sandbox) or sandbox.state is not State.RUNNING:
         return
@@ -245,7 +245,7 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 
 
 async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
-    """Detach a volume after its attachment failed. A volume that is in use stays attached. If the result is unknown, the volume stays *moving*."""
+    """Detach a volume whose attachment failed. A volume that is in use stays attached. If the result is unknown, it stays marked as *moving*."""
     sandbox = supervisor.sandbox
     if sandbox.end_requested.is_set():
         return

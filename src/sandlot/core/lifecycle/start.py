@@ -58,7 +58,7 @@ class StartStrategyError(Exception):
 
     Args:
         cause: Reason of the failure, for logs.
-        release_wait_s: Largest number of seconds to wait for the removal of the failed strategy's resources before the next strategy is tried.
+        release_wait_s: Maximum time in seconds to wait until the failed strategy's resources are removed, before the next strategy is tried.
     """
 
     def __init__(self, cause: str, *, release_wait_s: float = 0.0) -> None:
@@ -67,9 +67,9 @@ class StartStrategyError(Exception):
 
 
 class StartStrategy(Protocol):
-    """Way to start a sandbox, until its guest has responded.
+    """One way to start a sandbox, up to the first response of its guest.
 
-    Before a strategy makes resources, it records the sandbox, unless the next service would find and remove the resources without a record.
+    A strategy records the sandbox before it makes resources, unless the next service would find and remove these resources without a record.
     """
 
     async def start(self, supervisor: SandboxSupervisor) -> bool:
@@ -153,7 +153,7 @@ class WarmStart:
     """Strategy that turns a claimed warm sandbox into the sandbox of a create request.
 
     Args:
-        claim: The pool's answer to the request (:class:`PoolClaim`).
+        claim: Result of the search for a warm sandbox in the pools.
         warm: The claimed warm sandbox.
         records: True: record the sandbox as running while the guest wakes up. False: the caller records the sandbox after the setup steps.
     """
@@ -201,7 +201,7 @@ class TemplateSnapshotStart:
     """Strategy that restores a sandbox from the snapshot of its template.
 
     Args:
-        claim: The pool's answer to the request (:class:`PoolClaim`).
+        claim: Result of the search for a warm sandbox in the pools.
     """
 
     claim: PoolClaim
@@ -247,7 +247,7 @@ class BootStart:
     """Strategy that boots a sandbox from its root filesystem image.
 
     Args:
-        claim: The pool's answer to the request, for the statistics of the pools. None: the request cannot use a pool.
+        claim: Result of the search for a warm sandbox in the pools, which is counted in their statistics. None: the request cannot use a pool.
     """
 
     claim: PoolClaim | None = None
@@ -347,7 +347,7 @@ async def reconnect_guest(supervisor: SandboxSupervisor, instance: Instance) -> 
         if link.asleep:
             await wake_guest(supervisor, link, await dependencies.templates.resolve_for(sandbox.spec))
         else:
-            # Sent even if the sandbox has no deadline: an interrupted update may have set another deadline in the guest than the recorded one.
+            # Sent even if the sandbox has no deadline: the guest may still have a deadline from an interrupted update, which was never recorded.
             await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))
             with suppress(ConflictError):  # more processes run than the guest's limit allows; the host's limit still holds
                 await link.set_limits(pids=sandbox.spec.limits.pids, memory_bytes=sandbox.spec.limits.memory_bytes)

@@ -122,7 +122,7 @@ class SandboxSupervisor:
 
     Attributes:
         driver: Driver of the sandbox.
-        exited: Done when the processes of the sandbox have ended. None while the sandbox has no processes.
+        exited: Future that is done when the processes of the sandbox have ended. None while the sandbox has no processes.
     """
 
     def __init__(self, sandbox: Sandbox, dependencies: LifecycleDependencies) -> None:
@@ -225,10 +225,10 @@ class SandboxSupervisor:
             raise SupervisionEndedError(self.sandbox.requested_exit)
 
     async def until_end(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Return the result of some work. Cancel the work if the end of the sandbox is requested, the sandbox ends, or the service detaches.
+        """Await ``work`` and return its result. Cancel ``work`` if the end of the sandbox is requested, the sandbox ends, or the service detaches.
 
-        The method waits until cancelled work has ended. If the work has a result all the same, the result is returned: otherwise a start slot that
-        was acquired at the last moment would be lost.
+        The method waits until cancelled work has ended. If cancelled work returns a result nevertheless, the method returns this result: otherwise a
+        start slot that was acquired at the last moment would be lost.
 
         Raises:
             SupervisionEndedError: The end of the sandbox was requested, or the sandbox has ended.
@@ -310,7 +310,7 @@ class SandboxSupervisor:
     # Resources ------------------------------------------------------------------------------------------------------------
 
     def take(self, resource: PreparedSandbox) -> None:
-        """Own a prepared sandbox from now on, instead of an earlier resource. The supervisor releases what it owns when the sandbox ends."""
+        """Become the owner of a prepared sandbox, which replaces an earlier resource. The supervisor destroys it when the sandbox ends."""
         self._resource = resource
 
     def take_instance(self, instance: Instance, *, link: Link | None = None, exited: asyncio.Future[Exit] | None = None) -> None:
@@ -319,7 +319,7 @@ class SandboxSupervisor:
         Args:
             instance: The instance.
             link: Link to the guest, if there is one.
-            exited: Done when the processes of the instance have ended. None: ``Instance.wait`` is called.
+            exited: Future that is done when the processes of the instance have ended. None: ``Instance.wait`` is called.
         """
         sandbox = self.sandbox
         self._resource = instance
@@ -327,7 +327,7 @@ class SandboxSupervisor:
         self.exited = exited or asyncio.ensure_future(instance.wait())
 
     def reserve_limits(self) -> None:
-        """Set the sandbox's reservation to the amount of its current limits, without a check whether the amount fits."""
+        """Set the sandbox's reservation to the resources of its current limits, without checking that they fit on the node."""
         self.dependencies.reservations.record(self.sandbox.id, self.driver.max_resources(self.sandbox.spec.limits))
 
     def reserve_disk_only(self, disk_bytes: int) -> None:

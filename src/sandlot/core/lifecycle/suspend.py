@@ -199,8 +199,8 @@ async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
 async def expire(supervisor: SandboxSupervisor) -> None:
     """Carry out the ``on_timeout`` of a sandbox whose deadline has passed.
 
-    A suspended sandbox is ended. A sandbox that can neither be hibernated nor paused keeps running, so that its data is not lost, and is tried again
-    after ``EXPIRY_RETRY_S``.
+    A suspended sandbox is ended. A sandbox that can neither be hibernated nor paused keeps running, so that its data is not lost. The action is tried
+    again after ``EXPIRY_RETRY_S``.
     """
     sandbox = supervisor.sandbox
     operations = {OnTimeout.HIBERNATE: (hibernate, pause), OnTimeout.PAUSE: (pause,), OnTimeout.KILL: ()}[sandbox.spec.on_timeout]
@@ -314,7 +314,7 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
 @contextlib.asynccontextmanager
 async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
     """Stop the guest's clock during a checkpoint (``armed``). Continue the clock after the body of the block, unless ``stays`` is True."""
-    await driver_step("stand still", link.checkpoint(armed=True))
+    await driver_step("quiesce", link.checkpoint(armed=True))
     try:
         yield
     finally:
@@ -324,7 +324,7 @@ async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
 
 
 async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, None]) -> None:
-    """Do some work and record its result at the same time. If the work or the record fails, wait for the other, then raise the error.
+    """Do some work and record its result at the same time. If one of the two fails, wait for the other one, then raise the error.
 
     If the service is killed when only the record is complete, the next service does the work.
     """
@@ -335,7 +335,7 @@ async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, Non
 
 async def _freeze(sandbox: Sandbox, instance: Instance) -> None:
     # ``armed=True`` stops the clock of the guest until it is disarmed, so that no timeout inside passes while the sandbox is frozen.
-    await driver_step("stand still", _link(sandbox).checkpoint(armed=True))
+    await driver_step("quiesce", _link(sandbox).checkpoint(armed=True))
     await driver_step("pause", instance.pause())
 
 
@@ -363,7 +363,7 @@ async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
 async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str | None = None) -> bool:
     """Resume a sandbox after a failed operation. If the sandbox lives but cannot be resumed, request its end.
 
-    Return False if the sandbox had already ended. Without an ``event``, clients do not learn that the sandbox was not running.
+    Return False if the sandbox had already ended. If ``event`` is None, clients get no event: they do not learn that the sandbox was not running.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     try:

@@ -80,7 +80,7 @@ def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
 
 
 async def used(sandbox: Sandbox) -> Used:
-    """Return the resources that a sandbox has used so far, and its limits. A suspended sandbox is not resumed.
+    """Return the resources that a sandbox has used until now, and its limits. A suspended sandbox is not resumed.
 
     Raises:
         SandboxEndedError: The sandbox has ended.
@@ -104,7 +104,7 @@ class _Keepers:
     """Limits that the host and the guest of a sandbox enforce at this moment.
 
     Args:
-        host: Limits that the host enforces. After a failed change, the largest that may be in force.
+        host: Limits that the host enforces. After a failed change, the largest limits that may be in force.
         guest_pids: Process limit that the guest enforces.
     """
 
@@ -355,7 +355,7 @@ async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
             resize.actual = driver.max_resources(keepers.host)
             sandbox.spec = replace(sandbox.spec, limits=keepers.host)
             sandbox.reserved_limits = None
-    _log.info("sandbox.limits", sandbox=sandbox.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
+    _log.info("sandbox.limits_changed", sandbox=sandbox.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
 
 
 def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:

@@ -25,10 +25,10 @@ class BufferBudget:
 
     Args:
         max_bytes: Size of the budget.
-        whole: Budget of which this budget is a share. Bytes that are taken from the share are also taken from ``whole``. None: no share.
+        whole: Budget of which this budget is a share. Bytes taken from the share are also taken from ``whole``. None: this budget is not a share.
 
     Attributes:
-        taken_bytes: Bytes that are taken now.
+        taken_bytes: Number of bytes that are taken now.
     """
 
     __slots__ = ("_max_bytes", "_whole", "taken_bytes")
@@ -43,7 +43,7 @@ class BufferBudget:
         return BufferBudget(self._max_bytes // PART, self)
 
     def try_take(self, size: int) -> bool:
-        """Take bytes and return True, or take nothing and return False.
+        """Take bytes and return True. If too few bytes are left, take nothing and return False.
 
         Args:
             size: Number of bytes. A negative number gives bytes back. 0 and negative numbers never fail.
@@ -69,7 +69,7 @@ class BufferBudget:
             )
 
     def take_anyway(self, size: int) -> None:
-        """Take bytes even beyond the limit, for data that exists already, such as a finished response. Later requests get less."""
+        """Take bytes even beyond the limit, for data that exists already, such as a finished response. Later requests then find fewer bytes."""
         self.taken_bytes += size
         if self._whole is not None:
             self._whole.take_anyway(size)

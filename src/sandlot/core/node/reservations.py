@@ -243,7 +243,7 @@ def grown_amounts(before: Resources, after: Resources) -> Resources:
 
 
 def combine(fold: Callable[[Iterable[int]], int], *amounts: Resources) -> Resources:
-    """Combine amounts resource by resource: ``combine(max, old, new)`` has the larger value of each resource. ``combine(sum)`` is zero."""
+    """Combine amounts into one amount, each resource separately: ``combine(max, old, new)`` has the larger value of each resource."""
     return Resources(
         memory_bytes=fold(each.memory_bytes for each in amounts),
         disk_bytes=fold(each.disk_bytes for each in amounts),
@@ -274,7 +274,7 @@ class Resize:
     """A resize in progress.
 
     Attributes:
-        actual: Amount that the sandbox holds after a partial change. The body of the ``with`` block sets it. None after any other change.
+        actual: Amount that the sandbox holds if a change succeeded only in part; the body of the ``with`` block sets it. None in all other cases.
     """
 
     __slots__ = ("actual",)
@@ -399,7 +399,7 @@ class Reservations:
         self._reserved[key] = needed
 
     def record(self, key: str, amount: Resources) -> None:
-        """Re-enter the reservation of a sandbox or volume that already holds its resources. Nothing is checked.
+        """Record the reservation of a sandbox or volume that already holds its resources. Nothing is checked.
 
         Used after a restart of the service, when a sandbox hibernates, and when a claimed warm sandbox does not work.
 
@@ -421,7 +421,7 @@ class Reservations:
             InternalError: A condition for ``key``, ``to`` or ``amount`` does not hold. Nothing is changed.
         """
         if to in self._reserved or key not in self._reserved:
-            raise InternalError(f"The reservation of {key} cannot be transferred to {to}.")
+            raise InternalError(f"The reservation of {key} cannot be transferred to {to}: {key} has no reservation, or {to} already has one.")
         if combine(max, self._reserved[key], amount) != self._reserved[key]:
             raise InternalError(f"{to} needs more than {key} has reserved.")
         del self._reserved[key]
@@ -439,7 +439,7 @@ class Reservations:
             InternalError: A condition for ``key``, ``to`` or ``amount`` does not hold. Nothing is changed.
         """
         if to in self._reserved or key not in self._reserved:
-            raise InternalError(f"{to} cannot draw from the reservation of {key}.")
+            raise InternalError(f"No part of the reservation of {key} can be moved to {to}: {key} has no reservation, or {to} already has one.")
         before = self._reserved[key]
         if combine(max, before, amount) != before:
             raise InternalError(f"{to} needs more than {key} has reserved.")
@@ -460,7 +460,7 @@ class Reservations:
 
     @contextmanager
     def resize(self, key: str, target: Resources, reading: HostReading) -> Iterator[Resize]:
-        """Resize a reservation around the work that applies the new limits.
+        """Resize a reservation while the body of the ``with`` block applies the new limits.
 
         If the body of the ``with`` block succeeds, the target is reserved; if the body raises, the old amount is reserved.
         A body that leaves the sandbox with any other amount sets :attr:`Resize.actual`. A resource that does not grow is never refused.

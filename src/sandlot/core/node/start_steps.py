@@ -100,7 +100,7 @@ async def connect_guest(
         exited: Future that is done when the processes of the instance have ended.
         link_factory: Opens a link over a byte stream.
         services: Services of the host that the guest may use, by name.
-        timeout_s: Seconds until the attempt is given up.
+        timeout_s: Seconds until the attempt is aborted.
 
     Raises:
         ExitedError: The processes ended before the guest was connected.

@@ -84,8 +84,8 @@ class OneShotParams:
         comparison: Comparison of the standard output with the expected output.
         tolerance: Largest difference at which a numeric comparison treats two numbers as equal. The difference is relative if the absolute value of
             the expected number is above 1.
-        output_bytes: Bytes that the program may write to each of standard output and standard error, at most 8 MiB. A program that writes
-            more is killed.
+        output_bytes: Number of bytes, at most 8 MiB, that the program may write to standard output, and as many again to standard error. A
+            program that writes more is killed.
         limits: Limits of the sandbox.
         template: Template of the sandbox.
         isolation: ``auto`` or an isolation that the operator allows.

@@ -4,8 +4,7 @@ Invariants of the status:
 - If several statuses apply, the run gets the first of: output limit, timeout, memory exceeded, runtime error, wrong answer.
 
 Invariants of a comparison:
-- Every comparison is reflexive. Exchanging the two texts changes the result at most through the tolerance, which is relative to the *expected*
-  number.
+- Every comparison is reflexive. It is also symmetric, except for the tolerance, which is relative to the *expected* number.
 - Nothing is computed in binary floating point. Numbers are compared as decimals, with forty digits more than both numbers have together.
 - The time is proportional to the length of both texts. Numbers with very many digits would take longer, so they are compared as words.
 """

@@ -185,7 +185,8 @@ class PoolConfig:
         sizes: Sizes of the pool. None: a request has deleted the pool, which does not exist even if the settings name it.
         owner: Owner of the pool; ``LOCAL`` for a shared pool.
         metadata: Metadata that the client chose.
-        is_implied: True for the pool of ``DEFAULT_POOLS``. It is filled only if the image of its template is built already.
+        is_implied: True for a pool of ``DEFAULT_POOLS``, which exists if no setting names pools. It is filled only if the image of its template is
+            built already.
     """
 
     spec: PoolSpec
@@ -230,7 +231,7 @@ def parse_pools(text: str, templates: Collection[str] | None = None) -> tuple[Po
             )
         template = parts["template"]
         if template in configs:
-            raise InvalidRequestError(f"The template {template[:64]!r} has two pools.", hint="Name each template once.")
+            raise InvalidRequestError(f"The setting names the template {template[:64]!r} twice.", hint="Name each template once.")
         if templates is not None and template not in templates:
             raise InvalidRequestError(f"The template {template[:64]!r} does not exist.", hint=f"Use one of: {', '.join(sorted(templates))}.")
         sizes = PoolSizes.with_defaults(int(parts["warm"]), None if parts["max"] is None else int(parts["max"]), int(parts["prepared"] or 0))

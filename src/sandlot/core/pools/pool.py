@@ -31,7 +31,7 @@ class WarmSandbox:
         id: Id of the sandbox. The sandbox keeps its id when it is claimed.
         spec: Template, isolation and limits of the sandbox.
         template: Root file system and environment of the sandbox.
-        instance: The driver's side of the sandbox.
+        instance: The driver's object for the sandbox.
         link: Link to the guest.
         exited: Resolves when the processes of the sandbox have ended.
         started_at_s: Monotonic time of the first response of the guest.
@@ -69,7 +69,7 @@ class PreparedPoolEntry:
     Args:
         spec: Template, isolation and limits of the sandboxes that can be restored into the prepared sandbox.
         template: Root file system and environment of the template.
-        prepared: The driver's side of the prepared sandbox.
+        prepared: The driver's object for the prepared sandbox.
         reservation_key: Key of the reservation of the prepared sandbox until a request takes the prepared sandbox.
         snapshot_key: Key of the template snapshot that was current when the sandbox was prepared; empty if the template had no snapshot.
     """

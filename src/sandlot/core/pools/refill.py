@@ -178,8 +178,8 @@ class PoolRefiller:
         """Evict one entry or cancel one fill, and return True when its resources are free. Return False if there is no entry and no fill.
 
         Implements :class:`~sandlot.core.node.reservations.Evictor`. Private entries come first, then private fills, then shared entries, then shared
-        fills. :func:`~sandlot.core.pools.ownership.next_eviction` chooses among entries. The method returns as soon as any removal has ended, also if
-        the removal had begun before the call.
+        fills. :func:`~sandlot.core.pools.ownership.next_eviction` chooses among entries. The method returns as soon as any removal has ended, even if
+        this removal had begun before the call.
         """
         self._rest(AFTER_EVICTION_S, True, False)
         pools = tuple(self._registry.pools.values())

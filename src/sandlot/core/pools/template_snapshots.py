@@ -59,7 +59,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class RoomMaker(Protocol):
-    """Evicts private pool entries for shared pools. Implemented by the refiller."""
+    """Evicts entries of private pools to make room for shared pools. Implemented by the refiller."""
 
     def make_room_for_shared(self, needed: Resources, reading: HostReading) -> bool:
         """Start to evict private entries and cancel private fills, so that an amount fits when the removals have ended.
@@ -162,7 +162,7 @@ class TemplateSnapshotManager:
         """
         for spec, state in self._states.items():
             if state.snapshot is snapshot:
-                _log.warning("template_snapshot.failed", template=spec.template, isolation=spec.isolation, error=reason)
+                _log.warning("template_snapshot.not_restored", template=spec.template, isolation=spec.isolation, error=reason)
                 state.unusable_key = snapshot.key
                 state.release()
                 self._fail(state, reason)
@@ -332,7 +332,7 @@ class TemplateSnapshotManager:
 
 
 class _Stopwatch:
-    """Durations of consecutive steps, in seconds."""
+    """Measures the durations of consecutive steps in seconds."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
