@@ -102,7 +102,7 @@ class Deadline:
         clock: Clock of the service.
         expires_at: The deadline in UTC, for records and clients. None: no deadline.
         monotonic_s: The deadline on the monotonic clock; infinite without a deadline.
-        changed: Set by each change. The supervisor clears the event before it reads the deadline.
+        changed: Event that each change sets. The supervisor clears the event before it reads the deadline.
     """
 
     clock: Clock
@@ -153,7 +153,7 @@ class Sandbox:
 
     Attributes:
         deadline: Deadline of the sandbox; while the sandbox is suspended, the deadline of the suspension.
-        awake: Set while the sandbox is not suspended, and set permanently once its end is requested.
+        awake: Event that is set while the sandbox is not suspended, and set permanently once the end of the sandbox is requested.
         inherited: True for a sandbox that an earlier service created. Its guest may know executions that this service does not know.
         resume_operation: Operation that resumes the suspended sandbox; set by :class:`~sandlot.core.manager.SandboxManager`.
         steady: Number of forks and snapshots in progress, during which no volume may be attached or detached.

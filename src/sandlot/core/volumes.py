@@ -76,7 +76,7 @@ def check_name(name: str) -> str:
     if NAME.fullmatch(name) is None or VOLUME_ID.fullmatch(name) is not None:
         raise InvalidRequestError(
             f"The volume name {name[:64]!r} is not valid.",
-            hint="Use up to 63 lower-case letters, digits, '_' and '-', starting with a letter or a digit, and no volume id.",
+            hint="Use up to 63 lower-case letters, digits, '_' and '-', starting with a letter or a digit. Do not use a volume id.",
             fields={"field": "name"},
         )
     return name

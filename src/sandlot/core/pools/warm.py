@@ -193,7 +193,7 @@ class _Owner:
         self._prepared: PreparedSandbox | None = None
 
     def take(self, resource: PreparedSandbox) -> None:
-        """Own a prepared sandbox from now on."""
+        """Become the owner of a prepared sandbox."""
         self._prepared = resource
 
     def check_end(self) -> None:

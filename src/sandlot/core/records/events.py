@@ -1,7 +1,7 @@
 """Events of sandboxes, snapshots and forks: list them, and follow them as they are committed.
 
 Invariants:
-- A reader pages from the store and remembers its own position. A slow reader therefore takes no memory and misses no event.
+- A reader reads pages of events from the store and remembers its own position. A slow reader therefore takes no memory and misses no event.
 - Readers get committed events only. Sequence numbers only grow, so a reader that returns with its last received number continues without a gap.
 - A principal sees its own events; an operator sees all. An event of one owner causes no read of the store for another owner.
 """
@@ -41,7 +41,7 @@ class EventFeed:
         self._closed = False
 
     def notify(self, *owners: OwnerId) -> None:
-        """Wake the clients that follow events, because events of some owners were committed: clients of these owners and of operators."""
+        """Wake the clients that follow events of some owners, because events of these owners were committed. Clients of operators are woken, too."""
         for owner in (*owners, None):
             for wakeup in self._wakeups.get(owner, ()):
                 wakeup.set()
@@ -120,7 +120,7 @@ class EventFeed:
 
     @contextmanager
     def subscribe(self, principal: Principal) -> Iterator[asyncio.Event]:
-        """Provide a wakeup that is set when this service commits an event that the principal may see, and when the service stops."""
+        """Yield an asyncio event that is set when this service commits an event that the principal may see, and when the service stops."""
         wakeup, owner = asyncio.Event(), None if principal.operator else principal.owner
         wakeups = self._wakeups.setdefault(owner, set())
         wakeups.add(wakeup)

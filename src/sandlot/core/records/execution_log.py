@@ -67,7 +67,7 @@ class ExecutionDescription:
         origin: API of the request: ``native`` or the name of a compatibility API.
         language: Language of code that a command runs; None logs the command itself.
         code: Code that the command runs.
-        argv: Command line to log instead of the real one.
+        argv: Command line to log instead of the real command line.
         mode: Mode of the execution, see :class:`ExecutionRecord`.
     """
 
@@ -93,7 +93,7 @@ class LogEntry:
 
     Attributes:
         id: Id of the process or cell.
-        captures: Channel -> output that is kept up to now.
+        captures: Channel -> kept part of the output that was added.
         is_over: True after the entry ended or was left to the next service.
     """
 
@@ -128,7 +128,7 @@ class LogEntry:
         self._error = shorten(f"{error.name}: {error.value}" if error.value else error.name)
 
     def drop_output(self) -> None:
-        """Drop the output that was added so far. The caller then adds all output again, from the beginning."""
+        """Drop the output that was added until now. The caller then adds all output again, from the beginning."""
         self._execution_log.memory_of[self._record.owner].give(sum(capture.held_bytes for capture in self.captures.values()))
         self.captures = {channel: OutputCapture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in (STDOUT, STDERR)}
 
@@ -246,7 +246,7 @@ class ExecutionLog:
             self.writer.changed.set()
 
     def lose(self, record: ExecutionRecord) -> None:
-        """Record that the end of an execution cannot be found out."""
+        """Record an execution as lost, because its end cannot be determined."""
         self.metrics.execution_ended(record.kind, LOST)
         self.put(replace(record, status=LOST))
 
@@ -384,7 +384,7 @@ class ExecutionLog:
 
     def _failed(self, error: Exception, lost: int = 0) -> None:
         self._count_lost(lost)
-        _log.warning("executions.not_written", error=str(error), waiting=len(self._pending))
+        _log.warning("execution_log.not_written", error=str(error), waiting=len(self._pending))
 
     def _count_lost(self, lost: int) -> None:
         self._lost += lost
@@ -393,6 +393,6 @@ class ExecutionLog:
     def _warn_of_lost(self) -> None:
         if self._lost:
             _log.warning(
-                "executions.lost", entries=self._lost, hint="The execution log has gaps; no execution was affected. Check the disk of the store."
+                "execution_log.entries_lost", entries=self._lost, hint="The execution log has gaps; no execution was affected. Check the disk of the store."
             )
             self._lost = 0

@@ -268,7 +268,7 @@ async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Prin
 
 
 def _entries(record: ExecutionRecord, running: LogEntry | None, channels: Collection[int]) -> list[Entry]:
-    """Return the output of one execution: of a running one from its log entry, otherwise from its record. Pure."""
+    """Return the output of one execution: from its log entry while the execution runs, otherwise from its record. Pure."""
     id_, entries = ProcessId(record.id), []
     texts = {STDOUT: (record.stdout, record.stdout_omitted_bytes), STDERR: (record.stderr, record.stderr_omitted_bytes)}
     for channel in channels:

@@ -1,7 +1,7 @@
 """Metrics of a service for Prometheus, in its text format 0.0.4.
 
-Invariant: Clients and sandboxes choose no label values. Labels contain no ids, no names that a client chose, and route templates instead of
-paths. Clients therefore cannot increase the number of series.
+Invariant: Clients and sandboxes choose no label values. Labels contain neither ids nor names that a client chose. A request is
+labelled with its route template, not with its path. Clients therefore cannot increase the number of series.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class MonthlyExecutionCounter:
 
     @contextlib.contextmanager
     def count(self, owner: OwnerId) -> Iterator[None]:
-        """Count an execution while the body starts it. If the body raises, the execution is not counted.
+        """Count the execution that the body of the ``with`` block starts. If the body raises, the execution is not counted.
 
         Raises:
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
@@ -115,7 +115,7 @@ class MonthlyExecutionCounter:
                     del self._writing[month, owner]
             await self.refresh()
         except SandlotError as error:
-            _log.warning("quotas.not_written", error=error.message, owners=len(self._writing))
+            _log.warning("execution_counts.not_written", error=error.message, owners=len(self._writing))
             return False
         return True
 

@@ -48,7 +48,7 @@ class ForkBatch:
         return self._failure is not None
 
     def is_own(self, error: SandlotError) -> bool:
-        """Return whether an error is the one that :meth:`wait_all_ready` raises because another child failed."""
+        """Return True if an error is the error that :meth:`wait_all_ready` raises because another child failed."""
         return error is self._failure
 
     def image_written(self) -> None:
