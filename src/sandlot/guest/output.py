@@ -154,7 +154,7 @@ class OutputLog:
         self.held = False
 
     def has(self, wanted: dict[int, int | None]) -> bool:
-        """Return True if every requested offset is valid, which means not negative and not beyond the output so far.
+        """Return True if every requested offset is valid, which means not negative and not beyond the end of the output.
 
         Args:
             wanted: Channel -> offset. None, or an absent channel, is valid.

@@ -235,7 +235,7 @@ class RpcServer:
         running = self._running.get(id_)
         if id_ in self._outcomes:
             earlier, outcome = self._outcomes[id_]
-            conflict = RpcError("conflict", f"The id {id_} of this call {name} was used for an earlier call {earlier}.", "Use a new id.")
+            conflict = RpcError("conflict", f"The id {id_} of this {name} call was already used for a {earlier} call.", "Use a new id.")
             Call(stream, name, id_, args, self._on_outcome).respond(outcome if earlier == name else conflict)
         elif running is not None and running.name == name:
             running.move_to(stream)

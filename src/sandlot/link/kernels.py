@@ -29,7 +29,7 @@ class CellCall(StreamedOutputCall[CellResult, Output | OutputGap | CellStarted |
         name: ``kernel.execute`` or ``kernel.attach``.
         args: Arguments of the call.
         execution: Id of the execution.
-        call_id: Id of the call, 16 bytes. For ``kernel.execute`` they are the 16 bytes that the execution id writes in hexadecimal.
+        call_id: Id of the call, 16 bytes. For ``kernel.execute``, the execution id consists of these bytes in hexadecimal.
     """
 
     def __init__(self, transport: FrameTransport, name: str, args: dict[str, Any], *, execution: ProcessId, call_id: bytes) -> None:
@@ -137,7 +137,7 @@ class KernelRequests:
             events_from: Number of events to skip, counted from the start of the cell. Events are starts, displays, clears and errors.
             stdout_from: Offset of the first byte of standard output to send; None begins with the oldest byte that the guest keeps.
             stderr_from: Offset of the first byte of standard error to send; None begins with the oldest byte that the guest keeps.
-            wait: True to follow the cell until it ends. False to get only the output and events so far; the status of the result is ``running`` if
+            wait: True to follow the cell until it ends. False to get only the output and events that exist now; the status of the result is ``running`` if
                 the cell has not ended.
         """
         self._session.check_usable()

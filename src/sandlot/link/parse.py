@@ -39,7 +39,7 @@ def fields_of(what: str, fields: Mapping[str, str], given: object) -> Mapping[st
     """Check that a received value is a map with the given fields, and return the map.
 
     Args:
-        what: Name of the value in the text of the error.
+        what: Name of the value in error messages.
         fields: Types of the fields by name, as in ``schema.CALLS``.
         given: Received value.
 
@@ -53,7 +53,7 @@ def fields_of(what: str, fields: Mapping[str, str], given: object) -> Mapping[st
 
 
 def number(what: str, value: int, high: int, low: int = 0) -> int:
-    """Check that an integer is from ``low`` to ``high``, both included, and return the integer. ``what`` is its name in the text of the error.
+    """Check that an integer is from ``low`` to ``high``, both included, and return the integer. ``what`` names the value in error messages.
 
     Raises:
         ProtocolError: The integer is lower or higher.
@@ -64,7 +64,7 @@ def number(what: str, value: int, high: int, low: int = 0) -> int:
 
 
 def count(what: str, value: int) -> int:
-    """Check a counter or a size in bytes, and return the number. ``what`` is its name in the text of the error.
+    """Check a counter or a size in bytes, and return the number. ``what`` names the value in error messages.
 
     Raises:
         ProtocolError: The number is negative, or above ``schema.LIMITS["count"]``.
@@ -77,15 +77,15 @@ def _maybe(what: str, value: int | None, high: int) -> int | None:
 
 
 def text(what: str, value: str, limit: str) -> str:
-    """Check the length of a text, and return the text.
+    """Check the length of a string, and return the string.
 
     Args:
-        what: Name of the text in the text of the error.
-        value: Received text.
+        what: Name of the value in error messages.
+        value: Received string.
         limit: Key of ``schema.LIMITS`` for the largest number of characters.
 
     Raises:
-        ProtocolError: The text has more characters than allowed.
+        ProtocolError: The string has more characters than allowed.
     """
     if len(value) > schema.LIMITS[limit]:
         raise ProtocolError(f"{what} has {len(value)} characters; at most {schema.LIMITS[limit]} are allowed")
@@ -93,10 +93,10 @@ def text(what: str, value: str, limit: str) -> str:
 
 
 def texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
-    """Check the number of texts in a list, and return the list as a tuple.
+    """Check the number of strings in a list, and return the list as a tuple.
 
     Args:
-        what: Name of the list in the text of the error.
+        what: Name of the list in error messages.
         values: Received list.
         limit: Key of ``schema.LIMITS`` for the largest number of items.
 
@@ -109,10 +109,10 @@ def texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
 
 
 def one_of(what: str, value: str, allowed: Sequence[str]) -> str:
-    """Check that a text is one of the allowed texts, and return the text. ``what`` is its name in the text of the error.
+    """Check that a string is one of the allowed strings, and return the string. ``what`` names the value in error messages.
 
     Raises:
-        ProtocolError: The text is not allowed.
+        ProtocolError: The string is not allowed.
     """
     if value not in allowed:
         raise ProtocolError(f"{what} is {value[:50]!r}; allowed are {', '.join(allowed)}")
@@ -120,7 +120,7 @@ def one_of(what: str, value: str, allowed: Sequence[str]) -> str:
 
 
 def seconds(what: str, value: float) -> float:
-    """Check a duration in seconds, and return the duration. ``what`` is its name in the text of the error.
+    """Check a duration in seconds, and return the duration. ``what`` names the value in error messages.
 
     Raises:
         ProtocolError: The duration is negative, not a number, or longer than 317 years.

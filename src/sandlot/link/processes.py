@@ -26,7 +26,7 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
         name: ``process.start`` or ``process.attach``.
         args: Arguments of the call.
         process: Id of the process.
-        call_id: Id of the call, 16 bytes. For ``process.start`` they are the 16 bytes that the process id writes in hexadecimal.
+        call_id: Id of the call, 16 bytes. For ``process.start``, the process id consists of these bytes in hexadecimal.
         stdin: True if :meth:`write` may be called.
         waits: True if the result arrives when the process ends; False if the result arrives as soon as the process has started.
     """
@@ -49,7 +49,7 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
 
     @property
     def sent_bytes(self) -> int:
-        """Number of bytes that :meth:`write` has accepted so far."""
+        """Number of bytes that :meth:`write` has accepted until now."""
         return self._stream.sent_bytes
 
     @property

@@ -84,9 +84,7 @@ class LinkSession:
         self.transport.connection.quiesce()
         self.transport.flush()
         if not await self._wait_within(timeout_s, self._quiesced):
-            raise TimeoutExceededError(
-                f"The sandbox did not stop its streams within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="Delete the sandbox."
-            )
+            raise TimeoutExceededError(f"The sandbox was not quiesced within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="Delete the sandbox.")
 
     async def request(
         self,

@@ -152,7 +152,7 @@ class FrameTransport:
             handler.on_closed(error)
 
     def flush(self) -> None:
-        """Write queued frames until the pipe to the guest is full. A task writes the others when the pipe can be written again."""
+        """Write queued frames until the pipe to the guest is full. A task writes the remaining frames when the pipe can be written again."""
         if self._is_full.is_set() or self._write_failed or self.closed.done():
             return
         try:

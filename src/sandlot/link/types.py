@@ -98,7 +98,7 @@ class CellStarted:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Event: a cell removes the displays that it has shown so far.
+    """Event: a cell removes all displays that it has shown.
 
     Args:
         wait: True to remove them when the next display of the cell arrives; False to remove them at once.
@@ -199,9 +199,9 @@ class ProcessInfo:
         duration_s: Run time in seconds; for a running process, until now.
         pty: True if the process runs on a terminal.
         stdin: True if standard input is open.
-        stdin_bytes: Bytes received for standard input so far, including those that the process has not read.
-        stdout_bytes: Bytes written to standard output so far.
-        stderr_bytes: Bytes written to standard error so far.
+        stdin_bytes: Number of bytes received for standard input, including bytes that the process has not read.
+        stdout_bytes: Number of bytes that were written to standard output.
+        stderr_bytes: Number of bytes that were written to standard error.
     """
 
     process: ProcessId
@@ -269,7 +269,7 @@ class GuestInfo:
         uptime_s: Seconds since the guest started.
         processes: Number of processes in the sandbox, the guest included.
         tasks: Number of processes and threads in the sandbox without the guest. The limit ``pids`` applies to this number.
-        cpu_s: CPU time in seconds of all processes so far, including those that have ended.
+        cpu_s: CPU time in seconds of all processes, including processes that have ended.
         streams: Number of open streams of the link.
     """
 

@@ -8,7 +8,7 @@ One class serves both ends. The owner passes the bytes that it read to :meth:`Co
 - A guest that reads invalid bytes drops everything, sends LOST and searches for the next HELLO. A host raises :class:`ProtocolError`.
 - At most one message at a time is sent in pieces in each direction, so a receiver buffers at most ``MESSAGE_MAX_BYTES`` of unfinished messages.
 - Streams take turns, frame by frame. A stream without credit delays no other.
-- Frames of a stream that either end has closed are ignored, because the other end may have sent them before it knew.
+- Frames of a stream that either end has closed are ignored, because the other end may have sent them before it knew that the stream was closed.
 - A guest is armed while its checkpoint is taken. An armed guest is asleep after the next HELLO, because it may have been restored from the
   checkpoint, as another sandbox.
 - After QUIESCE the host sends nothing but HELLO until QUIESCED, so that no frame of the old streams can arrive after it.

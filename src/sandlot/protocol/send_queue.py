@@ -89,7 +89,7 @@ class SendQueue:
         self._resets[stream.id] = frames.encode(frames.RESET, stream.id, payload)
 
     def wake(self, stream: Stream) -> None:
-        """Give a stream a turn if it has a frame that may be sent now."""
+        """Let a stream take part in the turns if it has a frame that may be sent now."""
         if stream.queue and not stream.has_turn and not stream.lacks_credit:
             stream.has_turn = True
             self._turns.append(stream)

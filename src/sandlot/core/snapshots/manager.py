@@ -140,7 +140,7 @@ class SnapshotManager:
         self._verification.spawn(self.verifier.run())
 
     async def aclose(self) -> None:
-        """Wait at most ``CLOSE_TIMEOUT_S`` seconds for snapshots that are being created. The next start of the service removes unfinished snapshots."""
+        """Wait at most ``CLOSE_TIMEOUT_S`` seconds for unfinished snapshots. The next start of the service removes those that remain unfinished."""
         await self._tasks.wait(CLOSE_TIMEOUT_S)
         for tasks in (self._tasks, self._verification):
             tasks.cancel()

@@ -61,7 +61,7 @@ class LayerWriter:
     """Packs the changes of this sandbox against its image, and sends them to the host as one layer.
 
     Attributes:
-        records: Number of records that were sent so far.
+        records: Number of records that were sent.
         bytes: Total size of the file contents, holes included.
     """
 
@@ -284,7 +284,7 @@ class LayerReader:
     """Receives one layer from the host, and applies it to the files of this sandbox.
 
     Attributes:
-        records: Number of records that were applied so far.
+        records: Number of records that were applied.
     """
 
     __slots__ = ("_folders", "_source", "records")

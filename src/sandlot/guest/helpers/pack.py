@@ -39,7 +39,7 @@ class ArchiveWriter:
         compress: True to compress the archive with gzip.
 
     Attributes:
-        files: Number of files in the archive so far.
+        files: Number of files that were added to the archive.
         folders: Number of folders.
         links: Number of symbolic links.
         left_out: Number of entries that were left out because of their kind, such as sockets.
@@ -66,7 +66,7 @@ class ArchiveWriter:
 
         Args:
             last: True at the end of the archive, which ends the gzip stream.
-            cut: True if the archive ends here because of an error. The gzip stream is flushed, so that all bytes so far can be decompressed.
+            cut: True if the archive ends here because of an error. The gzip stream is flushed, so that all bytes that were added can be decompressed.
         """
         data = b"".join(self._pending)
         self._pending.clear()

@@ -97,7 +97,7 @@ class ArchiveExtractor:
         max_entries: Maximum number of entries that the archive may have.
 
     Attributes:
-        files: Number of files that were written so far.
+        files: Number of files that were written.
         folders: Number of folders.
         links: Number of symbolic and hard links.
         bytes: Total size of the files.

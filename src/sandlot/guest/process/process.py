@@ -107,7 +107,7 @@ class Process:
             stderr_from: Offset in bytes of the first byte of standard error to send. None sends from the oldest byte that is kept.
 
         Raises:
-            RpcError: ``invalid_request``: an offset lies beyond the output so far.
+            RpcError: ``invalid_request``: an offset lies beyond the end of the output.
         """
         wanted = {STDOUT: stdout_from, STDERR: stderr_from}
         if not self.outputs.has(wanted):

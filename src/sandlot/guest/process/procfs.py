@@ -75,7 +75,7 @@ def all_processes() -> list[ProcStat]:
 
 
 def cpu_s() -> float:
-    """Return the CPU time in seconds that all processes except PID 1 have used so far, including processes that have ended."""
+    """Return the CPU time in seconds that all processes except PID 1 have used, including processes that have ended."""
     ticks = sum(task.ticks for task in all_processes() if task.pid != 1)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ticks / os.sysconf("SC_CLK_TCK") + ended.ru_utime + ended.ru_stime

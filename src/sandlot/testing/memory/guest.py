@@ -444,7 +444,7 @@ class MemoryGuest:
 
     def _wake(self, call: Call) -> None:
         if not self.connection.asleep:
-            raise RpcError("conflict", "The guest is already awake; `guest.wake` is allowed only before the guest has been woken.")
+            raise RpcError("conflict", "The guest is already awake; `guest.wake` is allowed only while the guest is asleep.")
         args = call.args
         before, self.identity = self.identity, args["identity"]
         self.timers.release()

@@ -135,7 +135,7 @@ async def test_entries_wait_until_the_store_works_again(store: SqlStore, still: 
     line = execution_log.begin(still, new_process_id(), argv=("true",))
     with structlog.testing.capture_logs() as said:
         assert not await execution_log.writer.flush()
-    assert [entry["event"] for entry in said] == ["executions.not_written"]
+    assert [entry["event"] for entry in said] == ["execution_log.not_written"]
     line.add(Output(1, 0, b"x"))
     line.end("exited", exit_code=0)
     table.error = None
@@ -156,7 +156,7 @@ async def test_entries_beyond_the_limit_are_lost_with_a_warning(
         execution_log.begin(still, new_process_id(), argv=("true",)).end("exited", exit_code=0)
     with structlog.testing.capture_logs() as said:
         await execution_log.aclose()
-    assert [entry["entries"] for entry in said if entry["event"] == "executions.lost"] == [4, 3]
+    assert [entry["entries"] for entry in said if entry["event"] == "execution_log.entries_lost"] == [4, 3]
     assert execution_log.memory.taken_bytes == 0
     assert b"sandlot_executions_lost_total 7.0" in metrics.text()
 
