@@ -43,7 +43,7 @@ _OWN: Mapping[str, str] = MappingProxyType({"gvisor": "sandlot.drivers.oci.drive
 
 
 def driver_names() -> tuple[str, ...]:
-    """Return the names of all installed drivers, Sandlot's own first."""
+    """Return the names of all installed drivers. Sandlot's own drivers come first."""
     others = sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)} - set(_OWN))
     return (*_OWN, *others)
 

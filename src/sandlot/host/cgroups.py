@@ -43,9 +43,9 @@ class GroupUsage:
     """Processor time, memory and tasks of a control group.
 
     Args:
-        cpu_s: Processor time used so far, user and system, in seconds.
+        cpu_s: Processor time that was used until now, user and system, in seconds.
         memory_bytes: Bytes of memory in use now, without the page cache that the kernel can drop at once.
-        memory_peak_bytes: Largest memory use so far in bytes, including page cache. 0 if the kernel does not record the peak.
+        memory_peak_bytes: Largest memory use until now in bytes, including page cache. 0 if the kernel does not record the peak.
         pids: Number of host tasks in the group now.
     """
 
@@ -294,7 +294,7 @@ class Cgroup:
                         _delegate(folder)
                 return
             except OSError as error:
-                # ENOENT, ENODEV: a parent was removed; with ENODEV, after one of its files was opened. Other errors are not retried.
+                # ENOENT: a parent was removed before its file was opened. ENODEV: a parent was removed after that. Other errors are not retried.
                 if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _MAX_ATTEMPTS - 1:
                     raise
 

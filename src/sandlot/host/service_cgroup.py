@@ -109,7 +109,7 @@ def weight(version: int) -> Setting:
 def service_cgroup(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, ...]]:
     """Give this process the service's control group and out-of-memory score until the context ends.
 
-    Entering and leaving the context block for some ten milliseconds each.
+    Entering and leaving the context block for some tens of milliseconds each.
 
     Args:
         layout: Layout of the host's control groups. None: the host has no control groups.

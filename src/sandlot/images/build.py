@@ -201,7 +201,7 @@ def read_manifest(folder: Path) -> Mapping[str, object]:
 
 
 def _install_python(lock: str, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter, started_s: float) -> None:
-    """Install the Python packages of a lock: download their wheels outside the tree, with network, and install them inside the tree, without."""
+    """Install the Python packages of a lock: download their wheels outside the tree, then install them inside the tree without network."""
     loader, libraries = interpreter.loader_of(root)
     python = plan.own_python_argv(root, loader, libraries, Path("usr/bin/python3"))
     wheels = root / plan.WHEELS.strip("/")

@@ -97,7 +97,7 @@ for folder, _, names in os.walk(source_folder):
         code = compile(source, seen_as + '/' + inside, 'exec', dont_inherit=True, optimize=0)
         target = os.path.join(target_folder, inside) + 'c'
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        # PEP 552: flags 1 is a hash-based file that is not checked against its source.
+        # PEP 552: the flags value 1 marks a hash-based file that is not checked against its source.
         checksum = _imp.source_hash(int.from_bytes(MAGIC_NUMBER[:2], 'little'), source)
         with open(target, 'wb') as file:
             file.write(MAGIC_NUMBER + (1).to_bytes(4, 'little') + checksum + marshal.dumps(code))

@@ -13,7 +13,7 @@ DETAIL_EVERY_S = 2.0
 
 
 def discard_progress(_line: str) -> None:
-    """Ignore a line of progress; the callback of callers that want none."""
+    """Ignore a line of progress. Callback for callers that need no progress."""
 
 
 class ProgressReporter:

@@ -137,7 +137,7 @@ class KernelRequests:
             events_from: Number of events to skip, counted from the start of the cell. Events are starts, displays, clears and errors.
             stdout_from: Offset of the first byte of standard output to send; None begins with the oldest byte that the guest keeps.
             stderr_from: Offset of the first byte of standard error to send; None begins with the oldest byte that the guest keeps.
-            wait: True to follow the cell until it ends. False to get only the output and events that exist now; the status of the result is ``running`` if
+            wait: True to follow the cell until it ends. False to get only existing output and events; the status of the result is ``running`` if
                 the cell has not ended.
         """
         self._session.check_usable()

@@ -46,7 +46,7 @@ class SqlSnapshotRepository:
         await self._write(self._upsert.values(_row(record)), event)
 
     async def update(self, record: SnapshotRecord, event: NewEvent | None = None) -> bool:
-        """Replace the record with the same id and append ``event``, if it is not None. Return False, and append nothing, if there is none."""
+        """Replace the record with the same id, and append ``event`` unless it is None. Return False, and append nothing, if there is no record."""
         return await self._write(update(snapshots).where(snapshots.c.id == record.id).values(_row(record)), event)
 
     async def get(self, snapshot: SnapshotId) -> SnapshotRecord | None:

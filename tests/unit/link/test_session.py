@@ -173,7 +173,7 @@ async def test_quiesce_has_a_timeout_after_which_no_calls_are_made() -> None:
         peer.quiesces = False
         pending = asyncio.create_task(link.files.stat("/f"))
         await peer.call("file.stat")
-        with pytest.raises(TimeoutExceededError, match="did not stop"):
+        with pytest.raises(TimeoutExceededError, match="was not quiesced"):
             await link.quiesce(timeout_s=0.05)
         with pytest.raises(UnavailableError):
             await link.info()

@@ -58,7 +58,7 @@ _FOLDER_BYTES = 1024 * 1024
 class OciDriver:
     """Driver of one OCI runtime.
 
-    The driver's state does not depend on an event loop: a probe uses the same driver from its own loop.
+    The driver's state does not depend on an event loop, because a probe uses the same driver from another loop.
 
     Args:
         name: Name of the driver.
@@ -92,7 +92,7 @@ class OciDriver:
         return f"{program.name}:{program.sha256}"
 
     def max_resources(self, limits: Limits) -> Resources:
-        """Return the resources of the host that a sandbox can use at most, including its runtime and keeper, which its group limits too."""
+        """Return the maximum host resources that a sandbox can use, including those of its runtime and its keeper process."""
         group = self._runtime.group_limits(limits)
         image = disk_images.image_bytes(limits.disk_bytes, self._runtime.bytes_per_inode)
         return Resources(memory_bytes=group.memory_bytes, disk_bytes=image + _FOLDER_BYTES, pids=group.pids)
@@ -121,7 +121,7 @@ class OciDriver:
 
         Raises:
             ConflictError: ``snapshot_unusable``: the snapshot is not complete, or the build that wrote it is not available.
-            HostError: The host lacks something; the hint gives the fix.
+            HostError: The host does not meet a requirement; the hint gives the fix.
         """
         if not (shape.root.path / "").is_dir():
             raise InternalError(f"The root file system {shape.root.path} does not exist.")
@@ -147,7 +147,7 @@ class OciDriver:
         return self._builds.get(manifest.runtime_sha256)
 
     async def _prepare(self, resources: SandboxHostResources, shape: Shape, program: Program) -> int | None:
-        """Create everything. Return the first id of the sandbox's range, or None if the runtime uses no ranges."""
+        """Create all resources of a prepared sandbox. Return the first id of the sandbox's range, or None if the runtime uses no ranges."""
         folder = resources.folder
         record = Record(
             ref=folder.ref,
@@ -182,7 +182,7 @@ class OciDriver:
         resources.create_resources(shape.limits, None if program.limits_disk else self._disk_template(shape.limits.disk_bytes, resources.folder))
         if not self._runtime.own_ids:
             return None
-        # Ids are taken after the group was created, because a range whose owner has no group counts as free.
+        # The range of ids is taken after the group was created, because a range counts as free if its sandbox has no group.
         layout, start = self._detected_layout(), int.from_bytes(self._settings.ids(2), "big") % RANGES
         return IdRanges().take(str(resources.cgroup.name), lambda name: Cgroup(layout, PurePosixPath(name)).exists(), start)
 
@@ -228,13 +228,13 @@ class OciDriver:
         return instance
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Remove everything of this node that this driver neither holds nor keeps, and return the number of removed sandboxes.
+        """Remove all sandboxes of this node and their remains, except sandboxes that this driver holds and those in ``keep``. Return their number.
 
         Args:
             keep: Refs of sandboxes to keep.
 
         Raises:
-            InternalError: Something could not be removed. Everything else was.
+            InternalError: A sandbox could not be removed. All others were removed.
         """
         strays = await run_blocking(self._refs_on_host)
         strays -= set(keep) | set(self._held)
@@ -242,7 +242,7 @@ class OciDriver:
         failures = [failure for failure in await asyncio.gather(*(self._hold(ref).try_release() for ref in strays)) if failure is not None]
         await run_blocking(self._probe.clean)
         await run_blocking(self._remove_leftovers)
-        # Remove the node's group if a killed service left it empty. The kernel refuses while it contains groups of sandboxes.
+        # Remove the node's group if a killed service left it empty. The kernel refuses the removal while the group contains groups of sandboxes.
         await run_blocking(Cgroup(self._detected_layout(), node_group(self._settings.node)).remove)
         if failures:
             raise failures[0]

@@ -116,7 +116,7 @@ class Headroom:
             await asyncio.sleep(pause_s)
 
     def _lower(self, *, wait: bool) -> bool:
-        """Set the recorded limits and return whether nothing is left to do.
+        """Set the recorded limits. Return True if all of them are in force, or if they need not be set.
 
         Args:
             wait: True: block until the kernel has reclaimed enough memory. False: do not block, and keep the memory limit if too much is in use.

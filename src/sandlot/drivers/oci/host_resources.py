@@ -1,8 +1,8 @@
 """Host resources of one sandbox: their creation and their release.
 
 Invariants:
-- Every intent is recorded before it is carried out, and everything is found by the ref alone. So resources that were created in part, by this service
-  or by a killed one, can be released.
+- Every step is recorded before it is carried out, and all resources are found by the ref alone. Resources that were created in part, by this
+  service or by a killed service, can therefore be released.
 - All callers share one shielded release task, so a cancelled caller leaves no partial release. The release does not run the runtime
   (``runsc delete`` takes 1.3 to 2 s with Debian's build): all processes can be killed, and all mounts end with them.
 - If resources that no caller will ask for again cannot be released at once, the release is repeated for some minutes.
@@ -98,7 +98,7 @@ class SandboxHostResources:
             self.record = record
 
     def stage_intent(self, record: Record) -> None:
-        """Write a record beside the current one. No other intent may be recorded until :meth:`commit_intent`. Blocks for a moment.
+        """Write the next record beside the current record. No other intent may be recorded until :meth:`commit_intent`. Blocks for a moment.
 
         Raises:
             FileNotFoundError: The sandbox is being released.
@@ -108,7 +108,7 @@ class SandboxHostResources:
             records.stage(self.folder.record, record)
 
     def commit_intent(self, record: Record) -> None:
-        """Replace the current record by the staged one. Costs one rename.
+        """Replace the current record by the record that :meth:`stage_intent` wrote. Takes one rename(2).
 
         Raises:
             FileNotFoundError: The sandbox is being released.
@@ -193,7 +193,7 @@ class SandboxHostResources:
                 raise
 
     async def attach_volumes(self, process: int, volumes: Sequence[Attachment]) -> None:
-        """Mount volumes in the sandbox's mount namespace. The mounts end with it.
+        """Mount volumes in the sandbox's mount namespace. The mounts end with the namespace.
 
         Args:
             process: Descriptor of a process in that namespace. This method closes it.
@@ -236,7 +236,7 @@ class SandboxHostResources:
         await asyncio.shield(self._release)
 
     async def release_in_background(self) -> None:
-        """Release everything. If that fails, repeat it in the background. For a sandbox that was never returned to a caller."""
+        """Release everything. If that fails, repeat it in the background. Used for a sandbox that was never returned to a caller."""
         try:
             await self.release()
         except Exception:  # noqa: BLE001 - the caller reports why there is no sandbox
@@ -280,7 +280,7 @@ class SandboxHostResources:
 
     async def _end_processes(self) -> None:
         if self.stage is not None:
-            # The stage may not have entered the group yet. If it has, and is frozen with the group, it dies only after thawing.
+            # Kill the stage separately, because it may not have entered the group yet. A stage that is frozen with the group dies only after thawing.
             self.stage.kill()
             await run_blocking(self.cgroup.thaw)
             await self.stage.ended
@@ -298,7 +298,7 @@ class SandboxHostResources:
         return self.cgroup.kill_once() == 0 and self.cgroup.remove()
 
     async def _free_loop_devices(self) -> None:
-        # A device frees itself when the kernel has removed the mount of the dead processes, a moment after they left their group.
+        # The loop device is freed when the kernel has removed the mounts of the dead processes, a moment after they left their group.
         if not await run_blocking(self.folder.disk_image.exists):
             return
         pauses = _Pauses(_LOOP_TIMEOUT_S)

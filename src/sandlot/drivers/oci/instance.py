@@ -193,7 +193,7 @@ class OciInstance:
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
         """Write a snapshot (``snapshots/take.py``). Waits until other snapshots and changes of the sandbox are done.
 
-        If the caller is cancelled, the snapshot is completed first. It is then removed, unless the sandbox was to end with it.
+        If the caller is cancelled, the snapshot is completed first. The snapshot is then removed, unless ``keep_running`` is False.
 
         Raises:
             UnsupportedError: The runtime has no snapshots.
@@ -237,7 +237,7 @@ class OciInstance:
         await self.wait()
 
     async def usage(self) -> Usage:
-        """Return the resources used so far. ``pids`` counts tasks of the host, including the runtime's own.
+        """Return the resources that the sandbox has used until now. ``pids`` counts tasks of the host, including the runtime's own.
 
         Raises:
             SandboxEndedError: The sandbox has ended.
@@ -265,7 +265,7 @@ class OciInstance:
     async def destroy(self) -> None:
         """End the sandbox and remove everything that it has on the host. Idempotent; continues if the caller is cancelled."""
         if _has_ended(self._started.sandbox):
-            # The sandbox ended by itself a moment ago. Read the reason before its files are removed.
+            # If the sandbox ended by itself a moment ago, read the reason before its files are removed.
             await self.wait()
         if self._stream is not None:
             await self._stream.aclose()
@@ -337,7 +337,7 @@ def limits_of_group(group: GroupLimits, known: Limits, group_limits: Callable[[L
     Raises:
         InvalidRequestError: No sandbox has a group with such limits.
     """
-    # The group's limit of tasks grows with the sandbox's, whatever the runtime adds.
+    # The task limit of the group grows with the process limit of the sandbox, so a binary search finds the sandbox's limit.
     pids = bisect_left(range(MAX_PIDS), group.pids, lo=MIN_PIDS, key=lambda count: group_limits(replace(known, pids=count)).pids)
     return replace(known, memory_bytes=group.memory_bytes, cpus=group.cpus, pids=pids)
 

@@ -76,7 +76,7 @@ def saved_images(data_dir: Path) -> Iterator[Path]:
 class SandboxFolder:
     """Folder of one sandbox and the paths in it.
 
-    A later service reads the files that an earlier one left: ``record.json``, ``live``, ``exit``, ``image.new``, ``refreeze`` and ``roomy``.
+    A later service reads these files, which an earlier service left: ``record.json``, ``live``, ``exit``, ``image.new``, ``refreeze`` and ``roomy``.
 
     Args:
         path: Absolute path of the folder. Its last part is the ref.

@@ -3,7 +3,7 @@
 ======  ==============================================================================================================================
 cold    Folder, group, disk, pipes and stage exist. ``boot`` starts the runtime with a guest. ``restore`` starts the runtime's own processes
         first, and then restores the snapshot.
-warm    The runtime's own processes exist, without a guest. They are frozen, because gVisor's would use 3 to 4 % of a core each
+warm    The runtime's own processes exist, without a guest. They are frozen, because idle processes of gVisor use 3 to 4 % of a core each
         (20240729). ``restore`` and ``boot`` thaw them.
 ======  ==============================================================================================================================
 

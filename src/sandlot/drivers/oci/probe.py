@@ -153,7 +153,7 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping
         # A separate thread is used, because the caller's thread may have a running event loop.
         call_in_own_thread(lambda: asyncio.run(_try_all(driver, folder, results)))
     except (SandlotError, OSError) as error:
-        # A timeout is an OSError without a text.
+        # TimeoutError is an OSError without a message.
         timed_out = f"No sandbox ran within {_TIMEOUT_S:g} s: the machine may be overloaded, or {version or 'the runtime'} does not work on it."
         for capability in DriverCapability:
             results.setdefault(capability, ProbeResult(ok=False, reason=str(error) or timed_out))
@@ -185,7 +185,7 @@ async def _try_all(driver: Driver, folder: Path, results: dict[DriverCapability,
 
 
 async def _try_restore(driver: Driver, shape: Shape, snapshot: Path) -> ProbeResult:
-    """Restore the program, which was saved while it waited for a byte. Send the byte and check that the program ends."""
+    """Restore a snapshot in which the program waits for a byte. Send the byte and check that the program ends."""
     prepared = await driver.prepare(shape, snapshot=snapshot)
     try:
         instance = await prepared.restore(snapshot, _SPEC)

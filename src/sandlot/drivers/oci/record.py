@@ -67,7 +67,7 @@ def load(text: str) -> Record | None:
 
 
 def read(path: Path) -> Record | None:
-    """Read a record. Return None if there is no record, or none that can be read."""
+    """Read a record. Return None if there is no record, or if this version cannot read it."""
     try:
         return load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -84,10 +84,10 @@ def write(path: Path, record: Record) -> None:
 
 
 def stage(path: Path, record: Record) -> None:
-    """Write a record beside the current one."""
+    """Write the next record beside the current record."""
     path.with_suffix(".new").write_text(record.dump(), encoding="utf-8")
 
 
 def commit(path: Path) -> None:
-    """Replace the current record by the staged one."""
+    """Replace the current record by the record that :func:`stage` wrote."""
     os.replace(path.with_suffix(".new"), path)  # noqa: PTH105 - atomic, which Path.replace says less clearly

@@ -171,7 +171,7 @@ class Runtime(Protocol):
         ...
 
     def find(self) -> Program:
-        """Find the program. Takes some ten milliseconds.
+        """Find the program. Takes some tens of milliseconds.
 
         Raises:
             HostError: The program is not installed, or too old.
@@ -220,11 +220,11 @@ class Runtime(Protocol):
         ...
 
     def after_start(self, started: Started) -> None:
-        """Complete a start that an engine made with what only the runtime's command line does. Blocks for microseconds."""
+        """Do the part of a start that the runtime's command line would do, after an engine has started the sandbox. Blocks for microseconds."""
         ...
 
     def disk_bytes(self, started: Started) -> int:
-        """Return the bytes that a running sandbox has written to its disk. Blocks for microseconds."""
+        """Return the number of bytes that a running sandbox has written to its disk. Blocks for microseconds."""
         ...
 
 

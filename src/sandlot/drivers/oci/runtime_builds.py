@@ -1,4 +1,4 @@
-"""Builds of a runtime: the installed one, and copies of all builds that sandboxes and snapshots depend on.
+"""Builds of a runtime: the installed build, and copies of all builds that sandboxes and snapshots depend on.
 
 A package may be replaced or removed at any time, and gVisor reads a snapshot only with the build that wrote it. So each build of a runtime with
 snapshots is copied once to ``<state directory>/runtimes/<sha256>/`` before a sandbox is started with it, and runs from there.
@@ -6,7 +6,7 @@ snapshots is copied once to ``<state directory>/runtimes/<sha256>/`` before a sa
 Invariants:
 - A folder below ``runtimes`` appears as a whole, by rename. Its content is verified before a service runs it for the first time: a program whose
   digest differs from the folder's name is not run.
-- A build that no sandbox and no snapshot names, and that is not the installed one, is removed by the next sweep.
+- A build that no sandbox and no snapshot names, and that is not the installed build, is removed by the next sweep.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RuntimeBuilds:
             return found
 
     def current(self) -> Program:
-        """Return the build for new sandboxes: the installed one, or its copy if the runtime has snapshots.
+        """Return the build for new sandboxes: the installed build, or its copy if the runtime has snapshots.
 
         Raises:
             HostError: The runtime is not installed, too old, or cannot be copied.

@@ -71,7 +71,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
         spec: Spec of the sandbox; its id becomes the host name.
         first_id: First of the sandbox's own user and group ids on the host.
         ids: Number of these ids.
-        volumes: Volumes, which are mounted in the stage's mount namespace.
+        volumes: Volumes, which the stage has mounted in its mount namespace.
     """
     capabilities = list(CAPABILITIES)
     mapping = [{"containerID": 0, "hostID": first_id, "size": ids}]
@@ -81,7 +81,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
             "args": list(GUEST_ARGV),
-            # HOME is set because crun would otherwise look it up in the image's /etc/passwd, and block for ever if that is a pipe.
+            # HOME is set because crun would otherwise look it up in the image's /etc/passwd, and block for ever if this file is a pipe.
             "env": [f"PATH={GUEST_PATH}", "HOME=/"],
             "cwd": "/",
             # No "ambient": a process that the guest starts as another user has no capabilities.
@@ -108,7 +108,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
                 "source": "devpts",
                 "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", "max=256"],
             },
-            # Shared memory counts against the memory limit. Beyond half of the limit, a write fails (ENOSPC) instead of ending the sandbox.
+            # Shared memory counts against the memory limit. A write beyond half of the limit fails (ENOSPC), so that it does not end the sandbox.
             {
                 "destination": SHM,
                 "type": "tmpfs",

@@ -54,12 +54,12 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         ("oom_score", str(OOM_SCORE)),
         # Neither the runtime nor a program inside may write a core file on the host; see ``CORE_BYTES``.
         ("limit", "RLIMIT_CORE", CORE_BYTES, CORE_BYTES),
-        # The limit is set here, because one that is inherited from the service could not be raised in a user namespace.
+        # The limit is set here, because a limit that is inherited from the service could not be raised in a user namespace.
         ("limit", "RLIMIT_NOFILE", OPEN_FILES, OPEN_FILES),
         ("private_mounts",),
         ("forget", str(volume_mounts(folder.path.parent.parent))),
         ("tmpfs", VIEW_MOUNT, f"mode={_PASSABLE:o},size=1m"),
-        # The stage is in the group already, so crun must not manage groups. It sees an empty folder in place of the host's groups, because it
+        # The stage is in the group already, so crun must not manage groups. crun sees an empty folder in place of the host's groups, because it
         # refuses hybrid hosts.
         ("tmpfs", VIEW_CGROUPS, "mode=0700,size=4k"),
         *(("mkdir", path, _PASSABLE) for path in (VIEW, VIEW_ROOT)),

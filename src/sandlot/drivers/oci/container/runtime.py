@@ -51,7 +51,7 @@ def find_crun(search_path: str | None = None) -> Program:
         search_path: Folders, separated by colons. None: PATH of this process.
 
     Raises:
-        HostError: No crun is installed, or none that is new enough.
+        HostError: No crun is installed, or all installed versions are too old.
     """
     found = [((int(match[1]), int(match[2])), line, file) for file, line in find_programs("crun", search_path) if (match := _VERSION.match(line))]
     if not found:
@@ -90,7 +90,7 @@ class Crun:
         """Return the newest crun.
 
         Raises:
-            HostError: No crun is installed, or none that is new enough.
+            HostError: No crun is installed, or all installed versions are too old.
         """
         return self.locate()
 
@@ -132,10 +132,10 @@ class Crun:
         raise _no_snapshots_error()
 
     def after_start(self, started: Started) -> None:
-        """Do nothing: crun has done everything."""
+        """Do nothing: crun itself completes the start."""
 
     def disk_bytes(self, started: Started) -> int:
-        """Return the bytes in the file system, including those that are not on the disk yet.
+        """Return the number of bytes in the file system, including bytes that are not written to the disk yet.
 
         The sizes are read in the keeper's mount namespace, which no process inside can change.
         """

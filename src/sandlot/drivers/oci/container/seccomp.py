@@ -1,7 +1,7 @@
 """System calls that a container may make: a list of allowed calls. All other calls are refused.
 
 Invariants:
-- A call that is on no list fails with ENOSYS, as on a kernel without it. Programs and libraries then use an older call, also in place of calls
+- A call that is on no list fails with ENOSYS, as on a kernel without this call. Programs and libraries then use an older call, also in place of calls
   that are newer than this list. Omitted on purpose, among others: clone3; clone with flags for namespaces; io_setup and related calls, which consume
   a limit of the whole host (fs.aio-max-nr); io_uring, a frequent source of kernel vulnerabilities.
 - A call that administers the machine, opens a namespace or accesses kernel objects of another process fails with EPERM, so that programs report the
@@ -85,7 +85,7 @@ REFUSED = (
     *("statmount", "listmount", "swapon", "swapoff", "quotactl", "quotactl_fd", "name_to_handle_at", "open_by_handle_at"),
     # Namespaces.
     *("setns", "unshare"),
-    # The machine: modules, the next kernel, clocks, the name, I/O ports, the log.
+    # Administration of the machine: modules, kexec, clocks, host name, I/O ports, kernel log.
     *("init_module", "finit_module", "delete_module", "create_module", "query_module", "get_kernel_syms", "kexec_load", "kexec_file_load"),
     *("reboot", "acct", "iopl", "ioperm", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "syslog"),
     *("vhangup", "nfsservctl", "lookup_dcookie", "fanotify_init", "fanotify_mark"),

@@ -22,7 +22,7 @@ OPEN_FILES_HARD = 1_048_576
 """Linux's own maximum (fs.nr_open). Open files inside take memory of gVisor's kernel only, which the memory limit covers."""
 
 CAPABILITIES = (
-    # Usual capabilities of root in a container: files, other users, low ports, device nodes (which have no devices here).
+    # Usual capabilities of root in a container: files, other users, low ports, device nodes. Device nodes give access to no device.
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_FOWNER",
@@ -35,7 +35,7 @@ CAPABILITIES = (
     "CAP_SETPCAP",
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
-    # The guest needs it to set the host name when the sandbox gets its owner, and to set limits and priorities of processes.
+    # The guest needs this capability to set the host name when the sandbox gets its owner, and to set limits and priorities of processes.
     "CAP_SYS_ADMIN",
     "CAP_SYS_NICE",
     "CAP_SYS_RESOURCE",
@@ -73,14 +73,14 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
                 {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
             ],
         },
-        # Writable through the overlay; the folder itself is mounted read-only.
+        # Writes go to the overlay. The folder itself is mounted read-only.
         "root": {"path": VIEW_ROOT, "readonly": False},
         # The guest sets the host name when the sandbox gets its owner.
         "hostname": HOST_NAME,
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},
-            # Shared memory counts against the memory limit. Beyond half of the limit, a write fails (ENOSPC) instead of ending the sandbox.
+            # Shared memory counts against the memory limit. A write beyond half of the limit fails (ENOSPC), so that it does not end the sandbox.
             # /tmp is on the disk instead (see SandboxHostResources.create_resources): it is for large files.
             {
                 "destination": "/dev/shm",  # noqa: S108 - the sandbox's

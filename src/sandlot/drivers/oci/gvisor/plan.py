@@ -83,7 +83,7 @@ def _shown_cgroups(limits: GroupLimits) -> tuple[Operation, ...]:
     """Return operations that create a tree of plain files in place of the host's control groups, with the layout of version 1.
 
     The stage and everything that it starts are in the real group already. With access to the host's groups, runsc would move its own processes into
-    the sandbox's group and back, and each move waits for an RCU grace period (measured: two of 10 to 20 ms, of about 165 ms for a whole start).
+    the sandbox's group and back, and each move waits for an RCU grace period (measured: twice 10 to 20 ms, in a start of about 165 ms).
     The files contain the limits that runsc reads and that the sandbox sees as MemTotal and number of processors. They also make runsc independent
     of the host's layout, hybrid or version 2.
     """

@@ -51,13 +51,13 @@ def release_date(version: str) -> int:
 
 
 def find_runsc(search_path: str | None = None) -> Program:
-    """Return the newest runsc on PATH and its features. Takes some ten milliseconds.
+    """Return the newest runsc on PATH and its features. Takes some tens of milliseconds.
 
     Args:
         search_path: Folders, separated by colons. None: PATH of this process.
 
     Raises:
-        HostError: No runsc is installed, or none that is new enough.
+        HostError: No runsc is installed, or all installed versions are too old.
     """
     versions = [
         (release_date(version), version, file)
@@ -102,7 +102,7 @@ class Runsc:
         """Return the newest runsc.
 
         Raises:
-            HostError: No runsc is installed, or none that is new enough.
+            HostError: No runsc is installed, or all installed versions are too old.
         """
         return self.locate()
 
@@ -137,12 +137,12 @@ class Runsc:
         return ControlEngine() if program.has_control else CliEngine(flags)
 
     def after_start(self, started: Started) -> None:
-        """Give gVisor's kernel the highest out-of-memory score (``plan.py``), as its command line would."""
+        """Give gVisor's kernel the highest out-of-memory score (``plan.py``), as runsc's command line does."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the sandbox has ended; its owner notices
             Path(f"/proc/{started.sandbox.pid}/oom_score_adj").write_text(str(KERNEL_OOM_SCORE), encoding="ascii")
 
     def disk_bytes(self, started: Started) -> int:
-        """Return the size of gVisor's one file on disk, which the disk limit covers. The file is deleted; the runtime keeps it open."""
+        """Return the size of the one file in which gVisor stores the sandbox's disk. The file is deleted, but the runtime keeps it open."""
         folder = Path(f"/proc/{started.sandbox.pid}/fd")
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
@@ -156,7 +156,7 @@ _BUNDLE = (f"-bundle={VIEW_FOLDER}/bundle", f"-pid-file={VIEW_FOLDER}/pid")
 
 
 def flags(program: Program, disk_bytes: int) -> tuple[str, ...]:
-    """Return the path of the program in the stage's mount namespace, followed by the flags before any command.
+    """Return the path of the program in the stage's mount namespace, followed by runsc's global flags.
 
     Args:
         program: Program to run.

@@ -32,7 +32,7 @@ class CliEngine:
         self._flags = flags
 
     async def set_up(self, running: RunningOciRuntime) -> None:
-        """Do nothing: ``start`` and ``restore`` include it."""
+        """Do nothing: the commands of :meth:`start` and :meth:`restore` set up the sandbox themselves."""
 
     async def start(self, running: RunningOciRuntime) -> None:
         """Start the guest."""

@@ -83,7 +83,7 @@ def load(text: str) -> Manifest | None:
 
 
 def read(snapshot: Path) -> Manifest | None:
-    """Read the manifest of a snapshot. Return None if there is no manifest, or none that can be read."""
+    """Read the manifest of a snapshot. Return None if there is no manifest, or if this version cannot read it."""
     try:
         return load((snapshot / NAME).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
