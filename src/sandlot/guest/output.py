@@ -162,7 +162,7 @@ class OutputLog:
         return all(0 <= (wanted.get(channel) or 0) <= buffer.end for channel, buffer in self.buffers.items())
 
     def attach(self, port: OutputSink, wanted: dict[int, int | None]) -> Reader:
-        """Add a reader, and return it. Nothing is sent until the caller calls ``Reader.pump``, except reports of dropped bytes.
+        """Add a reader, and return it. Before the caller calls ``Reader.pump``, only reports of dropped bytes are sent.
 
         Args:
             port: Receiver of the output.

@@ -4,8 +4,8 @@ Invariants:
 - A recipe names the suite. The machine's configuration names the mirrors of the suite, how to reach them, and the keys that sign it.
 - Only Debian's own ``main`` is used, so that every machine builds the same image. Archives of third parties that use the name of the suite are
   excluded, as are backports and proposed updates.
-- A machine with another Debian release uses the same mirrors for the recipe's suite. Without Debian mirrors there are no sources, and mmdebstrap uses
-  its own default.
+- A machine with another Debian release uses the same mirrors for the recipe's suite. If the machine has no Debian mirrors, there are no sources, and
+  mmdebstrap uses its default mirrors.
 """
 
 from __future__ import annotations

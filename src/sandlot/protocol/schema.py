@@ -172,7 +172,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
         "result": _ENDED,
     },
-    # The result is sent as soon as the process has ended, even if its output was not read. No output is sent.
+    # Sends no output. The result is sent as soon as the process has ended, even if no client has read the output.
     "process.wait": {
         "args": {"process": "str"},
         "events": {},

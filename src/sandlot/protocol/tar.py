@@ -123,7 +123,7 @@ def parts(name: str) -> list[str]:
 def check_target(member: Member, depth: int) -> None:
     """Check that a symbolic link stays inside the target folder. Pure.
 
-    ``..`` is allowed only at the beginning of its target, and may not lead out of the target folder. Reason: a name before ``..`` may be
+    ``..`` is allowed only at the beginning of the link's target, and may not lead out of the target folder. Reason: a name before ``..`` may be
     another link, and ``..`` is then relative to the target of that link.
 
     Args:

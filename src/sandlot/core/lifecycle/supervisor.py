@@ -274,7 +274,7 @@ class SandboxSupervisor:
         return template
 
     async def mount_volumes(self) -> tuple[Attachment, ...]:
-        """Mount the volumes of the sandbox on the host and return them for the driver. They stay mounted until the sandbox is removed."""
+        """Mount the volumes of the sandbox on the host and return them for the driver. The volumes stay mounted until the sandbox is removed."""
         sandbox = self.sandbox
         if not sandbox.spec.volumes:
             return ()

@@ -340,7 +340,7 @@ async def _freeze(sandbox: Sandbox, instance: Instance) -> None:
 
 
 async def _goes_on(sandbox: Sandbox, link: Link) -> None:
-    # The guest gets the two requests in this order. The second request is sent without waiting for the response to the first.
+    # The guest gets the two requests below in this order. The second request is sent without waiting for the response to the first.
     deadline_s = guest_deadline_s(sandbox.spec.timeout_s)
     await asyncio.gather(driver_step("go on", link.checkpoint(armed=False)), driver_step("go on", link.set_deadline(deadline_s)))
 

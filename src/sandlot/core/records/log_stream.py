@@ -106,7 +106,7 @@ class Piece:
 
 
 class LogFollower:
-    """Queue of the output that the executions of a sandbox write from now on, for one follower. Close the follower at the end.
+    """Queue of the output that executions of a sandbox write after the creation of the queue, for one follower. Close the queue at the end.
 
     Args:
         execution_log: Execution log of the service.
@@ -182,7 +182,7 @@ class _Progress:
     decoders: dict[int, codecs.IncrementalDecoder] = field(default_factory=dict)
 
     def decoder(self, channel: int) -> codecs.IncrementalDecoder:
-        """Return the decoder of a channel."""
+        """Return the decoder that converts the bytes of a channel to text. Create the decoder at its first use."""
         if channel not in self.decoders:
             self.decoders[channel] = codecs.getincrementaldecoder("utf-8")("replace")
         return self.decoders[channel]

@@ -275,7 +275,7 @@ class SnapshotManager:
             strategy = MemoryImageStart(self._images.image(record.id))
             return StartSource([strategy], StartSourceConstraints(plan.spec, restored=plan.restored, volumes=plan.spec.volumes))
         if record.kind is SnapshotKind.MEMORY:
-            _log.warning("snapshot.files_only", snapshot=record.id, reason=plan.reason)
+            _log.warning("snapshot.memory_not_restored", snapshot=record.id, reason=plan.reason)
         setup = [functools.partial(overlay.apply_overlay, file=self._images.layer(record.id))]
         return StartSource([BootStart()], StartSourceConstraints(plan.spec, restored=plan.restored), setup=setup)
 

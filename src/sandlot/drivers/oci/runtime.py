@@ -47,7 +47,7 @@ class Program:
         path: Absolute path.
         sha256: SHA-256 of the content, in hexadecimal.
         version: Version that the program reports.
-        limits_disk: True if the program limits the disk itself. Otherwise it gets a file system of the right size.
+        limits_disk: True if the program limits the disk itself. Otherwise the program gets a file system of the right size.
         has_control: True if this version of Sandlot can use the program's control socket. Otherwise its command line is used.
     """
 

@@ -250,7 +250,7 @@ class ArchiveExtractor:
         try:
             if not name or not stat.S_ISREG(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
                 raise tar.TarError(
-                    f"The archive's hard link {tar.shown(member.name)} names {tar.shown(member.target)}, which is not a file.", member.name
+                    f"The archive's hard link {tar.shown(member.name)} has the target {tar.shown(member.target)}, which is not a file.", member.name
                 )
             os.link(name, temporary, src_dir_fd=source, dst_dir_fd=self._at, follow_symlinks=False)
         finally:
@@ -301,7 +301,9 @@ class ArchiveExtractor:
             )
         if member.kind == tar.HARDLINK and error.errno == errno.ENOENT:
             return RpcError(
-                "path_invalid", f"The archive's hard link {tar.shown(member.name)} names {tar.shown(member.target)}, which is not in the folder.", ""
+                "path_invalid",
+                f"The archive's hard link {tar.shown(member.name)} has the target {tar.shown(member.target)}, which does not exist.",
+                "",
             )
         return path_error(error, self._shown())
 

@@ -28,11 +28,13 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
     """Unbind some volumes and bind others.
 
     Args:
-        request: Three lists. ``gone`` has the paths of volumes to unbind even if they are in use. ``free`` has volumes to unbind only if they
-            are not in use, each as path, folder in the hub, folder with many files, and number of rounds. In each round, these files are read
-            with stat(2), which makes gVisor drop unused files of the volume from its caches. ``there`` has volumes to bind, each as folder in
-            the hub, path, and a flag that is True for a read-only volume. The host prevents writes to such a volume anyway. Because of the
-            flag, write calls in the sandbox fail instead of having no effect.
+        request: Three lists.
+            ``gone``: paths of volumes to unbind even if they are in use.
+            ``free``: volumes to unbind only if they are not in use. Each item consists of the path, the folder in the hub, a folder with many
+            files, and a number of rounds. In each round, all these files are read with stat(2): gVisor then drops unused files of the volume
+            from its caches.
+            ``there``: volumes to bind. Each item consists of the folder in the hub, the path, and True for a read-only volume. The host prevents
+            writes to a read-only volume in any case. If the flag is True, write calls in the sandbox also fail.
 
     Returns:
         ``used``: paths of ``free`` that stay bound because they are in use.

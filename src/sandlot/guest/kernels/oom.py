@@ -236,8 +236,8 @@ def pause_s(room: int, rate: float) -> float:
         room: Bytes that processes may still use before a process must be killed.
         rate: Bytes per second by which ``room`` has shrunk between the last two measurements; 0 if there was only one measurement.
     """
-    # Assume that processes use up memory at the highest possible rate, and measure four times before none is left. If less than NEAR_BYTES
-    # are left, assume the rate that was measured last, but at least half of the highest rate.
+    # Choose the time so that four measurements take place before no memory is left, if processes use memory at the highest possible rate. If
+    # less than NEAR_BYTES are left, use the rate that was measured last instead, but at least half of the highest rate.
     fastest = FILL_RATE_BYTES if room > NEAR_BYTES else max(FILL_RATE_BYTES // 2, rate)
     return min(MAX_PAUSE_S, max(MIN_PAUSE_S, room / (4 * fastest)))
 

@@ -93,7 +93,7 @@ def resize(fd: int, rows: int, cols: int, session: int) -> None:
 def _check_size(rows: int, cols: int) -> None:
     for what, value in (("rows", rows), ("columns", cols)):
         if not 1 <= value <= LIMITS["screen"]:
-            raise RpcError("invalid_request", f"{value} is an invalid number of {what}.", f"Use 1 to {LIMITS['screen']}.")
+            raise RpcError("invalid_request", f"A terminal cannot have {value} {what}.", f"Use 1 to {LIMITS['screen']}.")
 
 
 def _set_size(fd: int, rows: int, cols: int) -> None:

@@ -383,7 +383,7 @@ class Processes:
             raise RpcError("invalid_request", f"There is no user {args['user'][:50]!r}.", "Use 'user' or 'root'.")
         for name in ("rows", "cols"):
             if args[name] is not None and not 1 <= args[name] <= LIMITS["screen"]:
-                raise RpcError("invalid_request", f"{args[name]} is an invalid number of {name}.", f"Use 1 to {LIMITS['screen']}.")
+                raise RpcError("invalid_request", f"A terminal cannot have {args[name]} {name}.", f"Use 1 to {LIMITS['screen']}.")
         cwd = args["cwd"] or self._workspace()
         if not self.files.is_folder(cwd) and self.files.exists(cwd):
             raise RpcError("path_invalid", f"The working folder {cwd!r} cannot be entered: Not a directory.", "Name a folder.")

@@ -464,7 +464,7 @@ class MemoryExecutionRepository:
         self._session = session
 
     async def save(self, records: Sequence[ExecutionRecord]) -> None:
-        """Insert a record, or replace the record with the same id."""
+        """Insert records, and replace records that have the same ids."""
         await self._session.write("executions.save", lambda database: database.executions.update({record.id: record for record in records}))
 
     async def get(self, execution: ExecutionId) -> ExecutionRecord | None:

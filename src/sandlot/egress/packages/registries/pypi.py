@@ -82,7 +82,7 @@ class PypiRegistry:
         return await self._files.respond(PackageFile(urls, expected), self._upstream, file_request)
 
     async def _find_source(self, project: str, filename: str, digest: Digest | None) -> pypi_pages.FileSource | None:
-        """Return the upstream URLs of a file, or None if no index has it. A stored page of any age is searched first, then a fresh page."""
+        """Return the upstream URLs of a file, or None if no index has the file. A stored page of any age is searched first, then a fresh page."""
         project_page = self._project_page(pypi_index.normalize(project))
         for any_age in (True, False):
             page = await self._index_pages.get(project_page, self._upstream, any_age=any_age)

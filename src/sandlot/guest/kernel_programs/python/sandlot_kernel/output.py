@@ -97,7 +97,7 @@ class Output:
         """Reset the state that controls delayed output for a new cell. An interrupt in an earlier cell may have left an inconsistent state."""
         self._immediate_lines = IMMEDIATE_LINES
         flusher = self._flusher
-        # The guest requests one flush for each cell. If its request arrived before the kernel read the cell, no other request follows.
+        # The guest requests only one flush for each cell. If the request has arrived before the cell, no other request follows.
         self.is_flush_scheduled = flusher is not None and flusher.is_requested_by_guest and not self.was_flush_requested
         self.needs_attention = True
 
