@@ -72,7 +72,7 @@ class RefillStep:
         drop: Number of warm sandboxes to remove, the oldest first.
         drop_prepared: Number of prepared sandboxes to remove, the oldest first.
         growth: New value of :attr:`PoolContents.growth`.
-        is_early: True if fills must wait because a create request arrived less than :data:`QUIET_S` ago. Call :func:`next_step` again after this time.
+        is_early: True if fills must wait because a create request arrived less than :data:`QUIET_S` ago. Call :func:`next_step` again then.
     """
 
     fill: int = 0
