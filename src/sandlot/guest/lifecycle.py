@@ -103,7 +103,10 @@ class GuestLifecycle:
         """Handle ``guest.wake``: take over the sandbox id, environment and limits of the call, and serve all calls from now on."""
         connection, args = self._link.protocol, call.args
         if not connection.asleep:
-            raise RpcError("conflict", "The guest is already awake; `guest.wake` is allowed only before the guest has been woken.")
+            raise RpcError(
+                "conflict",
+                "The guest is already awake; `guest.wake` is allowed only after boot, quiesce or restore, or a reconnection during a checkpoint.",
+            )
         earlier_id = self._identity.sandbox_id
         self._loop.release_clock()
         if earlier_id and earlier_id != args["identity"]:

@@ -66,7 +66,7 @@ class ArchiveWriter:
 
         Args:
             last: True at the end of the archive, which ends the gzip stream.
-            cut: True if the archive ends here because of an error. The gzip stream is flushed, so that all bytes so far can be decompressed.
+            cut: True if the archive ends here because of an error. The gzip stream is flushed, so that all bytes up to the error can be decompressed.
         """
         data = b"".join(self._pending)
         self._pending.clear()
@@ -86,7 +86,7 @@ class ArchiveWriter:
         """Add the direct entries of a folder to the archive.
 
         Args:
-            folder: Folder of the walk.
+            folder: Folder to add, as the walk through the folders yields it.
             root: Path of the packed folder, for error messages.
 
         Raises:

@@ -67,7 +67,7 @@ class SudoArguments:
         if word in {"-u", "--user", "-g", "-p"}:
             return 2
         if word in {"-V", "--version"}:
-            raise UsageError("sudo of a Sandlot sandbox")
+            raise UsageError("this is the sudo of a Sandlot sandbox; it has no version number")
         if word in {"-i", "-s", "--login", "--shell"}:
             self.shell = True
         elif word.startswith("--preserve-env") or (word.startswith("-") and set(word[1:]) <= set("nEHSkbA")):

@@ -444,7 +444,10 @@ class MemoryGuest:
 
     def _wake(self, call: Call) -> None:
         if not self.connection.asleep:
-            raise RpcError("conflict", "The guest is already awake; `guest.wake` is allowed only before the guest has been woken.")
+            raise RpcError(
+                "conflict",
+                "The guest is already awake; `guest.wake` is allowed only after boot, quiesce or restore, or a reconnection during a checkpoint.",
+            )
         args = call.args
         before, self.identity = self.identity, args["identity"]
         self.timers.release()
@@ -544,7 +547,7 @@ class MemoryGuest:
         uid, offset, length = _checked(call), call.args["offset"], call.args["length"]
         if offset < 0 or (length or 0) < 0:
             shown = f"`offset` is {offset} and `length` is {length}; neither may be negative."
-            raise RpcError("invalid_request", shown, "Pass numbers of bytes that are 0 or more.")
+            raise RpcError("invalid_request", shown, "Pass `offset` and `length` in bytes, each 0 or more.")
         try:
             data, stat = self.files.read(call.args["path"], uid), self.files.stat(call.args["path"], uid)
         except FileError as error:
