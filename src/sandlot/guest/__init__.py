@@ -25,7 +25,7 @@ Constraints of gVisor and of checkpoints, and the files that enforce them:
 - PID 1 is not protected from signals, and a core size limit of 0 does not prevent a core handler from running. ``main.py``.
 - RLIMIT_NPROC does not limit root. ``process/pid_limit.py``. There is no OOM killer inside a sandbox. ``kernels/oom.py``.
 - Set-uid bits are ignored. ``process/sudo.py``.
-- ``O_DIRECTORY | O_NOFOLLOW`` follows a link. ``fs/paths.py`` (``open_folder``).
+- open(2) with ``O_DIRECTORY | O_NOFOLLOW`` follows a link. ``fs/paths.py`` (``open_folder``).
 - Terminals deliver neither SIGHUP nor SIGWINCH. ``process/procfs.py`` (``hang_up``), ``process/pty.py`` (``resize``).
 - inotify may be missing. ``helpers/watch.py``.
 - A copy of a sandbox has the random state of the original: every wake sets new entropy, and every kernel gets entropy of its own.

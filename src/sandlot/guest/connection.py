@@ -112,7 +112,8 @@ class LinkConnection:
             except BlockingIOError:
                 written = 0
             except BrokenPipeError:
-                # No service has the link open. Drop the frame, because the handshake of the next service begins a new connection.
+                # No service has the link open. Drop the frames that were about to be written, because the handshake of the next service
+                # begins a new connection.
                 self._unwritten = memoryview(b"")
                 return
             self._unwritten = self._unwritten[written:]
@@ -133,4 +134,4 @@ class LinkConnection:
 
 
 def _drop(_event: events.Event) -> None:
-    """Ignore an event. This callback is set until :meth:`LinkConnection.start`, before which the link is not read."""
+    """Ignore an event. Placeholder for the callback that :meth:`LinkConnection.start` sets when the link begins to be read."""

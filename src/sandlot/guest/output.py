@@ -1,8 +1,8 @@
 """Output of processes and cells: bounded buffers that are addressed by byte offset, and the readers that follow the output.
 
 Invariants:
-- A reader that attaches again passes the offset of the next byte. It receives all later bytes that are still kept, and the number
-  of bytes that were dropped.
+- A reader that attaches again passes the offset of the next byte to send. The reader receives all bytes from this offset on that are
+  still kept, and the number of bytes that were dropped.
 - While a reader is attached, no byte is dropped that the reader has not received. If the buffer is full, the guest stops reading
   the pipe, and the process blocks (backpressure). This also applies in the 30 s after the connection to a reader was lost, so that
   no output is lost during a restart of the service.
@@ -42,7 +42,7 @@ class Buffer:
     """The most recent output bytes of one channel. The offset of a byte is the number of bytes before it in the channel.
 
     Args:
-        limit: Number of newest bytes that are always kept. Older bytes are dropped in whole chunks.
+        limit: Number of newest bytes that are always kept. Older bytes are dropped in chunks of up to ``CHUNK_BYTES``.
 
     Attributes:
         start: Offset of the oldest byte that is kept.
@@ -58,7 +58,7 @@ class Buffer:
         self.limit = limit
 
     def append(self, data: bytes) -> None:
-        """Append bytes, then drop the oldest chunks that are not among the newest ``limit`` bytes."""
+        """Append bytes, then drop each old chunk that contains none of the newest ``limit`` bytes."""
         chunks = self._chunks
         if chunks and len(chunks[-1]) + len(data) <= CHUNK_BYTES:
             chunks[-1] += data
@@ -71,7 +71,7 @@ class Buffer:
             self.start += len(chunks.popleft())
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return the bytes from an offset on, at most to the end of their chunk; empty if ``offset`` is the end of the output.
+        """Return bytes from an offset on, all from the same internal chunk, so possibly fewer than ``size``; empty at the end of the output.
 
         Args:
             offset: Offset of the first byte. The caller must pass at least ``start``.
@@ -86,7 +86,7 @@ class Buffer:
 
 
 class Reader:
-    """One receiver that follows the output of a process or cell, with its position in each channel.
+    """One receiver that follows the output of a process or cell, with the offset of the next byte to send in each channel.
 
     Args:
         port: Receiver of the output.

@@ -3,7 +3,7 @@
 Invariants:
 - The arguments of a call are validated before its handler sees them. An invalid call has no effect.
 - A call is executed once per id. If the host repeats a call whose outcome is kept, the same outcome is sent. If the host
-  repeats a call in progress, the call moves to the new stream. The outcomes are forgotten when the guest is woken as a copy of
+  repeats a call in progress, the call continues on the new stream. The outcomes are forgotten when the guest is woken as a copy of
   another sandbox.
 - If a handler raises an unexpected exception, the response is the error ``internal``, and the guest continues.
 - The outcomes of at most :data:`MAX_OUTCOMES` calls are kept.
@@ -73,7 +73,7 @@ class Call:
         outcome: Result or error that was sent; None while the call is in progress.
         is_patient: True to delay events and bytes by up to a millisecond, so that they are written together with the response.
         on_bytes: Called with channel, bytes and credit when bytes from the host arrive. When the handler has used the bytes, it must
-            pass the credit to :meth:`consumed`.
+            pass the credit to :meth:`consumed`, so that the host may send further bytes.
         on_end: Called when an END from the host arrives. The host sends no bytes afterwards.
         on_writable: Called when bytes can be sent again after :meth:`room` has returned 0.
         on_gone: Called once if the stream is lost before the response.
@@ -144,10 +144,10 @@ class Call:
         return self.stream.room()
 
     def consumed(self, credit: int) -> None:
-        """Return credit to the host, which allows the host to send as many bytes again.
+        """Allow the host to send further bytes, because bytes that it has sent were used (flow control).
 
         Args:
-            credit: Credit of the bytes that the handler has used, as passed to ``on_bytes``.
+            credit: Number of bytes that the host may send again: the value that ``on_bytes`` received with the used bytes.
         """
         self.stream.consumed(credit)
 
@@ -224,7 +224,7 @@ class RpcServer:
     def on_opened(self, event: events.Opened) -> None:
         """Handle a new stream of the host, whose first message is a call.
 
-        A call with a new id is executed. For a repeated id, the kept outcome is sent, or the call in progress moves to this stream.
+        A call with a new id is executed. For a repeated id, the kept outcome is sent, or the call in progress continues on this stream.
         """
         stream = self._router.stream(event.stream)
         try:
@@ -319,7 +319,9 @@ def parse_request(head: Any, served: Container[str], *, asleep: bool) -> tuple[s
             ``conflict``: the guest must be woken first.
     """
     if type(head) is not dict or type(head.get("call")) is not str or type(head.get("args")) is not dict:
-        raise RpcError("invalid_request", "The first message of the stream has no name of a call (`call`) or no arguments (`args`).")
+        raise RpcError(
+            "invalid_request", "The first message of the stream must have the name of a call as text (`call`) and its arguments as a map (`args`)."
+        )
     id_ = head.get("id")
     if type(id_) is not bytes or len(id_) != schema.CALL_ID_BYTES:
         raise RpcError("invalid_request", f"The id of the call {head['call'][:50]!r} is not {schema.CALL_ID_BYTES} bytes.")

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
             Args:
                 channel: Channel of the bytes.
                 data: The bytes.
-                credit: Credit that the handler must pass to ``Stream.consumed`` when it has used the bytes.
+                credit: Number that the handler must pass to ``Stream.consumed`` when it has used the bytes, so that the host may send
+                    further bytes.
             """
 
         def on_end(self) -> None:
@@ -94,10 +95,10 @@ class Stream:
         return self._link.protocol.room(self.id) if self.is_open else 0
 
     def consumed(self, credit: int) -> None:
-        """Return credit to the host, which allows the host to send as many bytes again.
+        """Allow the host to send further bytes on this stream, because bytes that it has sent were used (flow control).
 
         Args:
-            credit: Credit of the bytes that the handler has used, as passed to its ``on_bytes``.
+            credit: Number of bytes that the host may send again: the value that the handler's ``on_bytes`` received with the used bytes.
         """
         if self.is_open:
             self._link.protocol.consumed(self.id, credit)

@@ -55,7 +55,7 @@ def path_error(error: OSError, path: str) -> RpcError:
 
 
 def describe(path: str, found: os.stat_result) -> dict[str, Any]:
-    """Return the record of a file as the ``file.*`` calls send it to the host.
+    """Return the record of a file (name, kind, size, mode, owner, mtime and more) that the ``file.*`` calls send to the host.
 
     Args:
         path: Path of the file. If the file is a link, the path is also used to read the target.

@@ -56,7 +56,8 @@ class _Removal:
     """State of one removal: the open folder, and the folders from the root of the removal down to the open folder.
 
     Attributes:
-        names: Path of the root, followed by the names of these folders. Empty when the whole tree was removed.
+        names: Path of the root of the removal, then the name of each folder from there down to the open folder. Empty when the whole
+            tree was removed.
     """
 
     __slots__ = ("_fd", "_identities", "_inner", "names")
@@ -81,7 +82,7 @@ class _Removal:
         self._inner.append([])
 
     def step(self) -> int:
-        """Handle about ``STEP_ENTRIES`` entries, and return the number of entries that were removed."""
+        """Visit folders and remove entries, about ``STEP_ENTRIES`` in all, and return the number of entries that were removed."""
         gone = looked = 0
         while self.names and looked < STEP_ENTRIES:
             inner = self._inner[-1]
@@ -128,7 +129,7 @@ class _Removal:
             return
         self._open("..")
         if self._identity() != self._identities[-1]:
-            raise OSError(errno.EBUSY, "the folder was moved")
+            raise OSError(errno.EBUSY, "a folder was moved during the removal")
         os.rmdir(name, dir_fd=self._fd)
 
     def _open(self, name: str) -> None:

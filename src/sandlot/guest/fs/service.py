@@ -56,7 +56,7 @@ class FileService:
         path = _require_absolute(call.args["path"])
         if call.args["offset"] < 0 or (call.args["length"] or 0) < 0:
             shown = f"`offset` is {call.args['offset']} and `length` is {call.args['length']}; neither may be negative."
-            raise RpcError("invalid_request", shown, "Pass numbers of bytes that are 0 or more.")
+            raise RpcError("invalid_request", shown, "Pass `offset` and `length` in bytes, each 0 or more.")
         fd = open_regular(path, os.O_RDONLY, lookup_account(call.args["user"]))
         try:
             found = os.fstat(fd)

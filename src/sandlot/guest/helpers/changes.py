@@ -73,9 +73,10 @@ class Look:
         return self.reached is None and not self.unseen
 
     def covers(self, inside: str, name: str) -> bool:
-        """Return True if a file with this name would be in the record if the file had existed.
+        """Return True if the examination reached a path, so that a regular file at this path would have been recorded.
 
-        False means that the entry was not examined: its folder was unreadable, or the limit of entries was reached before this entry.
+        False means that the path was not examined: a folder of the path could not be examined completely, or the limit of entries was
+        reached before the path.
 
         Args:
             inside: Folder of the file, relative to the root.

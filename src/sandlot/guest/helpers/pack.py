@@ -86,7 +86,7 @@ class ArchiveWriter:
         """Add the direct entries of a folder to the archive.
 
         Args:
-            folder: Folder of the walk.
+            folder: Folder to add, as the walk through the folders yields it.
             root: Path of the packed folder, for error messages.
 
         Raises:

@@ -139,7 +139,8 @@ class ArchiveExtractor:
         """Handle the next event of the tar reader.
 
         Args:
-            event: A header (``Member``) begins an entry, bytes belong to the file that was begun, and ``Finished`` ends the file.
+            event: A header (``Member``) begins an entry. Bytes are content of the file that the last header has begun, and ``Finished`` ends
+                this file.
 
         Raises:
             TarError: The entry is not allowed, for example because it is outside the folder.
@@ -267,7 +268,7 @@ class ArchiveExtractor:
         """Open a folder below the root, and return its descriptor, which the caller must close.
 
         Args:
-            names: Names of the folders from below the root down to this folder.
+            names: Path of the folder relative to the root, as a list of names; empty for the root itself.
             make: True to create folders that do not exist.
         """
         same = 0
@@ -309,7 +310,7 @@ class ArchiveExtractor:
 
 
 def _enter(fd: int, name: str, *, make: bool) -> int:
-    """Open a subfolder of an open folder, and return its descriptor. If ``make`` is True, create a subfolder that does not exist."""
+    """Open a subfolder of an open folder, and return its descriptor. If ``make`` is True, create the subfolder if it does not exist."""
     try:
         return open_folder(name, fd)
     except FileNotFoundError:

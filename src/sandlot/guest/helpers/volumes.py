@@ -69,7 +69,7 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _files_in(others: str) -> list[str]:
-    """Return the paths of the files in a folder, which are read with stat(2) to push a volume's files out of gVisor's caches.
+    """Return the paths of the files in a folder. Reading these files with stat(2) makes gVisor drop unused files of a volume from its caches.
 
     Raises:
         RpcError: ``conflict``: the folder does not exist.

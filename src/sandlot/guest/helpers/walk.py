@@ -1,8 +1,8 @@
 """A walk through all folders below a folder, in the order of their names, without following links.
 
 Invariants:
-- No link is followed below the root. A folder is opened by its path, and used only if device and inode are those that were read from its
-  parent. A folder that was replaced meanwhile is therefore skipped.
+- No link is followed below the root. A folder is opened by its path. If its device or inode differs from the values that were read when
+  the parent was visited, another folder has replaced the folder, and the folder is skipped.
 - One folder is open at a time, even in a deep tree.
 - A folder is visited before its subfolders, and subfolders are visited in the order of their names. So two walks of one tree have the same order.
 """
@@ -69,7 +69,7 @@ class Folder:
         return f"{self.inside}/{name}" if self.inside else name
 
     def below(self) -> list[tuple[str, Identity]]:
-        """Return the subfolders that :meth:`entries` has found, each with its path and identity, in reverse order of names."""
+        """Return the subfolders that :meth:`entries` has found, each with its path and its (device, inode), in reverse order of names."""
         return self._below[::-1]
 
 

@@ -149,7 +149,7 @@ class ProxiedConnection:
 
     @property
     def idle_since_s(self) -> float:
-        """Time in seconds of ``time.monotonic`` since which the connection has been idle; infinite while a response may follow."""
+        """Value of ``time.monotonic`` at which the connection became idle. Infinite while a response is awaited or being sent."""
         if self._copy is None:
             return float("inf") if self._has_request else self._opened_s
         return float("inf") if self._copy.awaits_output or self._copy.has_output else self._copy.last_write_s

@@ -124,7 +124,7 @@ class SocketStream:
         Args:
             channel: Channel of the bytes. If this is not ``BODY``, the bytes are dropped.
             data: Bytes for the socket.
-            credit: Credit that is returned to the host when the bytes were written or dropped.
+            credit: Number of bytes that the host may send again after ``data`` was written or dropped (flow control).
         """
         if channel != BODY or self._is_output_dropped:
             self._stream.consumed(credit)

@@ -1,7 +1,7 @@
 """Tunnels: TCP connections from the host to ports of programs in the sandbox, each over the stream of a ``port.connect`` call.
 
 Invariants:
-- A tunnel tries 127.0.0.1, then ::1, and no other address, as the account ``user``. It works even if the sandbox has no network.
+- A tunnel tries 127.0.0.1, then ::1, and no other address, as the account ``user``. A tunnel works even if the sandbox has no network.
 - An END frame from the host becomes end of file for the program. End of file of the program becomes the event ``end``.
 - If a program reads no more bytes, bytes from the host are dropped. All bytes that the program still sends are forwarded.
 - A tunnel ends with its stream. When the host connects again or the guest is quiesced, the connection is reset. So a copy of a

@@ -100,7 +100,7 @@ def _read_user() -> tuple[str, int, str, list[int]]:
 
 
 def _read_table(path: str) -> list[list[str]]:
-    """Return the rows of an account file; no rows if the file cannot be read."""
+    """Return the lines of /etc/passwd or /etc/group, each as its list of fields; empty if the file cannot be read."""
     try:
         # Root in the sandbox may have replaced the file by a FIFO. O_NONBLOCK makes sure that opening a FIFO does not block PID 1.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

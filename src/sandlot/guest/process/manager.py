@@ -43,8 +43,8 @@ class ProcessManager:
         loop: The guest's loop.
         spawner: Starts the programs.
         rpc: Server of the calls. The server refuses further start calls with the id of a process that was forgotten.
-        on_first_start: Called when a process was started while no other process of the host was running.
-        on_all_ended: Called when the last running process of the host has ended.
+        on_first_start: Called when the host has started a process while no other process that the host has started was running.
+        on_all_ended: Called when the last running process that the host has started has ended.
     """
 
     __slots__ = ("_by_id", "_loop", "_on_all_ended", "_on_first_start", "_rpc", "_running_count", "_spawner")
@@ -197,7 +197,7 @@ class ProcessManager:
             self._on_all_ended()
 
     def _trim(self) -> None:
-        """Forget finished processes without readers, the oldest first, until ``MAX_KEPT`` and ``MAX_KEPT_BYTES`` are respected."""
+        """Forget finished processes without readers, the oldest first, until neither ``MAX_KEPT`` nor ``MAX_KEPT_BYTES`` is exceeded."""
         finished = [process for process in self._by_id.values() if process.finished and not process.readers]
         kept_bytes = sum(process.outputs.kept_bytes for process in self._by_id.values())
         count = len(self._by_id)

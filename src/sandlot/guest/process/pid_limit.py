@@ -90,7 +90,7 @@ class PidLimit:
 
     def _count(self) -> None:
         total = count_tasks_fast()
-        # The fast count includes zombies that the limit ignores. If the fast count exceeds the limit, count exactly.
+        # count_tasks_fast() also counts zombies that the limit ignores. If its total exceeds the limit, count without these zombies.
         if total > most_pids(self._limit) and self._is_exceeded(tasks_per_session(all_processes())):
             self.kill_largest_session()
         if total:
@@ -171,7 +171,7 @@ def _set_soft_limits(pids: list[int], before: int, after: int) -> bool:
 
 
 def _set_soft_limits_as_current_user(pids: list[int], before: int, after: int) -> tuple[bool, list[int]]:
-    """Set the soft limits of processes under the guest's present ids.
+    """Set the soft limits of processes with the guest's current uid and gid.
 
     Returns:
         A flag that is True if the limit of any process has changed, and the pids for which the kernel has denied permission.

@@ -113,7 +113,9 @@ class Process:
         if not self.outputs.has(wanted):
             ends = self.outputs.buffers[STDOUT].end, self.outputs.buffers[STDERR].end
             message = f"Offset {stdout_from} of standard output or {stderr_from} of standard error is not within the output so far."
-            raise RpcError("invalid_request", message, f"Use at most {ends[0]} for standard output and {ends[1]} for standard error.")
+            raise RpcError(
+                "invalid_request", message, f"Pass an offset from 0 to {ends[0]} for standard output and from 0 to {ends[1]} for standard error."
+            )
         call.event("started", pid=self.pid)
         reader = self.outputs.attach(call, wanted)
         entry = (call, reader)
@@ -181,7 +183,7 @@ class Process:
             call: Call with which the host has sent the bytes.
             channel: Channel of the bytes.
             data: The bytes.
-            credit: Credit that is returned to the host when the bytes were written to the pipe or dropped.
+            credit: Number of bytes that the host may send again after ``data`` was written to the pipe or dropped (flow control).
         """
         if channel == STDIN and self.input is not None and self.input.is_open:
             self.input.write(data, lambda: call.consumed(credit))
@@ -214,10 +216,10 @@ class Process:
         self._loop.call_later(seconds, self._release)
 
     def kill(self, reason: str) -> None:
-        """Kill the process, its group, its session and its descendants.
+        """Kill the process, its group, its session and its descendants. Does nothing if the process has ended.
 
         Args:
-            reason: Reason of the end in the result.
+            reason: Value of ``reason`` in the result of the process, such as ``timeout``.
         """
         if self.running:
             kill_tree(self.pid, signal.SIGKILL)
@@ -234,7 +236,7 @@ class Process:
         """Record why the guest has killed the process. Does nothing if the process has ended.
 
         Args:
-            reason: Reason of the end in the result, such as ``timeout``, ``oom`` or ``pids``.
+            reason: Value of ``reason`` in the result of the process: ``timeout``, ``oom`` or ``pids``.
         """
         if self.running:
             self._reason = reason

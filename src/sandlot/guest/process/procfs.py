@@ -124,7 +124,7 @@ def tree(root: int, everything: list[ProcStat]) -> list[int]:
 def kill_tree(root: int, number: int) -> None:
     """Send a signal to a process, its session, its group and all descendants.
 
-    SIGKILL is sent repeatedly until no member is left, at most ``PASSES`` times, because members may fork meanwhile.
+    SIGKILL is sent up to ``PASSES`` times, until none of these processes is left, because they may fork meanwhile.
 
     Args:
         root: Pid of the process. The process itself may have ended.

@@ -38,7 +38,7 @@ class Spawner:
     Args:
         identity: Source of the sandbox's variables and of its workspace.
         children: Table in which the owners of started programs are registered.
-        pid_limit: Process limit of the sandbox, which begins to count processes when a program is started.
+        pid_limit: Process limit of the sandbox. Each start of a program makes it begin to count processes regularly.
         dev_null: Descriptor of /dev/null, opened for reading and writing.
 
     Attributes:
@@ -238,9 +238,9 @@ def _fork_exec(
 def _take_terminal() -> None:
     """Make standard input the controlling terminal of the session (TIOCSCTTY(2const)). Runs in the child, as its preexec_fn.
 
-    The controlling terminal must be set between setsid(2) and exec(2), so a preexec_fn is needed. It is the only one in Sandlot.
+    The controlling terminal must be set between setsid(2) and exec(2), so a preexec_fn is needed. This is the only preexec_fn in Sandlot.
     Running Python code between fork and exec is safe, because the guest has one thread. If a preexec_fn is passed, ``fork_exec`` uses
-    fork instead of vfork, which takes 10 to 18 ms instead of 1 ms in gVisor.
+    fork instead of vfork. In gVisor, a fork takes 10 to 18 ms, and a vfork 1 ms.
     """
     fcntl.ioctl(0, _TIOCSCTTY, 0)
 

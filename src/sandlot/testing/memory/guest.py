@@ -544,7 +544,7 @@ class MemoryGuest:
         uid, offset, length = _checked(call), call.args["offset"], call.args["length"]
         if offset < 0 or (length or 0) < 0:
             shown = f"`offset` is {offset} and `length` is {length}; neither may be negative."
-            raise RpcError("invalid_request", shown, "Pass numbers of bytes that are 0 or more.")
+            raise RpcError("invalid_request", shown, "Pass `offset` and `length` in bytes, each 0 or more.")
         try:
             data, stat = self.files.read(call.args["path"], uid), self.files.stat(call.args["path"], uid)
         except FileError as error:

@@ -200,7 +200,10 @@ class RpcServer:
 
     def _problem(self, head: Any) -> RpcError | None:  # noqa: ANN401 - whatever the host sent
         if type(head) is not dict or type(head.get("call")) is not str or type(head.get("args")) is not dict:
-            return RpcError("invalid_request", "The first message of the stream has no name of a call (`call`) or no arguments (`args`).")
+            return RpcError(
+                "invalid_request",
+                "The first message of the stream must have the name of a call as text (`call`) and its arguments as a map (`args`).",
+            )
         if type(head.get("id")) is not bytes or len(head["id"]) != schema.CALL_ID_BYTES:
             return RpcError("invalid_request", f"The id of the call {head['call'][:50]!r} is not {schema.CALL_ID_BYTES} bytes.")
         name = head["call"]
