@@ -315,7 +315,7 @@ def check_room(live: int, waiting: int, policy: AdmissionPolicy) -> None:
         )
     if waiting >= policy.max_waiting:
         raise UnavailableError(
-            f"{waiting} create requests are waiting; this service allows {policy.max_waiting}.",
+            f"{waiting} create requests are waiting to start a sandbox; at most {policy.max_waiting} may wait.",
             code=ErrorCode.BUSY,
             hint="Retry in a few seconds.",
             fields={"retry_after_s": BUSY_RETRY_AFTER_S},

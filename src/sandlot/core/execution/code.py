@@ -99,7 +99,7 @@ class CodeExecutionResult:
 
 
 class SandboxCodeState:
-    """Cells of one sandbox that the service knows.
+    """Cells that the service knows in one sandbox.
 
     Attributes:
         background: Cells in the background that the service follows to their end.
@@ -176,7 +176,7 @@ class CodeExecution:
             raise contexts.not_found(error) from None
 
     async def outcome(self) -> CodeExecutionStatus:
-        """Wait for the end of the cell and return its status. If only existing events are followed, return the current status.
+        """Wait for the end of the cell and return its status. If the execution follows only existing events, return the current status.
 
         Raises:
             SandboxEndedError: The sandbox ended first; the error has the reason.
@@ -544,7 +544,7 @@ async def find_cell(link: Link, id_: ProcessId) -> None:
 async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None:
     """Wait until the guest has accepted a cell.
 
-    The function sends a second request on the same link. The guest handles requests in order, so the response means that the cell was accepted.
+    The function sends a second request on the same link. The guest handles requests in order, so the response shows whether the cell was accepted.
     If the function raises an error, the execution is closed.
 
     Raises:

@@ -44,12 +44,12 @@ _log = structlog.get_logger("sandlot.core")
 
 
 def is_helper(argv: Sequence[str]) -> bool:
-    """Return True if the command line of a process in a sandbox is the command line of a helper."""
+    """Return True if ``argv`` is the command line of one of Sandlot's helper programs, which run inside sandboxes."""
     return len(argv) == len(_PREFIX) and tuple(argv[:-1]) == _PREFIX[:-1] and argv[-1].startswith(_START)
 
 
 class GuestHelper:
-    """One running helper. Iterating yields the helper's bytes and messages, and raises its error. :meth:`result` returns its result.
+    """One running helper. Iterating yields the bytes and messages that the helper sends, and raises the error that it reports.
 
     Args:
         sandbox: Sandbox of the helper.
@@ -289,7 +289,7 @@ async def end_process(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) 
 
 
 def _error(verdict: Mapping[str, Any]) -> SandlotError:
-    """Return the error that a helper reported. The texts of the error are limited in length. Its code is a code that a guest may send."""
+    """Return the error that a helper reported. The texts are limited in length, and the code is one of the codes that a guest may send."""
     code, message, hint = (verdict.get(name) for name in ("error", "message", "hint"))
     if code not in schema.RESET_CODES or not isinstance(message, str) or not isinstance(hint, str):
         _log.error("helper.internal_error", message=str(message)[:_HINT_CHARS])

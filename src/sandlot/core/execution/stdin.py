@@ -6,7 +6,7 @@ Invariants:
 - Clients can write to every process of a sandbox by the id of the process, even if an earlier service started the process or the sandbox was
   restored from an image.
 - Writes to one process run one after another. If a write is cancelled, or its client disconnects, the next write begins.
-- Input that was passed whole is counted in the buffer budget (``core/node/buffer_budget.py``) until the guest has taken the whole input.
+- Input that was passed whole is counted in the buffer budget (``core/node/buffer_budget.py``) until the service has sent the whole input.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ volume at its path inside, the guest mounts the volume there, as root inside the
 
 Invariants:
 - The volumes of a new sandbox are mounted before the response to the create request. A sandbox that is restored from a snapshot may still have the
-  mounts of the source's volumes. These mounts are removed first.
+  volumes of the source mounted. These volumes are unmounted first.
 - Attaching a volume, detaching a volume, and finishing an interrupted attachment or detachment are operations (:mod:`sandlot.core.operations`), so
   no other operation changes the sandbox meanwhile.
 - An attachment or detachment is recorded before it begins: the volume is marked as *moving*. The result is recorded before the response. If the
@@ -230,7 +230,7 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     sandbox, instance = supervisor.sandbox, supervisor.sandbox.require_instance()
     place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MAX_VOLUMES}"]
     if mount.slot is None:
-        raise InternalError(f"Volume {mount.volume} has no slot in sandbox {sandbox.id}.")
+        raise InternalError(f"Volume {mount.volume} of sandbox {sandbox.id} cannot be detached: it has no slot.")
     away = Change(without=(mount.slot,))
     for rounds in ROUNDS:
         with contextlib.suppress(ConflictError):  # the first attempt fails if the volume is still mounted inside

@@ -150,7 +150,7 @@ async def _adopt(supervisor: SandboxSupervisor) -> Instance:
         except (SandlotError, OSError) as error:
             if not left:
                 raise
-            _log.warning("sandbox.adoption_failed", sandbox=supervisor.sandbox.id, error=str(error))
+            _log.warning("sandbox.not_adopted_yet", sandbox=supervisor.sandbox.id, error=str(error))
             await asyncio.sleep(PAUSE_S)
     raise AssertionError
 
