@@ -2,7 +2,8 @@
 
 Invariants:
 - The operator's policy limits what a create request may choose. A sandbox never has weaker isolation or a wider network than requested.
-- A request whose isolation, network or limits cannot be enforced is refused. The value is never stored and ignored.
+- A request whose isolation, network or limits cannot be enforced is refused. A sandbox is never created without
+  the requested restriction.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class AdmissionPolicy:
         max_creates: Number of start slots: the largest number of sandboxes that are prepared or booted at the same time. A start takes about 100 ms
             of processor time, so more concurrent starts would only delay all of them.
         max_waiting: Largest number of create requests that wait for a start slot. Further requests are refused.
-        overcommit: Share of the host that may be reserved.
+        overcommit: Shares of the host's memory, disk space and tasks that may be reserved.
         max_suspended_s: Seconds after which a paused or hibernated sandbox is ended.
     """
 
@@ -102,8 +103,8 @@ class CreateSandboxParams:
         auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
         volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
         unique_name: True if the request fails while the owner has a live sandbox of the same name.
-        single_use: True for a sandbox that serves one request of a client that never learns its id. It is ended when the service stops. Clients
-            cannot set this field.
+        single_use: True for a sandbox that serves a single request, such as a one-shot run. The client does not get the id of the sandbox.
+            The sandbox is ended when the service stops. Clients cannot set this field.
     """
 
     template: str = DEFAULT_TEMPLATE
@@ -198,7 +199,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
     size = sum(len(check_text("metadata", name)) + len(check_text("metadata", value)) for name, value in metadata.items())
     if len(metadata) > MAX_METADATA_ENTRIES or size > MAX_METADATA_BYTES:
         raise InvalidRequestError(
-            f"The metadata has {len(metadata)} entries and {size} bytes; {MAX_METADATA_ENTRIES} entries and {MAX_METADATA_BYTES} bytes are allowed.",
+            f"The metadata has {len(metadata)} entries (at most {MAX_METADATA_ENTRIES}) and {size} bytes (at most {MAX_METADATA_BYTES}).",
             hint="Store large values elsewhere and put references into the metadata.",
             fields={"field": "metadata"},
         )
@@ -220,7 +221,7 @@ def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collec
     """
     if source is not None and requested not in {AUTO, source}:
         raise InvalidRequestError(
-            f"The snapshot was taken with isolation {source!r} and cannot be started with {requested[:64]!r}.",
+            f"The snapshot or parent sandbox has isolation {source!r}; the new sandbox cannot have isolation {requested[:64]!r}.",
             hint="Omit `isolation`.",
             fields={"field": "isolation"},
         )
@@ -314,7 +315,7 @@ def check_room(live: int, waiting: int, policy: AdmissionPolicy) -> None:
         )
     if waiting >= policy.max_waiting:
         raise UnavailableError(
-            f"{waiting} sandboxes are waiting to be started.",
+            f"{waiting} create requests are waiting to start a sandbox; at most {policy.max_waiting} may wait.",
             code=ErrorCode.BUSY,
             hint="Retry in a few seconds.",
             fields={"retry_after_s": BUSY_RETRY_AFTER_S},

@@ -62,7 +62,7 @@ def test_isolation_of_another_driver_is_accepted() -> None:
 def test_snapshot_is_not_started_with_another_isolation() -> None:
     assert resolve_isolation("auto", CONTAINERS, ["gvisor", "container"], source="gvisor") == "gvisor"
     assert resolve_isolation("gvisor", CONTAINERS, ["gvisor", "container"], source="gvisor") == "gvisor"
-    with pytest.raises(InvalidRequestError, match="taken with isolation 'gvisor'"):
+    with pytest.raises(InvalidRequestError, match="parent sandbox has isolation 'gvisor'"):
         resolve_isolation("container", CONTAINERS, ["gvisor", "container"], source="gvisor")
 
 

@@ -53,7 +53,7 @@ class ActiveRequests:
         """Register the current task as working for an owner while the body runs.
 
         Raises:
-            AuthenticationError: The owner's key was revoked meanwhile.
+            AuthenticationError: The owner's key was revoked while the body ran.
         """
         task = asyncio.current_task()
         if task is None:
@@ -114,7 +114,7 @@ class ApiKeys:
         """
         if NAME.fullmatch(name) is None:
             raise InvalidRequestError(
-                f"{name[:64]!r} is not a valid name of a key.",
+                f"{name[:64]!r} is not a valid name for a key.",
                 hint="Use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit.",
                 fields={"field": "name"},
             )

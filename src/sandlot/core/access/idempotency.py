@@ -1,11 +1,11 @@
 """Idempotency keys: a request that is sent twice with the same ``Idempotency-Key`` is carried out once.
 
-The key is the client's own name for one request (draft-ietf-httpapi-idempotency-key-header). Each manager finds the result of an earlier
-request itself, because the record of the result contains the key, and locks the key meanwhile.
+The key is the client's own name for one request (draft-ietf-httpapi-idempotency-key-header). The record of the result contains the key. The
+manager that handles a request locks the key, and looks for a record with this key before it carries out the request.
 
 Invariants:
-- A repetition of a request with the same key gets the result of the first request. A different request with the same key is refused, because one
-  of the two requests is a mistake.
+- If a request is repeated with the same key, the repetition gets the result of the first request. A different request with the same key is refused,
+  because one of the two requests is a mistake.
 - A failed request has no result, so its key can be used again. A key is known as long as the record of the result exists.
 - Requests of one kind with the same owner and key run one after another.
 """
@@ -25,7 +25,7 @@ KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 def check_key(key: str) -> str:
-    """Return an idempotency key if it is valid.
+    """Check an idempotency key, and return the key unchanged.
 
     Raises:
         InvalidRequestError: The key is empty, longer than 255 characters, or contains characters other than visible ASCII.
@@ -50,10 +50,11 @@ def request_digest(*parts: object) -> str:
 
 
 def execution_id(sandbox: SandboxId, key: str, request: str) -> ProcessId:
-    """Return the id of the execution that a key names. The same request with the same key in the same sandbox has the same id. Pure.
+    """Return the id of the execution for an idempotency key. Equal sandbox, key and request give the same id. Pure.
 
-    A request that repeats a key therefore joins the execution of the first request. A different request with the same key has
-    another id and is started, because the service keeps nothing of the first request except the id of its execution.
+    If a request is repeated with the same key, the repetition therefore joins the execution of the first request. A different request with the same
+    key gets another id and starts another execution. It is not refused, because the service keeps only the id of the first execution, not the first
+    request.
 
     Args:
         sandbox: Sandbox of the execution. The sandbox is part of the id, because ids are unique in the whole service, and a client must not be

@@ -99,12 +99,13 @@ class CodeExecutionResult:
 
 
 class SandboxCodeState:
-    """Cells of one sandbox that the service knows.
+    """Cells that the service knows in one sandbox.
 
     Attributes:
         background: Cells in the background that the service follows to their end.
         recent: Ids of the latest cells that the service started, oldest first.
-        guest_knows_more: True if the guest may know cells that are not in ``recent``: an earlier service ran, or the sandbox was hibernated.
+        guest_knows_more: True if the guest may know cells that are not in ``recent``, because an earlier service created the sandbox, or because
+            the sandbox was hibernated.
     """
 
     __slots__ = ("background", "guest_knows_more", "recent")
@@ -122,7 +123,7 @@ class CodeExecution:
         sandbox: Sandbox of the cell.
         call: Call that follows the cell in the guest.
         owned: True if the client requested the cell. The cell is interrupted when the last client that requested the cell has left.
-        followers: Other clients of the cell; None if the cell cannot be joined.
+        followers: Followers of the cell, including other clients; None if clients cannot join the cell.
         start: Position from which the cell is followed.
 
     Attributes:
@@ -175,7 +176,7 @@ class CodeExecution:
             raise contexts.not_found(error) from None
 
     async def outcome(self) -> CodeExecutionStatus:
-        """Wait for the end of the cell and return its status. If only existing events are followed, return the current status.
+        """Wait for the end of the cell and return its status. If the execution follows only existing events, return the current status.
 
         Raises:
             SandboxEndedError: The sandbox ended first; the error has the reason.
@@ -231,10 +232,12 @@ class CodeExecution:
         await self.close()
 
     async def attend(self, first_s: float) -> None:
-        """Read the cell to its end while clients may join, and close the execution. Interrupt the cell if it has no followers for too long.
+        """Read the cell to its end while clients may join, and close the execution.
+
+        If the cell has had no follower for ``followers.AWAY_S`` seconds, it is interrupted.
 
         Args:
-            first_s: Seconds until the cell is interrupted if no client joins.
+            first_s: Seconds until the cell is interrupted if no client ever joins.
         """
         if self._followers is None:
             raise RuntimeError("this execution was opened without followers, so no client can join it")
@@ -507,7 +510,7 @@ class CodeService:
         return execution
 
     async def _read_in_background(self, execution: CodeExecution, background: set[ProcessId]) -> None:
-        """Follow a background cell to its end, so that the log gets its output. The sandbox is not idle until then."""
+        """Follow a background cell to its end, so that the execution log gets the output of the cell. The sandbox is not idle until the cell ends."""
         try:
             with suppress(SandlotError):
                 await execution.read()
@@ -539,10 +542,13 @@ async def find_cell(link: Link, id_: ProcessId) -> None:
 
 
 async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None:
-    """Wait until the guest has accepted a cell: send a second request on the same link, because the guest handles requests in order.
+    """Wait until the guest has accepted a cell.
+
+    The function sends a second request on the same link. The guest handles requests in order, so the response shows whether the cell was accepted.
+    If the function raises an error, the execution is closed.
 
     Raises:
-        NotFoundError: The context does not exist (code ``context_not_found``). The execution is closed after this and every other error.
+        NotFoundError: The context does not exist (code ``context_not_found``).
         SandlotError: The guest refused the cell.
     """
     try:

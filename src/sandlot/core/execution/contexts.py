@@ -52,7 +52,7 @@ def id_from(name: str) -> str:
 
 
 def not_found(error: NotFoundError) -> NotFoundError:
-    """Give a guest's error about a missing context or execution the error code of the API. Other errors are returned unchanged."""
+    """Return a guest's error about a missing context or execution with the error code of the API. Return any other error unchanged."""
     code = _ABSENT.get(error.code)
     return error if code is None else NotFoundError(error.message, code=code, hint=error.hint)
 

@@ -1,9 +1,10 @@
 """Clients that follow one execution: a foreground cell or an install that clients can request again with the same id.
 
 Invariants:
-- The first client starts the execution. Clients that request the same id during the start wait for its end, and then join the execution.
+- The first client starts the execution. Clients that request the same id during the start wait until the execution has
+  started, and then join the execution.
 - The execution is stopped once it has had no follower for :data:`AWAY_S` seconds. A client whose connection broke can reconnect until then.
-- Clients that only read the execution count as followers.
+- A client that only reads the output of the execution is also a follower.
 - One follower attends the execution: this follower reads the execution to its end for the execution log, even after its own client has left.
 """
 
@@ -30,7 +31,7 @@ class ExecutionFollowers:
 
     Attributes:
         count: Number of followers, including clients that wait for the start.
-        is_attended: True once a follower attends the execution.
+        is_attended: True once a follower reads the execution to its end.
         start_lock: Lock that a client holds while it attaches to the execution or starts the execution.
     """
 
@@ -49,7 +50,7 @@ class ExecutionFollowers:
         """Add one follower. Return True if this follower must read the execution to its end for the execution log.
 
         Args:
-            attend: True if the follower can read the execution to its end. Ignored if another follower does so already.
+            attend: True if the follower can read the execution to its end. Ignored if another follower reads the execution to its end.
         """
         self.count += 1
         self._present.set()
@@ -75,7 +76,7 @@ class ExecutionFollowers:
 
         Args:
             for_s: Seconds without a follower.
-            first_s: Value that replaces ``for_s`` until the first follower comes; None for no such value.
+            first_s: Seconds to wait for the first follower. None: ``for_s`` seconds.
         """
         longest_s = for_s if first_s is None else first_s
         while True:
@@ -91,8 +92,8 @@ class ExecutionFollowers:
         """Read an execution as long as it has followers. Return True if the execution was read to its end.
 
         Args:
-            reading: Coroutine that reads the execution to its end. It is cancelled if the execution has had no follower for too long.
-            first_s: Seconds until the reading is cancelled if there is no first follower; None for :data:`AWAY_S`.
+            reading: Coroutine that reads the execution to its end. It is cancelled if the execution has had no follower for :data:`AWAY_S` seconds.
+            first_s: Seconds until the coroutine is cancelled if no follower ever joins. None: :data:`AWAY_S` seconds.
         """
         read = asyncio.create_task(reading)
         absent = asyncio.create_task(self.wait_absent(AWAY_S, first_s))

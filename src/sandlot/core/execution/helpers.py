@@ -1,7 +1,7 @@
 """Helper programs of Sandlot that run inside a sandbox to walk, pack or watch the files of the sandbox (``guest/helpers/``).
 
-Helpers run on the guest's own Python interpreter, so the root filesystem image needs none. Helpers are ordinary processes of the requested user: they
-have the permissions of this user, and count against the limits of the sandbox.
+Helpers run on the guest's own Python interpreter, so the root filesystem image needs no Python. Helpers are ordinary processes of the requested
+user: they have the permissions of this user, and count against the limits of the sandbox.
 
 Invariants:
 - Helpers are not executions: they are not listed, not logged, and forgotten by the guest once they have ended.
@@ -44,12 +44,12 @@ _log = structlog.get_logger("sandlot.core")
 
 
 def is_helper(argv: Sequence[str]) -> bool:
-    """Return True if the command line of a process in a sandbox is the command line of a helper."""
+    """Return True if ``argv`` is the command line of one of Sandlot's helper programs, which run inside sandboxes."""
     return len(argv) == len(_PREFIX) and tuple(argv[:-1]) == _PREFIX[:-1] and argv[-1].startswith(_START)
 
 
 class GuestHelper:
-    """One running helper. Iterating yields the helper's bytes and messages, and raises its error. :meth:`result` returns its result.
+    """One running helper. Iterating yields the bytes and messages that the helper sends, and raises the error that it reports.
 
     Args:
         sandbox: Sandbox of the helper.
@@ -271,8 +271,8 @@ async def end_process(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) 
     """Kill the process group of a process that no client uses. Errors are ignored.
 
     Args:
-        sandbox: Sandbox of the process. Nothing is done while the sandbox is hibernated: the link was closed by the hibernation and not by
-            a client.
+        sandbox: Sandbox of the process. While the sandbox is hibernated, nothing is done: the hibernation has closed the link to the guest, and the
+            process may still have a client.
         process: Id of the process.
         grace_s: Seconds between SIGTERM and SIGKILL; 0 sends only SIGKILL.
     """
@@ -289,7 +289,7 @@ async def end_process(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) 
 
 
 def _error(verdict: Mapping[str, Any]) -> SandlotError:
-    """Return the error that a helper reported. Its texts are limited in length, and its code is one that a guest may send."""
+    """Return the error that a helper reported. The texts are limited in length, and the code is one of the codes that a guest may send."""
     code, message, hint = (verdict.get(name) for name in ("error", "message", "hint"))
     if code not in schema.RESET_CODES or not isinstance(message, str) or not isinstance(hint, str):
         _log.error("helper.internal_error", message=str(message)[:_HINT_CHARS])

@@ -82,9 +82,9 @@ class OutputCollector:
     An updated display is kept once, in its last form. Displays that the cell cleared are dropped; output is never dropped.
 
     Args:
-        buffers: Budget of the memory.
-        head_bytes: Bytes kept of the beginning of each stream.
-        tail_bytes: Bytes kept of the end of each stream.
+        buffers: Buffer budget of the sandbox, in which the memory is reserved.
+        head_bytes: Number of bytes kept of the beginning of each stream.
+        tail_bytes: Number of bytes kept of the end of each stream.
 
     Attributes:
         captures: Channel -> collected output.

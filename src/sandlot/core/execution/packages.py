@@ -2,11 +2,12 @@
 
 Invariants:
 - An install is an execution like any other: it is counted and logged, and ended when its client leaves. The package manager gets SIGTERM first, so
-  that it can clean up. A failed install is no error: its result has the output of the package manager.
+  that it can clean up. If the package manager fails, the install raises no error: the result has the
+  output of the package manager.
 - An install whose id was chosen by its client can be requested again, and continues while it has followers
   (:mod:`sandlot.core.execution.followers`).
-- An install has access to the package indexes while it runs, if the quota of its key allows installs. An install that continues after a restart of
-  the service keeps the access (:mod:`sandlot.core.execution.unattended`).
+- An install has access to the package indexes while it runs, if the quota of the client's key allows installs. An install that continues after a
+  restart of the service keeps the access (:mod:`sandlot.core.execution.unattended`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Install:
         sandbox: Sandbox of the install.
         run: Process of the package manager.
         access: Package access that was opened for this install and is closed at its end. None if no access was opened.
-        followers: Other clients of the install; None if the install cannot be joined.
+        followers: Followers of the install, including other clients; None if clients cannot join the install.
     """
 
     __slots__ = ("_access", "_attends", "_closed", "_followers", "_sandbox", "run")
@@ -55,7 +56,10 @@ class Install:
         self._attends = followers is None or followers.enter(attend=True)
 
     async def close(self) -> None:
-        """Stop following the install. An unfinished install is ended, unless it has other followers or a client joins it in time. Idempotent."""
+        """Stop following the install. Idempotent.
+
+        An unfinished install is ended, unless it has other followers or a client joins it within ``followers.AWAY_S`` seconds.
+        """
         if self._closed:
             return
         self._closed = True

@@ -73,7 +73,7 @@ class SandboxProcesses:
     """Details of the processes of one sandbox.
 
     Args:
-        buffers: Budget of the memory.
+        buffers: Buffer budget of the sandbox, in which the memory of the details is counted.
     """
 
     __slots__ = ("_buffers", "details")
@@ -195,8 +195,8 @@ class ProcessExecution:
         """Collect the output of the process until the process ends.
 
         Args:
-            timeout_s: Timeout of the process in seconds, which the guest enforces. The call fails ``GRACE_S`` seconds later if the guest has not
-                responded. None: no timeout.
+            timeout_s: Timeout of the process in seconds, which the guest enforces. If the guest does not respond, the call fails
+                ``GRACE_S`` seconds after the timeout. None: no timeout.
 
         Raises:
             SandlotError: The sandbox ended, or the guest did not respond in time.
@@ -341,7 +341,7 @@ class ProcessService:
         if stdin is None:
             await call.aclose()
         else:
-            # This call stays open because it carries the input. Its output is drained: unread output would block the process.
+            # The call stays open because it carries the input. The output of the call is drained: unread output would block the process.
             sandbox.tasks.spawn(self.stdin.drain(sandbox, call))
             await self.stdin.confirm_fed(sandbox, self.stdin.feed(sandbox, call, stdin), call, len(stdin))
         return call.id, call.pid

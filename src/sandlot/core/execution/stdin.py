@@ -6,7 +6,7 @@ Invariants:
 - Clients can write to every process of a sandbox by the id of the process, even if an earlier service started the process or the sandbox was
   restored from an image.
 - Writes to one process run one after another. If a write is cancelled, or its client disconnects, the next write begins.
-- Input that was passed whole is counted in the buffer budget (``core/node/buffer_budget.py``) until the process has taken it.
+- Input that was passed whole is counted in the buffer budget (``core/node/buffer_budget.py``) until the service has sent the whole input.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class StdinManager:
             except TimeoutError:
                 raise ConflictError(
                     f"Another request is still writing to the input of process {process}.",
-                    hint="Cancel the other request. If the process does not read its input, kill the process with a signal.",
+                    hint="Cancel the other request, and retry.",
                     fields={"process": process},
                 ) from None
             try:
@@ -169,7 +169,7 @@ class StdinManager:
     async def confirm_fed(self, sandbox: Sandbox, feeding: asyncio.Task[None], call: ProcessCall, size: int) -> None:
         """Wait at most ``PROMPT_S`` seconds until an input that was passed whole has reached the guest.
 
-        If the input has more than ``PROMPT_BYTES`` bytes, do not wait, because the guest accepts so many bytes only if the process reads.
+        If the input has more than ``PROMPT_BYTES`` bytes, do not wait, because the guest accepts such an input only if the process reads.
 
         Args:
             sandbox: Sandbox of the process.

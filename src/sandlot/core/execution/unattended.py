@@ -67,10 +67,10 @@ class UnattendedExecutions:
         sandbox.tasks.spawn(_finish(entry, self._read_process(sandbox, entry)))
 
     async def settle(self, find: Callable[[SandboxId], Sandbox | None]) -> None:
-        """Follow the unfinished executions of an earlier service. Call this once the sandboxes are known; it does not wait for their recovery.
+        """Follow the unfinished executions of an earlier service. Return without waiting for the recovery of the sandboxes.
 
         Args:
-            find: Returns the sandbox with an id if it is alive or being recovered, otherwise None.
+            find: Function that returns the sandbox with an id if the sandbox is alive or being recovered, otherwise None.
         """
         for record in await self._log.unfinished():
             if (sandbox := find(record.sandbox)) is None:

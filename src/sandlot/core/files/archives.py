@@ -76,7 +76,7 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
         sandbox: Sandbox that has the folder or file.
         path: Absolute path. If the last part of the path is a symbolic link, the link is followed.
         user: User that reads the files.
-        compress: Compress the archive with gzip.
+        compress: True compresses the archive with gzip.
 
     Raises:
         NotFoundError: The path does not exist (``path_not_found``).
@@ -105,7 +105,7 @@ async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, u
         user: User that writes and owns the files.
 
     Raises:
-        InvalidRequestError: The data is no archive, is damaged, or has an entry outside of the folder; the message names the entry.
+        InvalidRequestError: The data is not an archive, is damaged, or has an entry outside of the folder; the message names the entry.
         LimitError: The disk of the sandbox is full (``disk_full``), or the archive has more than 100,000 entries (``too_large``).
         ForbiddenError: The user may not write to the folder (``permission_denied``).
         SandlotError: The sandbox has ended. Exceptions that ``chunks`` raises are passed on.

@@ -122,7 +122,7 @@ async def stat(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) 
 
 
 async def exists(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> bool:
-    """Return whether a path exists. If ``follow`` is false, a symbolic link exists even if its target is missing."""
+    """Return whether a path exists. If ``follow`` is False, a symbolic link whose target is missing counts as an existing path."""
     try:
         await stat(sandbox, path, user=user, follow=follow)
     except NotFoundError as error:
@@ -133,7 +133,7 @@ async def exists(sandbox: Sandbox, path: str, *, user: User, follow: bool = True
 
 
 async def make_directory(sandbox: Sandbox, path: str, *, user: User, parents: bool = True, mode: int | None = None) -> Entry:
-    """Create a folder. If ``parents`` is set, missing parents are created, and an existing folder is no error."""
+    """Create a folder. If ``parents`` is True, create missing parents, and raise no error if the folder exists already."""
     check_path(path)
     _check_mode(mode)
     async with sandbox.connection() as link:

@@ -75,7 +75,7 @@ class UrlSigner:
         """Return the query of a signed URL and its expiry.
 
         Args:
-            principal: Caller that signs the URL. The calling code has checked that the caller may use the sandbox.
+            principal: Caller that signs the URL. The calling code must check first that the caller may use the sandbox.
             sandbox: Id of the sandbox.
             method: One of ``METHODS``.
             path: Absolute path inside the sandbox.

@@ -5,7 +5,7 @@ Invariants:
 - The content of a file is stored first, then its record. The file exists as soon as its record is stored. If the service is killed between the
   two steps, :meth:`FileStore.open` removes the content.
 - The name of a file is a single printable path component. The name never decides into which folder the file is written.
-- Files of other owners are not found.
+- Only an operator can find the files of other owners.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ class FileStore:
         self.commits = TaskSet("file.internal_error")
 
     async def open(self) -> int:
-        """Remove content without a record, which interrupted uploads and deletions have left. Call this before any other method.
+        """Remove content that has no record, because an upload or a deletion was interrupted. Call this method before any other method.
 
         Returns:
-            Number of removed contents.
+            Number of files whose content was removed.
         """
         strays = await self._blobs.ids() - await self._records.ids()
         for stray in strays:
             await self._blobs.remove(stray)
         if strays:
-            _log.info("files.swept", count=len(strays))
+            _log.info("file.unrecorded_content_removed", count=len(strays))
         return len(strays)
 
     async def upload(self, principal: Principal, chunks: AsyncIterable[bytes], *, filename: str, media_type: str | None = None) -> FileRecord:

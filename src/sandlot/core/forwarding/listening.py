@@ -93,7 +93,7 @@ def parse_address(digits: str) -> str:
     """Parse an address of a table: hexadecimal 32-bit words in the byte order of the machine.
 
     Raises:
-        ValueError: The digits are no address.
+        ValueError: The digits are not an address.
     """
     if len(digits) not in {_V4_DIGITS, _V6_DIGITS}:
         raise ValueError(digits[:_V6_DIGITS])

@@ -94,8 +94,8 @@ def wants_look(idle_timeout_s: float, quiet_s: float) -> bool:
 def has_idled(idle_timeout_s: float, quiet_s: float, seen_s: float, tasks: int) -> bool:
     """Return True if the idle timeout of a sandbox has passed.
 
-    If the sandbox has processes, their samples must also cover a period that shows that they are not busy: ``WINDOW_S``, or the idle timeout if it
-    is shorter.
+    If the sandbox has processes, ``seen_s`` must also be at least ``WINDOW_S`` or ``idle_timeout_s``, whichever is smaller. Samples of a shorter
+    period do not show that the processes are not busy.
 
     Args:
         idle_timeout_s: Idle timeout of the sandbox.
@@ -129,7 +129,7 @@ class IdleMonitor:
                 _log.exception("idle.internal_error")
 
     async def look(self) -> None:
-        """Check the idle time of each running sandbox that has an idle timeout. If it has passed, carry out the sandbox's ``on_timeout``."""
+        """Carry out the ``on_timeout`` of each running sandbox whose idle timeout has passed."""
         watched = [
             sandbox
             for sandbox in self._registry.live()

@@ -51,7 +51,7 @@ class MemoryImages:
         return self.image(id_)
 
     async def copy(self, image: Path, into: Path) -> int:
-        """Copy an image by hard links and return its size in bytes. The copy can share the files of the image, because they never change."""
+        """Copy an image by hard links and return its size in bytes. The files of an image never change, so the copy can share them."""
         return await asyncio.to_thread(_link_all, image, into)
 
     async def remove(self, id_: str) -> None:

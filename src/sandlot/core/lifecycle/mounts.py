@@ -1,13 +1,13 @@
 """Mounts: mount the volumes of a new sandbox, and attach volumes to a running sandbox or detach them from it.
 
 The host mounts a volume once, for all sandboxes that have it. The driver makes the volume visible to a sandbox. If the runtime cannot mount the
-volume at its path inside, the guest does so, as root inside the sandbox.
+volume at its path inside, the guest mounts the volume there, as root inside the sandbox.
 
 Invariants:
-- The volumes of a new sandbox are mounted before the response. A sandbox that is restored from a snapshot may still have the mount points of the
-  source's volumes. These mount points are unmounted first.
-- Attaching, detaching, and finishing what a killed service began are operations (:mod:`sandlot.core.operations`), so no other operation changes
-  the sandbox meanwhile.
+- The volumes of a new sandbox are mounted before the response to the create request. A sandbox that is restored from a snapshot may still have the
+  volumes of the source mounted. These volumes are unmounted first.
+- Attaching a volume, detaching a volume, and finishing an interrupted attachment or detachment are operations (:mod:`sandlot.core.operations`), so
+  no other operation changes the sandbox meanwhile.
 - An attachment or detachment is recorded before it begins: the volume is marked as *moving*. The result is recorded before the response. If the
   service is killed in between, the next service attaches the moving volume or, if this fails, detaches it. If the guest or the store fails, the next
   attach, detach, resume, fork or snapshot does the same.
@@ -100,7 +100,7 @@ async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
     if _moving(sandbox):
         raise ConflictError(
             f"A volume of sandbox {sandbox.id} is being attached or detached.",
-            hint="Resume the sandbox if it is suspended, and retry.",
+            hint="Retry while the sandbox is running, so that the attachment or detachment can be completed.",
             fields={"sandbox": sandbox.id},
         )
     sandbox.steady += 1
@@ -230,7 +230,7 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     sandbox, instance = supervisor.sandbox, supervisor.sandbox.require_instance()
     place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MAX_VOLUMES}"]
     if mount.slot is None:
-        raise InternalError(f"Volume {mount.volume} has no slot in sandbox {sandbox.id}.")
+        raise InternalError(f"Volume {mount.volume} of sandbox {sandbox.id} cannot be detached: it has no slot.")
     away = Change(without=(mount.slot,))
     for rounds in ROUNDS:
         with contextlib.suppress(ConflictError):  # the first attempt fails if the volume is still mounted inside
@@ -245,7 +245,7 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 
 
 async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
-    """Detach a volume whose attachment failed. A volume that is in use stays attached. If the result is unknown, it stays marked as *moving*."""
+    """Detach a volume whose attachment failed. A volume in use stays attached. If the result is unknown, the volume stays marked as *moving*."""
     sandbox = supervisor.sandbox
     if sandbox.end_requested.is_set():
         return
@@ -262,7 +262,7 @@ async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 def _used(sandbox: Sandbox, mount: VolumeMount) -> ConflictError:
     return ConflictError(
         f"The volume at {mount.path} is in use inside sandbox {sandbox.id}.",
-        hint="End the processes that have open files or a working directory on the volume, then detach the volume again. Or kill the sandbox.",
+        hint="End the processes that have open files or a working directory on the volume, then detach the volume again.",
         fields={"sandbox": sandbox.id, "volume": mount.volume, "path": mount.path},
     )
 

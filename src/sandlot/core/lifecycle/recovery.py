@@ -2,8 +2,8 @@
 
 Invariants:
 - Each sandbox that a client knows is recovered, or its record gives the reason why the sandbox ended.
-- The variables, processes and files of a recovered sandbox do not change. The service only connects to its guest and sends the guest its deadline. A
-  warm sandbox that was claimed but not yet woken is woken with its identity.
+- The variables, processes and files of a recovered sandbox do not change. The service only connects to the guest and sends the deadline to the guest.
+  A warm sandbox that was claimed but not yet woken is woken with its identity.
 - A paused sandbox stays paused. A hibernated sandbox stays hibernated. A sandbox that was about to hibernate or to wake, and does not run, counts as
   hibernated.
 - Helper programs of the earlier service, such as a program that packs a folder, are ended. Executions of clients continue.
@@ -133,11 +133,11 @@ async def sweep_leftovers(sandboxes: Iterable[Sandbox], drivers: Iterable[Driver
         try:
             swept = sum([await driver.sweep(keep=kept) for driver in drivers])
         except Exception:  # noqa: BLE001 - the sweep is repeated, and the resources do no harm meanwhile
-            _log.exception("sandboxes.sweep_failed", next_try_s=SWEEP_PAUSE_S)
+            _log.exception("leftover_sandboxes.not_removed", next_try_s=SWEEP_PAUSE_S)
             await asyncio.sleep(SWEEP_PAUSE_S)
         else:
             if swept:
-                _log.info("sandboxes.swept", count=swept)
+                _log.info("leftover_sandboxes.removed", count=swept)
             return
 
 
