@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.host.link_pipes import PIPE_BUF, PipeStream, make_pipes
+from sandlot.model.errors import SandboxEndedError
 
 FRAME = bytes(range(256)) * 16
 
@@ -52,6 +53,29 @@ async def test_frame_is_written_as_a_whole_or_not_at_all(far: FarEnd, tmp_path: 
     await asyncio.gather(*waiting)
     with pytest.raises(ValueError, match="4097"):
         stream.try_send(bytes(PIPE_BUF + 1))
+    await stream.aclose()
+
+
+async def test_stream_to_a_sandbox_that_has_ended_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SandboxEndedError):
+        PipeStream.open(tmp_path)  # the pipes are removed
+    make_pipes(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    with pytest.raises(SandboxEndedError):
+        PipeStream.open(tmp_path)  # no process reads from the pipe
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_only_one_task_receives(far: FarEnd, tmp_path: Path) -> None:
+    stream = PipeStream.open(tmp_path)
+    first = asyncio.create_task(stream.receive(10))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="already receives"):
+        await stream.receive(10)
+    os.write(far.output, b"bytes")
+    assert await first == b"bytes"
     await stream.aclose()
 
 

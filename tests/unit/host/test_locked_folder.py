@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -212,3 +214,23 @@ def test_removed_tree_leaves_targets_of_its_links(tmp_path: Path) -> None:
     assert not root.exists()
     locked_folder.remove_tree(root)  # can be repeated
     assert (outside / "kept").exists()
+
+
+def test_removal_is_retried_while_files_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locked_folder, "_REMOVE_PAUSE_S", 0.001)
+    remove, folder, failures = shutil.rmtree, tmp_path / "folder", [OSError(errno.EBUSY, "in use")] * 3
+
+    def fail_first(path: Path) -> None:
+        if failures:
+            raise failures.pop()
+        remove(path)
+
+    folder.mkdir()
+    monkeypatch.setattr(locked_folder.shutil, "rmtree", fail_first)
+    locked_folder.remove_tree(folder)
+    assert not folder.exists()
+
+    folder.mkdir()
+    failures[:] = [OSError(errno.EBUSY, "in use")] * 1000
+    with pytest.raises(OSError, match="in use"):
+        locked_folder.remove_tree(folder)

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,57 @@ def test_a_folder_of_another_user(tmp_path: Path) -> None:
     folder.mkdir()
     os.chown(folder, 12345, 12345)
     assert "belongs to user 12345" in storage.check_folder("data-dir", folder, 0).detail
+
+
+def test_path_of_a_file_is_not_a_folder_to_write_to(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("content")
+
+    found = storage.check_folder("cache-dir", file, 0)
+
+    assert (found.ok, found.required) == (False, True)
+    assert f"{file} is not a folder" in found.detail
+    assert "SANDLOT_CACHE_DIR" in found.fix
+
+
+def test_folder_without_recommended_space_is_reported_but_accepted(tmp_path: Path) -> None:
+    found = storage.check_folder("cache-dir", tmp_path, 1 << 60)
+    assert (found.ok, found.required) == (False, False)
+    assert "recommended" in found.fix
+
+
+def test_folder_in_memory_is_reported_but_accepted() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        found = storage.check_folder("cache-dir", Path(folder), 0)
+    assert (found.ok, found.required, found.facts["type"]) == (False, False, "tmpfs")
+    assert "take memory" in found.fix
+
+
+def test_folder_on_a_remote_file_system_is_reported_but_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text(f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n31 22 0:6 / {tmp_path} rw - fuse.sshfs server:/x rw\n")
+    monkeypatch.setattr(storage, "MOUNTINFO", mountinfo)
+
+    found = storage.check_folder("cache-dir", tmp_path, 0)
+
+    assert (found.ok, found.required, found.facts["type"]) == (False, False, "fuse.sshfs")
+    assert "remote file system" in found.fix
+
+
+def test_full_file_system_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs
+
+    def full(path: Path) -> os.statvfs_result:
+        values = list(real(path))
+        values[3] = values[4] = 0  # f_bfree and f_bavail
+        return os.statvfs_result(values)
+
+    monkeypatch.setattr(storage.os, "statvfs", full)
+
+    found = storage.check_folder("data-dir", tmp_path, 0)
+
+    assert (found.ok, found.required) == (False, True)
+    assert "Free some space, or set SANDLOT_DATA_DIR" in found.fix
 
 
 def test_layers_are_mounted_and_removed(tmp_path: Path) -> None:
