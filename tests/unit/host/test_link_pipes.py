@@ -56,7 +56,7 @@ async def test_frame_is_written_as_a_whole_or_not_at_all(far: FarEnd, tmp_path: 
     await stream.aclose()
 
 
-async def test_stream_to_a_sandbox_that_has_ended_is_refused(tmp_path: Path) -> None:
+def test_stream_to_a_sandbox_that_has_ended_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SandboxEndedError):
         PipeStream.open(tmp_path)  # the pipes are removed
     make_pipes(tmp_path)
