@@ -226,7 +226,7 @@ def test_removal_is_retried_while_files_are_in_use(tmp_path: Path, monkeypatch: 
         remove(path)
 
     folder.mkdir()
-    monkeypatch.setattr(locked_folder.shutil, "rmtree", fail_first)
+    monkeypatch.setattr("sandlot.host.locked_folder.shutil.rmtree", fail_first)
     locked_folder.remove_tree(folder)
     assert not folder.exists()
 

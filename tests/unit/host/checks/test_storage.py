@@ -95,7 +95,7 @@ def test_full_file_system_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         values[3] = values[4] = 0  # f_bfree and f_bavail
         return os.statvfs_result(values)
 
-    monkeypatch.setattr(storage.os, "statvfs", full)
+    monkeypatch.setattr("sandlot.host.checks.storage.os.statvfs", full)
 
     found = storage.check_folder("data-dir", tmp_path, 0)
 
