@@ -148,7 +148,7 @@ class HostReading:
     """Resources of the host at one moment.
 
     Args:
-        total: All resources of the host: memory and the largest number of tasks, each reduced to the limit of the service's control groups, and the
+        total: All resources of the host: memory and the largest number of tasks, both at most the limits of the service's control groups, and the
             size of the file system.
         free: Resources that no program uses.
         sandbox_disk_bytes: Bytes of disk space that the files of this node's sandboxes and volumes use.
@@ -269,7 +269,7 @@ class Instance(Protocol):
 
     @property
     def hub(self) -> str | None:
-        """Directory in the sandbox in which the driver mounts the volumes, each in a folder whose name is the slot of the volume.
+        """Directory in the sandbox in which the driver mounts the volumes, each in a folder whose name is the number of the volume's slot.
 
         The guest binds the volumes from these folders to their paths. None: the driver itself mounts the volumes at their paths.
         """

@@ -5,7 +5,7 @@ Invariants:
 - The download continues as long as one client is connected. If the last client disconnects, the download is cancelled: after :data:`LINGER_S`,
   because clients often reconnect, or at once if nothing was received yet or too many other downloads have no client.
 - If a connection breaks, the download continues at the same byte over a new connection, or from the next URL if the first URL no longer works.
-- If a URL returned a wrong file and no client has received a byte yet, the next URL is tried at once. Later downloads try the wrong URL last.
+- If a URL returned a wrong file and no client has received a byte yet, the next URL is tried at once. Later downloads try this URL last.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Download:
             self._linger = None
 
     async def leave(self) -> None:
-        """Remove a client. If it was the last client, the download is cancelled, at once or after :data:`LINGER_S` without a new client."""
+        """Remove a client. If no client is left, an unfinished download is cancelled, at once or after :data:`LINGER_S` without a new client."""
         self._clients -= 1
         if self._clients:
             return

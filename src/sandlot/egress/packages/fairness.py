@@ -30,7 +30,7 @@ class ConcurrencyLimiter:
 
     @contextmanager
     def slots(self, sandbox: str) -> Iterator[asyncio.Semaphore]:
-        """Yield the semaphore that all connections of a sandbox share. The caller must hold it from each request until the response is sent.
+        """Yield the semaphore that all connections of a sandbox share. The caller must hold it for each request until the response is sent.
 
         The caller must not use the semaphore after leaving the ``with`` block.
 

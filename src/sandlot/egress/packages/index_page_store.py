@@ -124,7 +124,7 @@ class IndexPageStore:
         return CachedPage(digests, data=variants)
 
     def _verify(self, opened: OpenFile, digest: str) -> bool:
-        """Return whether a file has the expected SHA-256. Each file is read only once per service, because only a power failure damages files."""
+        """Return whether a file has the expected SHA-256. A verified file is not read again, because only a power failure damages files."""
         if digest in self._verified:
             return True
         running, offset = hashlib.sha256(), 0

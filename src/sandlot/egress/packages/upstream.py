@@ -248,7 +248,7 @@ def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
             context.load_cert_chain(access.client_cert)
     except (OSError, ValueError) as error:
         _log.warning(
-            "a configured certificate for package indexes cannot be read; it and those that load after it are not used: %s", type(error).__name__
+            "a configured certificate for package indexes cannot be read; the certificates that follow it are skipped too: %s", type(error).__name__
         )
     if not verify:
         context.check_hostname = False

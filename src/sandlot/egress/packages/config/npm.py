@@ -22,7 +22,7 @@ _SECRETS = ("_authToken", "_auth", "username", "_password")
 
 
 def config_files(env: Mapping[str, str]) -> list[Path]:
-    """Return the files that npm and Debian's package of npm read: the machine's npmrc files, then the user's. Later files take precedence."""
+    """Return the configuration files of npm and of Debian's npm package: the machine's files, then the user's file. Later files take precedence."""
     lower = {name.lower(): value for name, value in env.items()}
     home = Path(env.get("HOME") or "/nonexistent")
     machine = [Path(lower[f"{_PREFIX}globalconfig"])] if lower.get(f"{_PREFIX}globalconfig") else []
@@ -111,7 +111,7 @@ def _credentials(options: Mapping[str, str], roots: list[str]) -> list[Credentia
     for prefix, secrets in by_prefix.items():
         header = _header(secrets)
         parts = urlsplit(f"https:{prefix}")
-        # The URL prefix of a credential has no scheme. Use the scheme of the registry on the same host, or https if no registry is on this host.
+        # The URL prefix of a credential has no scheme. Use the scheme of the registry on the same host; if there is none, use https.
         scheme = schemes.get(netloc_of(f"https:{prefix}")) or schemes.get(netloc_of(f"http:{prefix}")) or "https"
         if header:
             found.append(Credential(scheme, netloc_of(f"{scheme}:{prefix}"), parts.path or "/", header))

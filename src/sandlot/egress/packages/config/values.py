@@ -136,7 +136,7 @@ def netloc_of(url: str) -> str:
 
 
 def split_credential(url: str) -> tuple[str, Credential | None]:
-    """Remove user and password from a URL. Return the remaining URL, and a credential for its whole host, or None if the URL contained none."""
+    """Remove user and password from a URL. Return the remaining URL, and a credential for the whole host (None if the URL had none)."""
     parts = urlsplit(url)
     _, at, netloc = parts.netloc.rpartition("@")
     clean = urlunsplit(parts._replace(netloc=netloc))

@@ -108,7 +108,7 @@ class PackageStore:
 
         Args:
             kind: Kind of the file.
-            name: Name of the file within its kind.
+            name: Name of the file, unique among the files of its kind.
         """
         try:
             opened = OpenFile(os.open(self._path(kind, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
@@ -125,7 +125,7 @@ class PackageStore:
 
         Args:
             kind: Kind of the file.
-            name: Name of the file within its kind.
+            name: Name of the file, unique among the files of its kind.
         """
         opened = self.open(kind, name)
         if opened is None:
@@ -170,7 +170,7 @@ class PackageStore:
         Args:
             draft: The written file.
             kind: Kind of the file.
-            name: Name of the file within its kind.
+            name: Name of the file, unique among the files of its kind.
             durable: True: wait until the data is on disk before the file gets its name. Required for files whose readers do not verify the
                 content: after a power failure, the name must not exist without the data.
 
