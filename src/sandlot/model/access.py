@@ -2,7 +2,7 @@
 
 Invariants:
 - Everything that a request creates belongs to the principal's owner. An owner is an API key or the operator of the machine.
-- Only the owner and operators can see that something exists. For all other principals it is not found.
+- Only the owner of a resource and operators can see that the resource exists. All other principals get a not-found error.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Quota:
         snapshot_bytes: Largest disk space of all snapshots together, in bytes.
         volumes: Largest number of volumes.
         volume_bytes: Largest sum of the sizes of all volumes, in bytes.
-        pools: Largest number of private pools. Warm sandboxes of the pools may use only as many cores, bytes of memory and bytes of disk as the live
-            sandboxes leave within the quota.
+        pools: Largest number of private pools. Warm sandboxes of these pools may use only the part of ``cpus``, ``memory_bytes`` and ``disk_bytes``
+            that live sandboxes do not use.
         installs: True if ``install`` may open the package indexes to a sandbox of network ``none`` while the installation runs.
     """
 

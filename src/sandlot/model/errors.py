@@ -145,7 +145,7 @@ class ConflictError(SandlotError):
 
 
 class LimitError(SandlotError):
-    """A limit was reached: of a size, of a number, of disk space or of a quota."""
+    """A limit of size, number or disk space, or a quota, was reached."""
 
 
 class TimeoutExceededError(SandlotError):
@@ -244,5 +244,5 @@ def from_code(code: str, message: str, *, hint: str = "", fields: Mapping[str, A
 
 
 def error_class(code: ErrorCode) -> type[SandlotError]:
-    """Return the class that errors with a code have."""
+    """Return the class of all errors with a given code."""
     return _CLASSES[code]

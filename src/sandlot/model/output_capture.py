@@ -62,7 +62,7 @@ class OutputCapture:
 
     def skip(self, size: int) -> None:
         """Add ``size`` bytes, whose content is lost, to the omitted bytes. Bytes that are added later belong to the tail."""
-        # All omitted bytes must lie in one place. The present tail lies before the lost bytes, so it is omitted as well.
+        # The omitted bytes must be one consecutive range. The current tail lies before the lost bytes, so the tail is omitted too.
         self.omitted += size + len(self._tail)
         self._tail.clear()
         self._head_left = 0
@@ -80,7 +80,7 @@ class OutputCapture:
 
 
 def shorten(text: str) -> str:
-    """Return the beginning and the end of a long text, together ``MAX_LOGGED_BYTES``, with a line between them. Return a shorter text unchanged."""
+    """Return the beginning and the end of a text that has more than ``MAX_LOGGED_BYTES``, with a line between. Return a shorter text unchanged."""
     if len(text) <= MAX_LOGGED_BYTES // 4:  # no character has more than four bytes
         return text
     capture = OutputCapture(MAX_LOGGED_BYTES // 2, MAX_LOGGED_BYTES // 2)

@@ -114,7 +114,8 @@ class Usage:
         cpu_s: Seconds of processor time.
         memory_bytes: Bytes of memory in use now, without the page cache that the kernel can drop at once.
         memory_peak_bytes: Largest number of bytes of memory in use so far.
-        pids: Number of tasks of the host, including those of the runtime. The guest reports the number to which the limit ``Limits.pids`` applies.
+        pids: Number of tasks that the sandbox has on the host, including those of the runtime. ``Limits.pids`` does not limit this number but the
+            number of tasks inside the sandbox, which the guest reports.
         disk_bytes: Bytes written on top of the root file system.
         oom_kills: Number of tasks of the sandbox that the host's kernel killed because of the memory limit.
     """
@@ -147,10 +148,10 @@ class HostReading:
     """Resources of the host at one moment.
 
     Args:
-        total: All resources of the host: memory up to the limit that the service was started with, the size of the file system, and the largest
-            number of tasks.
+        total: All resources of the host: memory and the largest number of tasks, both at most the limits of the service's control groups, and the
+            size of the file system.
         free: Resources that no program uses.
-        sandbox_disk_bytes: Bytes of disk space that the sandboxes of this node have written so far.
+        sandbox_disk_bytes: Bytes of disk space that the files of this node's sandboxes and volumes use.
     """
 
     total: Resources
@@ -163,7 +164,7 @@ class Attachment:
     """A volume that is mounted on the host, for one sandbox.
 
     Args:
-        slot: Number of the slot of the sandbox that the volume occupies, from 0.
+        slot: Number of the volume slot of the sandbox that the volume occupies, counted from 0.
         source: Mount point of the volume on the host.
         path: Path inside the sandbox.
         read_only: True if the sandbox cannot write to the volume.
@@ -185,8 +186,8 @@ class Change:
         pids: New limit of processes and threads. The driver changes only the limit on the host; ``Link.set_limits`` changes the limit in the guest.
         disk_bytes: New limit of bytes that may be written on top of the root file system.
         volumes: Volumes to attach. Volumes that are attached already stay attached.
-        without: Slots whose volumes are detached. The change is refused while a process in the sandbox uses one of these volumes. Empty slots are
-            ignored.
+        without: Numbers of the volume slots whose volumes are detached. The change is refused while a process in the sandbox uses one of these
+            volumes. Empty slots are ignored.
     """
 
     memory_bytes: int | None = None
@@ -229,7 +230,7 @@ _FIELDS: Mapping[str, DriverCapability] = MappingProxyType(
 
 
 class ByteStream(Protocol):
-    """The host's end of the byte stream to one guest. One task receives, one task sends."""
+    """The host's end of the byte stream to one guest. Only one task at a time may receive, and only one task at a time may send."""
 
     async def receive(self, max_bytes: int) -> bytes:
         """Wait for bytes from the guest, and return 1 to ``max_bytes`` bytes. Return ``b""`` when the other end is closed."""
@@ -256,19 +257,19 @@ class Instance(Protocol):
     """One live sandbox.
 
     Attributes:
-        ref: Reference with which a later service can adopt the sandbox.
+        ref: Reference to the sandbox. With it, :meth:`Driver.adopt` takes over the sandbox after a restart of the service.
     """
 
     ref: str
 
     @property
     def limits(self) -> Limits:
-        """Current limits. After a service was killed during a change of limits, these are the limits that are actually in force."""
+        """Limits that are in force now, even if an earlier service was killed while it changed the limits."""
         ...
 
     @property
     def hub(self) -> str | None:
-        """Directory in the sandbox in which the driver mounts the volumes, each in a folder whose name is the slot of the volume.
+        """Directory in the sandbox in which the driver mounts the volumes, each in a folder whose name is the number of the volume's slot.
 
         The guest binds the volumes from these folders to their paths. None: the driver itself mounts the volumes at their paths.
         """
@@ -303,7 +304,7 @@ class Instance(Protocol):
         ...
 
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
-        """Write memory, files and everything else that a restore needs to disk. Needs the capability ``SNAPSHOT``.
+        """Write to disk everything that a restore needs, such as memory and files. Needs the capability ``SNAPSHOT``.
 
         Args:
             into: New folder for the snapshot, below the state or the cache directory. The folder appears as a whole, or not at all.
@@ -356,7 +357,7 @@ class PreparedSandbox(Protocol):
 
         Raises:
             UnsupportedError: The driver cannot attach volumes.
-            HostError: The host refused; the message gives the reason.
+            HostError: The host could not attach the volumes; the message gives the reason.
             SandboxEndedError: The sandbox was destroyed.
         """
         ...
@@ -374,7 +375,8 @@ class PreparedSandbox(Protocol):
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:
         """Start the sandbox from a snapshot, and return the live sandbox. Needs the capability ``SNAPSHOT``.
 
-        A snapshot can be restored any number of times. Its processes continue from the moment of the snapshot. The guest sleeps until it is woken.
+        A snapshot can be restored any number of times. The processes in the snapshot continue from the moment at which it was taken. The guest
+        sleeps until the service wakes it over the link.
 
         Raises:
             UnsupportedError: The driver has no snapshots.
@@ -392,7 +394,7 @@ class PreparedSandbox(Protocol):
 
 
 class Driver(Protocol):
-    """One kind of isolation.
+    """Starts, adopts and removes sandboxes with one kind of isolation.
 
     Attributes:
         name: Name of the driver, such as ``gvisor``.
@@ -405,7 +407,7 @@ class Driver(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Return a text that changes when anything changes on which snapshots of the driver depend, such as the build of the runtime."""
+        """Return a text that is different after a change of anything that snapshots of the driver depend on, such as the build of the runtime."""
         ...
 
     def max_resources(self, limits: Limits) -> Resources:

@@ -1,4 +1,4 @@
-"""Records: values that survive a restart of the service, one class for each kind of row. All times are aware and in UTC."""
+"""Records: values that survive a restart of the service, one class for each kind of row. All times are timezone-aware and in UTC."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SandboxRecord:
         name: Name for people; None: no name.
         state: State of the sandbox.
         created_at: Time of the create request.
-        expires_at: Time at which the timeout passes; None: never.
+        expires_at: Time at which the timeout of the sandbox expires; None: never.
         idle_timeout_s: Seconds without activity after which the sandbox ends; None: never.
         ref: Driver's reference of the sandbox; None before the sandbox was started.
         exit_reason: Value of ``ExitReason``; None before the sandbox has ended.
@@ -75,13 +75,13 @@ class SnapshotRecord:
         node: Node that took the snapshot and can start sandboxes from it.
         owner: Owner of the snapshot.
         name: Name, unique among the owner's snapshots; None: no name.
-        kind: Content of the snapshot.
+        kind: Content of the snapshot: memory and files, or files only.
         spec: Spec of the sandbox that the snapshot was taken of, including its environment.
         created_at: Time of the request.
         ready: True if the snapshot is complete and synced to disk. A service removes unfinished snapshots when it starts.
         size_bytes: Size on disk; 0 until the snapshot is ready.
         layer: True if a memory snapshot also contains the files in a form from which a sandbox can boot when the memory cannot be restored.
-        problem: Reason why no sandbox can be started from the snapshot, for people; empty if none is known.
+        problem: Reason why no sandbox can be started from the snapshot, for people; empty if no problem is known.
         idempotency_key: Idempotency key of the request.
         request_digest: SHA-256 of the request, in hexadecimal.
     """
@@ -113,7 +113,7 @@ class VolumeRecord:
         size_bytes: Largest number of bytes that can be written to the volume.
         created_at: Time of the request.
         ready: True if the volume exists. A service removes unfinished volumes when it starts.
-        used_bytes: Bytes in use when the volume was last detached from a sandbox; 0 before.
+        used_bytes: Number of bytes in use when the volume was last detached from a sandbox; 0 if the volume was never detached.
     """
 
     id: VolumeId
@@ -190,10 +190,10 @@ class ExecutionRecord:
         code: Code, shortened to ``MAX_LOGGED_BYTES``; None for a command.
         argv: Program and arguments of the command, shortened to ``MAX_LOGGED_BYTES``; None for code.
         exit_code: Exit code of a command that has exited; None for everything else.
-        stdout: Beginning and end of standard output, shortened to the largest size of the execution log.
-        stderr: Beginning and end of standard error, shortened to the largest size of the execution log.
-        stdout_omitted_bytes: Bytes of standard output that are missing in ``stdout``.
-        stderr_omitted_bytes: Bytes of standard error that are missing in ``stderr``.
+        stdout: Standard output. If it is larger than the execution log stores, only its beginning and its end.
+        stderr: Standard error. If it is larger than the execution log stores, only its beginning and its end.
+        stdout_omitted_bytes: Number of bytes of standard output that are missing in ``stdout``.
+        stderr_omitted_bytes: Number of bytes of standard error that are missing in ``stderr``.
         duration_s: Duration in seconds; None while the execution runs.
         error: Name and text of the exception that the code raised, such as ``NameError: name 'x' is not defined``; None if there was no exception.
         origin: API of the request: ``native`` or the name of a compatibility API.
@@ -289,7 +289,7 @@ class DeliveryProgress:
         failed_attempts: Number of failed attempts to deliver the event that follows the cursor.
         next_attempt_at: Time of the next attempt; None if the last attempt did not fail.
         delivered_events: Number of events that the receiver has accepted.
-        failed_events: Number of events that were given up after the last attempt.
+        failed_events: Number of events that were given up because all attempts to deliver them failed.
         last_attempt_at: Time of the last attempt; None before the first attempt.
         last_error: Reason why the last attempt failed, for people; empty if the last attempt did not fail.
     """
@@ -317,7 +317,7 @@ class WebhookRecord:
         payload_format: ``native`` or the name of a compatibility API.
         created_at: Time of the creation.
         progress: Progress of the delivery.
-        enabled: False to deliver nothing and keep the progress unchanged. Events that occur meanwhile are delivered after the webhook is enabled.
+        enabled: True if events are delivered. False: no event is delivered. Events that occur meanwhile are delivered after the webhook is enabled.
     """
 
     id: WebhookId
@@ -338,7 +338,7 @@ class WebhookChange:
 
     Args:
         url: New URL. An event whose delivery has failed is sent to the new URL at once, and its failed attempts are no longer counted.
-        events: New event types to deliver; empty: all types. They apply to all events after the cursor.
+        events: New event types to deliver; empty: all types. They apply to all events that were neither delivered nor given up yet.
         secret: New key with which the service signs each request.
         name: New name.
         enabled: True to enable the webhook; False to disable the webhook.

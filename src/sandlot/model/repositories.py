@@ -3,7 +3,7 @@
 ``sandlot.store`` implements them; the suites of ``sandlot.testing.stores`` test every implementation.
 
 Invariants:
-- When a method has returned, its change is committed: neither a kill of the process nor a loss of power takes it back.
+- When a method has returned, its change is committed: neither a kill of the process nor a loss of power undoes the change.
 - A record and the event that announces it are committed together, or not at all.
 - A page has at most ``limit`` records, in the order that the method documents, and begins after the given position.
 - A client that waits for the result of an execution never waits for the store.
@@ -211,7 +211,7 @@ class FileRepository(Protocol):
         ...
 
     async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
-        """Return a page of records, the newest first, and the number of all records of the owner, both at the same moment.
+        """Return a page of records, the newest first, and the number of all records of the owner, both read at the same moment.
 
         Args:
             owner: Owner of the files; None: all owners.
@@ -330,7 +330,7 @@ class WebhookRepository(Protocol):
         ...
 
     async def update(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
-        """Change a webhook and return its new record; None if there is no webhook with this id. A new URL resets the failed attempts."""
+        """Change a webhook and return its new record; None if there is no webhook with this id. A new URL resets ``failed_attempts``."""
         ...
 
     async def lease(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:

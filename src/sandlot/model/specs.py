@@ -53,7 +53,7 @@ class User(StrEnum):
 
 
 class Network(StrEnum):
-    """Network access of a sandbox. Every sandbox has only a loopback interface, and reaches package indexes over a stream of the link."""
+    """Network access of a sandbox. Every sandbox has only a loopback interface. It reaches package indexes only through the service."""
 
     PACKAGES = "packages"
     """Read access to the package indexes of this host."""
@@ -125,8 +125,8 @@ class VolumeMount:
         volume: Name or id of the volume.
         path: Absolute path of the mount point, which is created if it does not exist.
         read_only: True if the sandbox cannot write to the volume.
-        slot: Number of the slot of the sandbox that the attached volume occupies, from 0; None: no slot is assigned yet.
-        requested_as: Name or id of the volume in the request; empty: the request had the id.
+        slot: Number of the volume slot of the sandbox that the volume occupies, counted from 0; None: no slot is assigned yet.
+        requested_as: Name or id of the volume in the request, kept when ``volume`` is replaced by the id; empty before.
         changing: True while the volume is being attached or detached.
     """
 
@@ -156,7 +156,7 @@ class VolumeMount:
 
 
 def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
-    """Return the mounts with a free slot assigned to each mount that has none. Pure.
+    """Return the mounts, each with a volume slot: a mount without a slot gets a free slot. Pure.
 
     A mount that has a slot keeps this slot, because the saved memory of a sandbox depends on the slots of its volumes.
     """
@@ -166,7 +166,7 @@ def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
 
 
 def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:
-    """Yield the slot of each mount, and the mount. A mount without a slot gets a free slot."""
+    """Yield each mount with the number of its volume slot. A mount without a slot gets a free slot."""
     yield from ((mount.slot or 0, mount) for mount in placed(mounts))
 
 
@@ -187,7 +187,7 @@ def check_mounts(mounts: Sequence[VolumeMount]) -> None:
             if f"{mount.path}/".startswith(f"{other.path}/") or f"{other.path}/".startswith(f"{mount.path}/"):
                 raise InvalidRequestError(
                     f"Two volumes cannot be mounted at {other.path[:64]!r} and {mount.path[:64]!r}: one path is equal to or inside of the other.",
-                    hint="Mount each volume outside of the other's path.",
+                    hint="Mount each volume outside of the paths of the other volumes.",
                     fields={"field": "volumes", "path": mount.path[:256]},
                 )
 
@@ -331,7 +331,7 @@ class ProcessSpec:
             check_terminal_size(self.rows, self.cols)
         if self.tag is not None and not 1 <= (size := len(check_text("tag", self.tag))) <= MAX_TAG_BYTES:
             raise InvalidRequestError(
-                f"`tag` has {size} bytes; 1 to {MAX_TAG_BYTES} are allowed.", hint="Pass a shorter tag, or omit `tag`.", fields={"field": "tag"}
+                f"`tag` has {size} bytes; 1 to {MAX_TAG_BYTES} are allowed.", hint="Change the tag, or omit `tag`.", fields={"field": "tag"}
             )
 
 
@@ -357,13 +357,13 @@ class CellSpec:
 
     Args:
         code: Source code, at most 4 MiB.
-        language: Language of the code: a key of ``CONTEXT_LANGUAGES``, which is replaced by its value. None: the language of the context; if no
-            context is given, Python.
+        language: Language of the code: a key of ``CONTEXT_LANGUAGES``. The object stores the value of this key instead. None: the language of the
+            context; if no context is given, Python.
         env: Environment variables for this cell only.
         timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.
         context: Id of the context that runs the cell; None: the default context of the language.
-        silent: True to show no result of the last expression and not to increase the execution count of the context.
-        store_history: True to increase the execution count of the context.
+        silent: True: do not show the result of the last expression, and do not increase the execution count of the context.
+        store_history: True: increase the execution count of the context, unless ``silent`` is True.
         stop_on_error: True to abort the cells that wait for the context if this cell fails.
     """
 
@@ -443,7 +443,7 @@ def context_not_found(id_: str) -> NotFoundError:
     return NotFoundError(
         f"There is no context {id_[:64]!r}.",
         code=ErrorCode.CONTEXT_NOT_FOUND,
-        hint="List the contexts, or create a context. The context may have been deleted.",
+        hint="Pass the id of an existing context. The context may have been deleted.",
         fields={"context": id_[:64]},
     )
 
@@ -466,7 +466,7 @@ def shell_argv(command: str) -> tuple[str, ...]:
     The shell is not a login shell, because ``bash -l`` takes 70 to 90 ms to start in gVisor, and ``bash`` takes 15 ms (measured).
 
     Raises:
-        InvalidRequestError: The command line is empty or is not text that Linux can pass.
+        InvalidRequestError: The command line is empty, or contains a NUL character or a lone surrogate.
     """
     check_text("command", command)
     if not command.strip():
@@ -487,7 +487,7 @@ def check_text(what: str, text: str, code: ErrorCode = ErrorCode.INVALID_REQUEST
     """
     if "\0" in text:
         raise InvalidRequestError(
-            f"The {what} contains a NUL character, which Linux cannot pass.", code=code, hint="Remove the character, or pass the bytes in a file."
+            f"The {what} contains a NUL character, which is not allowed.", code=code, hint="Remove the character, or pass the bytes in a file."
         )
     try:
         return text.encode()
@@ -499,7 +499,8 @@ def check_path(path: str) -> str:
     """Check a path inside a sandbox, and return the path. ``..`` and links are allowed; the kernel inside the sandbox resolves them.
 
     Raises:
-        InvalidRequestError: The path is not absolute, is not text that Linux can pass, or has more than 4,095 bytes (``path_invalid``).
+        InvalidRequestError: The path is not absolute, contains a NUL character or a lone surrogate, or has more than 4,095 bytes. The code is
+            ``path_invalid``.
     """
     size = len(check_text("path", path, ErrorCode.PATH_INVALID))
     if not path.startswith("/"):
@@ -546,6 +547,6 @@ def check_env(env: Mapping[str, str]) -> None:
 
 def _bounded(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:  # false for NaN as well
-        # Integers in full: 1.09951e+12 is unreadable as a number of bytes.
+        # Write integers with all digits: as a number of bytes, 1.09951e+12 would be unreadable.
         given, least, most = (str(number) if isinstance(number, int) else f"{number:g}" for number in (value, low, high))
         raise InvalidRequestError(f"`{name}` is {given}; it must be from {least} to {most}.", fields={"field": name})

@@ -6,7 +6,7 @@ Invariants:
 - A transient state is recorded before its work begins. There is one exception: the new state is not recorded if the
   recorded state has the same recovery. For example, ``pausing`` is not recorded after ``running``: both are adopted.
 - Every state has one recovery, so a service that is killed at any moment leaves sandboxes that the next service can handle.
-- Names of transient states end in ``-ing``; ``running`` is the only lasting state whose name does.
+- Names of transient states end in ``-ing``. ``running`` is the only other state whose name ends in ``-ing``.
 
 ``Sandbox`` enforces :data:`LIFECYCLE`; ``scripts/states.py`` draws ``docs/states.md`` from it.
 """

@@ -4,7 +4,7 @@ Invariants:
 - Only global unicast addresses are public. These addresses are not public: special-purpose addresses (RFC 6890 and its registries), addresses that
   embed another address (IPv4-mapped, NAT64, 6to4, Teredo), and metadata addresses of clouds.
 - Addresses in networks that the operator allows may be called even if they are not public.
-- A URL is checked without network access. The HTTP client checks each address that the URL's name resolves to before it connects.
+- A URL is checked without network access. Before the HTTP client connects, it checks the addresses that the host name in the URL resolves to.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def is_public(address: Address) -> bool:
 
 
 def is_allowed(address: Address, allow: Collection[Network]) -> bool:
-    """Return whether requests may go to an address: True if it is public or in one of the networks ``allow`` of the operator."""
+    """Return whether requests may go to an address: True if the address is public or in one of the networks ``allow``."""
     return is_public(address) or _in_any(address, allow)
 
 
 def check_url(url: str, allow: Collection[Network] = ()) -> httpx.URL:
-    """Parse a URL that a tenant chose, and check what can be checked without network access.
+    """Parse a URL that a tenant chose, and check its length, scheme, host and port. Host names are not looked up.
 
     Args:
         url: The URL.
@@ -92,7 +92,7 @@ def check_url(url: str, allow: Collection[Network] = ()) -> httpx.URL:
 
 
 def host_of(url: httpx.URL) -> str:
-    """Return the host of a URL in lower-case ASCII, the form in which name servers and certificates contain it."""
+    """Return the host of a URL in lower-case ASCII, the form that is used in DNS and in certificates."""
     return url.raw_host.decode("ascii").lower()
 
 

@@ -1,8 +1,8 @@
 """HTTP client for URLs that tenants chose. A call sends one request and returns the status of the response.
 
 Invariants:
-- The client resolves names itself, checks the addresses and connects to a checked address. A name server therefore cannot direct the connection to
-  a forbidden address with a second response. TLS verifies the certificate for the name, as usual.
+- The client resolves each name once, checks the addresses and connects to a checked address. A name server therefore cannot direct the connection to
+  a forbidden address by another response to a second lookup. TLS verifies the certificate for the name, as usual.
 - Redirects are not followed.
 - No proxy, cookie or credential of this machine is used. Each request has its own connection.
 - A call takes at most :data:`CALL_S`, and at most :data:`READ_BYTES` of the response are read.
@@ -46,7 +46,8 @@ class OutboundHttpClient:
     Args:
         allow: Networks that requests may go to although their addresses are not public.
         resolve: Resolves host names. None: the machine's resolver.
-        is_own: Returns whether an address belongs to this machine. None: :func:`is_own_address`.
+        is_own: Returns whether an address belongs to this machine; such addresses are forbidden if ``allow`` does not contain them. None:
+            :func:`is_own_address`.
     """
 
     def __init__(self, allow: Collection[Network] = (), *, resolve: Resolve | None = None, is_own: Callable[[Address], bool] | None = None) -> None:
@@ -57,7 +58,7 @@ class OutboundHttpClient:
         self._transport: httpx.AsyncHTTPTransport | None = None
 
     async def aclose(self) -> None:
-        """Close the client. Lookups that have begun are not waited for. Idempotent."""
+        """Close the client without waiting for name lookups in progress. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._transport is not None:
             await self._transport.aclose()
@@ -101,7 +102,8 @@ class OutboundHttpClient:
         """Return the addresses of a URL's host that requests may go to: at least 1, at most :data:`MAX_ADDRESSES`.
 
         Raises:
-            ForbiddenError: Requests may go to no address of the host. The message is the same if the name does not exist: internal names are secret.
+            ForbiddenError: The name does not exist, or requests may go to none of its addresses. The message does not say which of the two, so that
+                tenants cannot find out which internal names exist.
         """
         host = host_of(url)
         literal = address_of(host)

@@ -83,7 +83,7 @@ class PackageCache:
         """Serve one HTTP connection of a program in a sandbox until the connection ends.
 
         Args:
-            stream: Stream with the bytes of the connection. This method ends it.
+            stream: Stream with the bytes of the connection. This method ends the stream.
             sandbox: Id of the sandbox. The number of concurrent requests of each sandbox is limited.
             allowed: Returns whether the sandbox may install packages now. Called for each request and before each piece of a response, so it
                 must be fast.

@@ -11,11 +11,11 @@ class Counters:
 
     Args:
         hits: Requests for index pages and files that were served from the store.
-        misses: Requests for index pages and files that needed upstream.
+        misses: Requests for index pages and files that had to be fetched from upstream.
         stale: Expired index pages that were served because upstream did not respond.
         refused: Requests that the network policy of the requesting sandbox did not allow.
         errors: Requests that failed because of upstream or the disk.
-        upstream_requests: Requests to upstream, including retries and redirects but not files of the host's own folders.
+        upstream_requests: HTTP requests to upstream, including retries and redirects. Reads of files on this host are not counted.
         upstream_bytes: Bytes of response bodies that were received from upstream.
         served_bytes: Bytes of response bodies that were sent to sandboxes.
         mismatches: Files that did not match their digest or changed during a download.

@@ -1,11 +1,11 @@
 """Downloads one file from upstream into the store. Any number of clients can read the file while it is downloaded.
 
 Invariants:
-- No client gets the last bytes of a file before the whole file has matched its digest. A wrong file is never stored.
-- The download continues as long as one client is connected. After the last client has disconnected, the download continues for :data:`LINGER_S`,
-  because clients often come back, and is then cancelled.
-- If a connection breaks, the download continues at the same byte over a new connection, or from the next URL if the first has lost the file.
-- If a URL returned a wrong file and no client has received a byte yet, the next URL is tried at once. In later downloads that URL is tried last.
+- No client gets the last bytes of a file before the whole file has matched its digest. A file that does not match (a wrong file) is never stored.
+- The download continues as long as one client is connected. If the last client disconnects, the download is cancelled: after :data:`LINGER_S`,
+  because clients often reconnect, or at once if nothing was received yet or too many other downloads have no client.
+- If a connection breaks, the download continues at the same byte over a new connection, or from the next URL if the first URL no longer works.
+- If a URL returned a wrong file and no client has received a byte yet, the next URL is tried at once. Later downloads try this URL last.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NotFoundError(Exception):
 
 
 class NotStorableError(Exception):
-    """The store cannot take the file, so the file must be passed through."""
+    """The file cannot be stored, so it must be sent from upstream to the client without being stored."""
 
 
 class WrongFileError(UpstreamError):
@@ -121,10 +121,10 @@ class Download:
         counters: Counters of the package cache, updated by the download.
 
     Attributes:
-        length: Size of the file in bytes. None until it is known, and if upstream does not announce it.
-        wrong_urls: URLs that returned a wrong file.
+        length: Size of the file in bytes. None before upstream has responded, and if upstream does not announce the size.
+        wrong_urls: URLs that returned a wrong file or a part of a wrong file.
         is_complete: True if the whole file has arrived and matches its digest.
-        is_over: True if the download has ended, with or without success. No client may join then.
+        is_over: True if the download has ended, with or without success. Clients may join only while this is False.
         task: Task that runs the download. None before :meth:`start`.
     """
 
@@ -173,7 +173,7 @@ class Download:
             self._linger = None
 
     async def leave(self) -> None:
-        """Remove a client. After the last client has left, the download continues for :data:`LINGER_S` at most, or is cancelled."""
+        """Remove a client. If no client is left, an unfinished download is cancelled, at once or after :data:`LINGER_S` without a new client."""
         self._clients -= 1
         if self._clients:
             return
@@ -220,7 +220,7 @@ class Download:
             length: Number of bytes to yield. None: all bytes up to the end of the file.
 
         Raises:
-            NotStorableError: The disk became full. The bytes that were yielded may still be right.
+            NotStorableError: The disk became full. The bytes that were yielded are not known to be wrong.
             UpstreamError: The download failed, or the file is wrong.
         """
         offset = start
@@ -292,7 +292,7 @@ class Download:
         digest = self.file.digest
         if digest is not None and self._hash is not None and self._hash.hexdigest() != digest.value:
             self._counters.mismatches += 1
-            raise WrongFileError(f"{redacted(url)} does not match its index's digest ({digest.algorithm})")
+            raise WrongFileError(f"the file at {redacted(url)} does not match the digest in its index ({digest.algorithm})")
 
     async def _restart(self) -> None:
         """Discard the bytes received so far, so that the download can begin again from another URL."""
@@ -303,7 +303,7 @@ class Download:
             await self._threads.run(draft.close)
 
     async def _fetch_from(self, url: str) -> None:
-        """Download the whole file from one URL into the draft. After a broken connection, request the rest of the file, in at most 3 attempts."""
+        """Download into the draft file all bytes that it does not have yet. If the connection breaks, request the rest; at most 3 requests in all."""
         version = ""
         for attempt in range(_ATTEMPTS):
             done = self._draft.size_bytes if self._draft else 0
@@ -327,7 +327,7 @@ class Download:
             except WrongFileError:
                 raise
             except UpstreamError:
-                # The rest may only be requested if a digest or a version shows whether the file has changed in the meantime.
+                # Without a digest or an If-Range value, a change of the file between two requests would go unnoticed.
                 can_resume = self._draft is not None and (self._hash is not None or version)
                 if not can_resume or attempt + 1 == _ATTEMPTS:
                     raise
@@ -426,13 +426,13 @@ def check_has_file(response: UpstreamResponse) -> None:
 
 
 def _ended_at(response: UpstreamResponse, done: int) -> bool:
-    """Return whether a response to a range request says that the file ends at byte ``done``: nothing is left to fetch."""
+    """Return whether a response to a range request says that the file has exactly ``done`` bytes, so that nothing is left to fetch."""
     is_after_end = done and response.status == _RANGE_NOT_SATISFIABLE
     return bool(is_after_end and response.headers.get("content-range", "").strip() == f"bytes */{done}")
 
 
 def _version(response: UpstreamResponse) -> str:
-    """Return the ``If-Range`` value (RFC 9110 section 13.1.5) for a response: its strong ETag or modification time; empty if it has neither."""
+    """Return the ``If-Range`` value (RFC 9110, 13.1.5): the ETag, else the ``Last-Modified`` time; empty if the ETag is weak or both are missing."""
     etag = response.headers.get("etag", "")
     return etag if etag.startswith('"') else "" if etag else response.headers.get("last-modified", "")
 

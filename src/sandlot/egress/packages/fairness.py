@@ -30,9 +30,9 @@ class ConcurrencyLimiter:
 
     @contextmanager
     def slots(self, sandbox: str) -> Iterator[asyncio.Semaphore]:
-        """Yield the semaphore that all connections of a sandbox share. The caller must acquire it for each request until the response is sent.
+        """Yield the semaphore that all connections of a sandbox share. The caller must hold it for each request until the response is sent.
 
-        The context must last as long as the caller uses the semaphore, such as for one connection.
+        The caller must not use the semaphore after leaving the ``with`` block.
 
         Args:
             sandbox: Id of the sandbox.

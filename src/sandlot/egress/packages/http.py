@@ -73,7 +73,7 @@ class Request:
     sandbox: str = ""
 
     def file_request(self, etag: str | None) -> PackageFileRequest:
-        """Return the options that this request contains for a package file.
+        """Return the options of this request, which asks for a package file: its byte range, its method and whether to reload the file.
 
         Args:
             etag: ETag of the requested file with its quotes. None if the file has no ETag.
@@ -201,7 +201,7 @@ def parse_range(header: str | None, size: int) -> ByteRange | None:
 
 
 def is_not_modified(header: str | None, etag: str) -> bool:
-    """Return whether the client already has the current version of a page, so that the response is 304 Not Modified.
+    """Return whether the client already has the current version of a page. If so, the response is 304 Not Modified.
 
     Args:
         header: Value of the ``If-None-Match`` header, or None if the request has no such header.

@@ -3,7 +3,8 @@
 Invariants:
 - All input is untrusted. The size of a request's head and body and the time for receiving them are limited. Request bodies are discarded.
 - After a protocol error the client gets an error response, and the connection is closed.
-- One request of a connection is handled at a time. Further requests stay unread in the stream until then, so they take no memory of the service.
+- One request of a connection is handled at a time. Further requests stay unread in the stream until its response is sent, so they take no memory of
+  the service.
 - If a response fails after its head was sent, the connection is reset before the body ends, so that the client does not treat the body as complete.
 """
 
@@ -51,7 +52,7 @@ class Stream(Protocol):
         ...
 
     async def write(self, data: bytes) -> None:
-        """Send bytes to the guest. Return once the guest has read enough for more to be sent."""
+        """Send bytes to the guest. Wait until the guest has read enough that more bytes can be sent."""
         ...
 
     def end(self) -> None:
@@ -70,7 +71,7 @@ class HttpConnection:
         stream: The stream that carries the bytes of the connection.
         allowed: Returns whether the sandbox may use the package index now. Called for each request and before each piece of a response.
         respond: Returns the response to a request, or raises :class:`~sandlot.egress.packages.http.HttpError`.
-        slots: Semaphore that limits the concurrent requests of the sandbox. A request acquires it until its response is sent.
+        slots: Semaphore that limits the concurrent requests of the sandbox. A request holds the semaphore until its response is sent.
         counters: Counters of the package cache, updated by each request.
     """
 
@@ -133,7 +134,7 @@ class HttpConnection:
         """Return the next event (part of a request) that the client sends.
 
         Args:
-            deadline: Time limit that is moved to :data:`REQUEST_S` from now when the first byte arrives. None to move no time limit.
+            deadline: Timeout of the caller. It is set to :data:`REQUEST_S` from now when the first byte arrives. None: no timeout is changed.
 
         Raises:
             _ConnectionEnded: The client has closed the connection or sends no further request.

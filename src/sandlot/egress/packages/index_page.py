@@ -60,7 +60,7 @@ class IndexPage:
     Args:
         key: Name of the page; unique among the pages of all registries.
         inputs: Upstream documents that the page is built from.
-        build: Builds the variants of the page from the fetched inputs.
+        build: Builds the variants of the page, such as HTML and JSON, from the fetched inputs.
     """
 
     key: str

@@ -133,7 +133,10 @@ class IndexPageCache:
             return self._expired(record, error)
 
     async def _refresh_shared(self, page: IndexPage, upstream: Upstream) -> Mapping[str, CachedPage]:
-        """Refresh the shared inputs of a page and return them by URL. The caller must not hold ``_refreshing``, which each refresh acquires."""
+        """Refresh the inputs that a page shares with other pages. Return the inputs by URL.
+
+        The caller must not hold the semaphore ``_refreshing``, because the refresh of each input acquires it.
+        """
         return {each.url: await self.get(unmodified_page(f"shared/{each.url}", each.url), upstream) for each in page.inputs if each.is_shared}
 
     async def _build_if_changed(self, page: IndexPage, record: PageRecord | None, fetcher: InputFetcher) -> CachedPage:

@@ -58,7 +58,7 @@ class InputFetcher:
         threads: Thread pool for reading folders of this machine.
         shared: Inputs that are stored as index pages of their own, by URL. They must have been refreshed.
         pages: Store of the pages, for the content of shared inputs.
-        large: Lock of all refreshes. A refresh with a large input acquires it until it ends.
+        large: Lock that all refreshes share. A refresh with a large input holds the lock until the refresh ends.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class InputFetcher:
         return b"".join(pieces)
 
     async def _wait_until_alone(self) -> None:
-        """Acquire the lock for large inputs, unless another input of this page has done so: wait until no other refresh has large inputs."""
+        """Wait until no other refresh has large inputs: acquire the lock for large inputs, unless this refresh already holds it."""
         async with self._acquiring:
             if not self.is_large:
                 await self._large.acquire()

@@ -89,7 +89,7 @@ class IndexPageStore:
             found.close()
 
     def _read_small(self, digest: str) -> bytes | None:
-        """Return the content of a variant that has at most ``PIECE_BYTES``, else None. Most variants are small, and this reads them in one call."""
+        """Return the content of a variant, or None if it has more than ``PIECE_BYTES`` or was evicted. Opens and reads the file in one call."""
         opened = self._store.open(Kind.PAGES, digest)
         if opened is None:
             return None
@@ -124,7 +124,7 @@ class IndexPageStore:
         return CachedPage(digests, data=variants)
 
     def _verify(self, opened: OpenFile, digest: str) -> bool:
-        """Return whether a file has the expected SHA-256. One check is enough: only a power failure damages files."""
+        """Return whether a file has the expected SHA-256. A verified file is not read again, because only a power failure damages files."""
         if digest in self._verified:
             return True
         running, offset = hashlib.sha256(), 0

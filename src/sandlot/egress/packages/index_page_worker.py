@@ -27,7 +27,7 @@ async def build_in_process(build: BuildPage, inputs: Sequence[FetchedInput]) -> 
     """Build the variants of an index page in another process. Return the content by name of the variant.
 
     Args:
-        build: Function that builds the page. It must be picklable: a function of a module, or a partial of one.
+        build: Function that builds the page. It must be picklable: a function at module level, or a ``functools.partial`` of such a function.
         inputs: Fetched inputs of the page.
 
     Raises:
@@ -52,7 +52,7 @@ async def build_in_process(build: BuildPage, inputs: Sequence[FetchedInput]) -> 
 
 
 def main() -> None:
-    """Run in the process: read a pickled build function and its inputs from standard input, and write the pickled page to standard output."""
+    """Run the separate process: read the pickled build function and inputs from standard input, and write the pickled page to standard output."""
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     build, inputs = pickle.load(sys.stdin.buffer)  # noqa: S301 - the service wrote the pickle

@@ -3,10 +3,10 @@
 Invariants:
 - Clients that request the same file at the same time share one download.
 - A file whose index names a digest is verified while it is sent to the first client, and is then stored.
-- A file without a digest is sent from upstream to its client without being stored (passed through). Only files that the client itself verifies,
-  such as Debian packages, are stored without a digest.
-- Files that are passed through and HEAD requests take no disk space.
-- If the store or the disk is full, all files are passed through. Files with a digest are still verified.
+- A file without a digest is passed through: sent from upstream to its client without being stored. There is one exception: files that the client
+  itself verifies, such as Debian packages, are stored.
+- HEAD requests and files that are passed through take no disk space.
+- If the store or the disk is full, every file that is not stored yet is passed through. Files with a digest are still verified.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class PackageFiles:
 
         Raises:
             HttpError: Upstream has no such file (404), the range is outside the file (416), the file could not be fetched (502), or too many
-                files are passed through at once (503).
+                files are being sent without being stored (503).
         """
         must_reload = False
         if file.digest is None and file.stored_as is not None:
@@ -155,7 +155,7 @@ class PackageFiles:
         return Response(_PARTIAL if part else _OK, headers, length, body, close)
 
     async def _respond_to_head(self, file: PackageFile, upstream: Upstream) -> Response:
-        """Return the response to a HEAD request. Upstream gets a GET request, because its signed URLs may be valid for GET only."""
+        """Return the response to a HEAD request. Upstream gets a GET request, because signed URLs of upstream may be valid for GET only."""
         for number, url in enumerate(file.urls, 1):
             try:
                 async with upstream.get(url, {"Accept-Encoding": "identity"}) as response:
@@ -169,7 +169,7 @@ class PackageFiles:
     async def _download(self, file: PackageFile, upstream: Upstream, request: PackageFileRequest) -> Response:
         download = self._join(file, upstream)
         try:
-            # A range is served only after the whole file is verified, so that a client cannot collect most of a wrong file by range requests.
+            # A range is sent only after the whole file is verified. Otherwise, a client could get almost all of a wrong file by range requests.
             length = await (download.wait_until_complete() if request.range_ else download.wait_for_length())
             part = parse_range(request.range_, length) if request.range_ and length is not None else None
         except NotStorableError:
@@ -199,9 +199,9 @@ class PackageFiles:
         return Response(_PARTIAL if part else _OK, headers, size, body, _leave_once(download))
 
     async def _wait_until_stored(self, file: PackageFile) -> None:
-        """Wait until a download that has received this whole file, if there is one, has written the file to the store.
+        """If a download has received all bytes of this file, wait until the download has written the file to the store.
 
-        A reload must not join such a download, and other requests must not get the older file that the download is about to replace.
+        A request for a reload must not join such a download, and other requests must not get the older file that the download will replace.
         """
         download = self._downloads.get(file.stored_as) if file.stored_as is not None else None
         if download is not None and download.is_complete and download.task is not None:

@@ -1,7 +1,7 @@
 """Passing files through: a file is sent from upstream to one client without being stored.
 
 Invariants:
-- A file with a digest is verified on the way. Its last bytes are withheld until the whole file has matched the digest.
+- A file with a digest is verified while it is sent. Its last bytes are withheld until the whole file has matched the digest.
 - A file is read from upstream only as fast as its client reads. If a client reads too slowly, its response is cut off.
 - The number of files that pass through at once is limited for each sandbox and for all sandboxes together.
 """
@@ -32,14 +32,14 @@ MIN_PACE_BYTES_S = 64 * 1024
 
 
 class BusyError(UpstreamError):
-    """Files of other sandboxes have taken all :data:`MAX_FILES` slots for :data:`WAIT_S`."""
+    """All :data:`MAX_FILES` slots for files that are sent without being stored were occupied for :data:`WAIT_S`."""
 
 
 class PassThrough:
     """Sends files from upstream to clients without storing them.
 
     Args:
-        wrong_urls: URLs that returned a wrong file; extended when another URL does.
+        wrong_urls: URLs that returned a file with the wrong digest. A further URL is added when it returns such a file.
         counters: Counters of the package cache.
     """
 
@@ -59,7 +59,7 @@ class PassThrough:
 
         Raises:
             NotFoundError: Upstream has no such file.
-            UpstreamError: The file could not be fetched. :class:`BusyError` if no slot became free within :data:`WAIT_S`.
+            UpstreamError: The file could not be fetched. :class:`BusyError` if too many other files were being sent for :data:`WAIT_S`.
         """
         lengths: list[int | None] = []
         pieces = self.pieces(file, upstream, sandbox=sandbox, on_length=lengths.append)
@@ -97,7 +97,7 @@ class PassThrough:
                     async with asyncio.timeout(WAIT_S):
                         await self._slots.acquire()
                 except TimeoutError:
-                    raise BusyError(f"{redacted(file.urls[0])}: {MAX_FILES} other files have been passing through for {WAIT_S:g} s") from None
+                    raise BusyError(f"{redacted(file.urls[0])}: waited {WAIT_S:g} s, because {MAX_FILES} other files were being sent") from None
                 try:
                     async with aclosing(_paced(self._fetch(self._wrong_urls.sort(file), upstream, skip, on_length))) as pieces:
                         async for piece in pieces:
@@ -137,7 +137,7 @@ class PassThrough:
         if running.hexdigest() != digest.value:
             self._counters.mismatches += 1
             self._wrong_urls.add(digest, (url,))
-            raise WrongFileError(f"{redacted(url)} does not match its index's digest ({digest.algorithm})")
+            raise WrongFileError(f"the file at {redacted(url)} does not match the digest in its index ({digest.algorithm})")
         if withheld:
             yield withheld
 

@@ -3,8 +3,8 @@
 Invariants:
 - A credential is sent only with requests for URLs for which it is valid, also after redirects. Redirects from https to http and redirects to files
   of this machine are not followed.
-- No log line and no error contains a credential, a query or a body.
-- Connecting, each piece of a body and each pause before a retry have time limits. The number of concurrent requests is limited.
+- No log line and no error contains a credential, the query of a URL or the body of a response.
+- Connecting, receiving each piece of a body, and each pause before a retry have time limits. The number of concurrent requests is limited.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Upstream:
     Args:
         access: Certificates, proxies and credentials of the indexes.
         threads: Thread pool for reading files of this machine.
-        slots: Semaphore that limits the concurrent requests of all registries together. A request acquires it until its response is read.
+        slots: Semaphore that limits the concurrent requests of all registries together. A request holds the semaphore until its response is read.
         counters: Counters of the package cache, updated by each request.
     """
 
@@ -152,7 +152,7 @@ class Upstream:
 
     @asynccontextmanager
     async def _keep_connections(self) -> AsyncIterator[None]:
-        """Keep the connections open during a request, and close them after :data:`IDLE_S` without requests: httpx itself never does."""
+        """Keep the connections open during a request, and close them after :data:`IDLE_S` without requests, because httpx does not close them."""
         self._active += 1
         if self._idle is not None:
             self._idle.cancel()
@@ -228,7 +228,9 @@ class Upstream:
 
 
 def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
-    """Return a TLS context for connections to upstream. An unreadable certificate and all later ones are skipped, and a warning is logged.
+    """Return a TLS context for connections to upstream, with the certificates of ``access``.
+
+    If a certificate cannot be read, a warning is logged, and this certificate and all that would be loaded after it are not used.
 
     Args:
         access: Certificates of the registry.

@@ -1,1 +1,1 @@
-"""The machine's configuration of pip, npm and apt: the upstream package indexes and the access to them."""
+"""The machine's configuration of pip, npm and apt: the upstream package indexes, with their certificates, proxies and credentials."""

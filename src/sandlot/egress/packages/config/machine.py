@@ -1,7 +1,7 @@
 """Reads this machine's configuration of pip, npm and apt. ``pip.py``, ``npm.py`` and ``apt.py`` parse the texts.
 
 Invariants:
-- A configuration file that does not exist, cannot be read or is malformed is treated as an empty file. All other files apply.
+- A configuration file that does not exist, cannot be read or is malformed is treated as an empty file. The other files are still used.
 - The configuration is read at each start of the service and never written.
 """
 
@@ -77,7 +77,7 @@ def _read_file(path: Path) -> str:
 
 
 def _read_logins(paths: Iterable[Path]) -> list[tuple[str, str, str]]:
-    """Return (host, user, password) of each entry in netrc(5) files, without the ``default`` entries."""
+    """Return (host, user, password) of each entry in files of the format netrc(5), except the ``default`` entries."""
     found = []
     for path in paths:
         try:
@@ -95,6 +95,6 @@ def _run(*argv: str) -> str:
     try:
         done = subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_APT_S)
     except (OSError, subprocess.SubprocessError) as error:
-        _log.warning("%s failed, and the part of apt's configuration that it prints is ignored: %s", argv[0], type(error).__name__)
+        _log.warning("%s failed, and the apt configuration that this command prints is ignored: %s", argv[0], type(error).__name__)
         return ""
     return done.stdout.decode("utf-8", "replace")

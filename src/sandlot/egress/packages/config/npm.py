@@ -22,7 +22,7 @@ _SECRETS = ("_authToken", "_auth", "username", "_password")
 
 
 def config_files(env: Mapping[str, str]) -> list[Path]:
-    """Return the configuration files that npm or Debian's npm reads: the machine's files first, then the user's file. Later files take precedence."""
+    """Return the configuration files of npm and of Debian's npm package: the machine's files, then the user's file. Later files take precedence."""
     lower = {name.lower(): value for name, value in env.items()}
     home = Path(env.get("HOME") or "/nonexistent")
     machine = [Path(lower[f"{_PREFIX}globalconfig"])] if lower.get(f"{_PREFIX}globalconfig") else []
@@ -60,7 +60,7 @@ def parse_options(texts: Iterable[str], env: Mapping[str, str]) -> dict[str, str
 
 
 def parse_sources(options: Mapping[str, str], env: Mapping[str, str]) -> NpmSources:
-    """Return the upstream registries of JavaScript packages that npm options name, with the access to them.
+    """Return the upstream registries of JavaScript packages that npm options name, with their certificates, proxies and credentials.
 
     Args:
         options: npm options by key, as :func:`parse_options` returns them.
@@ -111,7 +111,7 @@ def _credentials(options: Mapping[str, str], roots: list[str]) -> list[Credentia
     for prefix, secrets in by_prefix.items():
         header = _header(secrets)
         parts = urlsplit(f"https:{prefix}")
-        # A prefix has no scheme. The scheme of a registry on the same host is used; for hosts without a registry it is always https.
+        # The URL prefix of a credential has no scheme. Use the scheme of the registry on the same host; if there is none, use https.
         scheme = schemes.get(netloc_of(f"https:{prefix}")) or schemes.get(netloc_of(f"http:{prefix}")) or "https"
         if header:
             found.append(Credential(scheme, netloc_of(f"{scheme}:{prefix}"), parts.path or "/", header))

@@ -59,7 +59,7 @@ def parse_options(texts: Iterable[str], env: Mapping[str, str]) -> dict[str, str
 
 
 def parse_sources(options: Mapping[str, str], env: Mapping[str, str], logins: Logins = MappingProxyType({})) -> PypiSources:
-    """Return the upstream indexes of Python packages that pip options name, with the access to them.
+    """Return the upstream indexes of Python packages that pip options name, with their certificates, proxies and credentials.
 
     Args:
         options: pip options by long name, as :func:`parse_options` returns them.

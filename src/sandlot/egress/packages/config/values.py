@@ -1,7 +1,7 @@
 """Values that describe the upstream package indexes: their URLs, certificates, proxies and credentials.
 
 Invariants:
-- No URL of an index contains a user or a password. Each credential is a value of its own, with the URL prefix that it is valid for.
+- No URL of an index contains a user or a password. Each credential is a separate value, with the URL prefix that it is valid for.
 - No ``repr`` shows a credential or the URL of a proxy.
 - A credential is sent only with requests for URLs below its prefix, also after redirects.
 """
@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 
 def _host(*labels: str) -> str:
-    """Join the labels of a host name. No file contains the full name of a public package host; a test enforces this."""
+    """Join the labels of a host name. A test enforces that no source file contains the full name of a public package host."""
     return ".".join(labels)
 
 
@@ -136,7 +136,7 @@ def netloc_of(url: str) -> str:
 
 
 def split_credential(url: str) -> tuple[str, Credential | None]:
-    """Remove user and password from a URL. Return the remaining URL, and a credential for its whole host, or None if the URL contained none."""
+    """Remove user and password from a URL. Return the remaining URL, and a credential for the whole host (None if the URL had none)."""
     parts = urlsplit(url)
     _, at, netloc = parts.netloc.rpartition("@")
     clean = urlunsplit(parts._replace(netloc=netloc))

@@ -47,7 +47,7 @@ class DebianRegistry:
         sources: Root URLs of the upstream archives.
         upstream: Client of the archives.
         index_pages: Cache of index pages, for Release files.
-        files: Package files, for all other files.
+        files: Creates the responses with all other files.
     """
 
     def __init__(self, sources: DebianSources, upstream: Upstream, index_pages: IndexPageCache, files: PackageFiles) -> None:

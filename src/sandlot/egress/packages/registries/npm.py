@@ -23,7 +23,7 @@ class NpmRegistry:
         sources: Root URLs of the upstream registries.
         upstream: Client of the registries.
         index_pages: Cache of index pages, for package metadata.
-        files: Package files, for tarballs.
+        files: Creates the responses with tarballs.
         origin: Origin of the package cache inside a sandbox (``http://HOST:PORT``), for URLs in metadata.
     """
 

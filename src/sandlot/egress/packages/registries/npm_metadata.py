@@ -46,7 +46,7 @@ def build_metadata(inputs: Sequence[FetchedInput], *, name: str, origin: str, sh
         inputs: Exactly one input: the metadata of the upstream registry.
         name: Name of the package.
         origin: Origin of the package cache inside a sandbox (``http://HOST:PORT``). All URLs of tarballs in ``body`` begin with it.
-        short: Build npm's abbreviated form. If upstream sent the full form, it is abbreviated here.
+        short: True: build npm's abbreviated form, even if upstream sent the full form. False: build the form that upstream sent.
 
     Raises:
         ValueError: The metadata is malformed.
@@ -54,7 +54,7 @@ def build_metadata(inputs: Sequence[FetchedInput], *, name: str, origin: str, sh
     (page,) = inputs
     metadata = json.loads(page.body)
     if not isinstance(metadata, dict) or not isinstance(metadata.get("versions"), dict):
-        raise ValueError("not npm package metadata: no object `versions`")  # noqa: TRY004 - the content is malformed, whatever its type
+        raise ValueError("not npm package metadata: `versions` is missing or is not an object")  # noqa: TRY004 - the content is malformed, whatever its type
     lines: dict[str, str] = {}
     other_lines: dict[str, str] = {}
     for version, manifest in metadata["versions"].items():
@@ -78,7 +78,7 @@ def build_metadata(inputs: Sequence[FetchedInput], *, name: str, origin: str, sh
 
 
 def find_file(table: bytes, filename: str) -> tuple[str, Digest | None] | None:
-    """Return the upstream URL of a file, and its digest or None. Return None alone if the table does not contain the file.
+    """Return the upstream URL of a file, and its digest (None if the registry names none). Return None if the table does not contain the file.
 
     Args:
         table: Variant ``table`` that :func:`build_metadata` returned.
@@ -92,7 +92,7 @@ def find_file(table: bytes, filename: str) -> tuple[str, Digest | None] | None:
 
 
 def _fetchable_url(base: str, link: str) -> str | None:
-    """Return the absolute URL of a link, without the user and password that it may contain. Return None if it is not an http or https URL."""
+    """Return the absolute URL of a link, without a user and password. Return None if the URL is neither http nor https."""
     try:
         url, _ = split_credential(urljoin(base, link))
         return url if urlsplit(url).scheme in {"http", "https"} else None
@@ -101,7 +101,7 @@ def _fetchable_url(base: str, link: str) -> str | None:
 
 
 def _abbreviate(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the abbreviated form of metadata, which contains all that an install needs: for some packages a tenth of the full form."""
+    """Return the abbreviated form of metadata: the part that an install needs. For some packages it has a tenth of the size of the full form."""
     versions = {}
     for version, manifest in metadata["versions"].items():
         if not isinstance(manifest, dict):

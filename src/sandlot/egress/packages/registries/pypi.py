@@ -27,7 +27,7 @@ class PypiRegistry:
         sources: URLs of the upstream indexes.
         upstream: Client of the indexes.
         index_pages: Cache of index pages, for project pages.
-        files: Package files, for distributions and their metadata.
+        files: Creates the responses with distributions and their metadata files.
     """
 
     def __init__(self, sources: PypiSources, upstream: Upstream, index_pages: IndexPageCache, files: PackageFiles) -> None:
@@ -48,7 +48,7 @@ class PypiRegistry:
             case ("files", project, digest, metadata, filename) if pypi_index.is_project_name(project) and not request.is_folder:
                 return await self._respond_with_file(request, project, digest, metadata, filename)
             case ("simple",):
-                raise HttpError(404, "This index does not list all projects. Request one at /pypi/simple/NAME/.")
+                raise HttpError(404, "This index has no list of all projects. Request the page of one project at /pypi/simple/NAME/.")
             case _:
                 raise HttpError(404, "This index has only pages at /pypi/simple/NAME/ and the files that these pages link to.")
 

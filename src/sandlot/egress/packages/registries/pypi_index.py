@@ -72,7 +72,7 @@ def normalize(name: str) -> str:
 
 
 def parse_pages(pages: Iterable[FetchedInput], project: str) -> tuple[list[IndexFile], list[str] | None]:
-    """Return all files of a project and the list of its versions. The list is None if an index with files of the project lists no versions.
+    """Return all files of a project and the list of its versions. The list of versions is None if an index has files of the project but no such list.
 
     Args:
         pages: Fetched pages of the upstream indexes. Earlier pages take precedence.
@@ -172,14 +172,14 @@ class _LinkParser(HTMLParser):
         self.base = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Record the attributes of an opening tag if it is a link or a base."""
+        """Record the attributes of an opening tag ``<a>`` or ``<base>``."""
         if tag == "a":
             self.links.append(dict(attrs))
         elif tag == "base" and not self.base:
             self.base = dict(attrs).get("href") or ""
 
     def parse_marked_section(self, i: int, report: bool = True) -> int:  # noqa: FBT001, FBT002 - HTMLParser's
-        """Skip a marked section. Treat one that Python cannot read, such as ``<![a``, as a comment, as browsers do."""
+        """Skip a marked section. Treat a section that Python cannot parse, such as ``<![a``, as a comment, as browsers do."""
         try:
             return super().parse_marked_section(i, report)
         except AssertionError:

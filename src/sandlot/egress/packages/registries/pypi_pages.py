@@ -24,7 +24,7 @@ NO_DIGEST = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """Row of the table: the upstream URLs and digests of a file.
+    """Row of the table of upstream files: the upstream URLs and digests of one file.
 
     Args:
         urls: Upstream URLs of the file.

@@ -22,7 +22,7 @@ class RegistryRouter:
     """Passes each request to the registry that the first segment of its path names.
 
     Args:
-        sources: Upstream indexes and the access to them.
+        sources: Upstream indexes, with their certificates, proxies and credentials.
         store: Store of downloaded files and index pages.
         threads: Thread pool for disk access.
         counters: Counters of the package cache, updated by each request.

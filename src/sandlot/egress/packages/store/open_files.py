@@ -1,7 +1,7 @@
 """Open files of the store: :class:`OpenFile` for reading, :class:`DraftFile` for writing.
 
-Invariant: ``close`` may be called while another thread reads or writes the file. It waits for that thread, because the kernel reuses the number of a
-closed descriptor for other files.
+Invariant: ``close`` may be called while another thread reads or writes the file. It waits until the read or write has returned, because the kernel
+reuses the number of a closed descriptor for other files.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DraftFile:
     def allocate(self, more_bytes: int) -> None:
         """Allocate ``more_bytes`` of disk space for data that is written later.
 
-        A full disk is thus noticed before the data is downloaded, and the disk's free space that other writers see excludes the allocation.
+        A full disk is therefore noticed before the data is downloaded. The allocated space no longer counts as free space for other writers.
 
         Raises:
             OSError: The disk is full or failed, or the file was closed.
@@ -100,7 +100,7 @@ class DraftFile:
                 os.fdatasync(self.descriptor)
 
     def read(self, length: int, offset: int) -> bytes:
-        """Return ``length`` bytes from ``offset`` on, or fewer if less has been written so far."""
+        """Return ``length`` bytes from ``offset`` on, or fewer if the file does not have that many bytes yet."""
         with self._lock:
             return os.pread(self.descriptor, min(length, self.size_bytes - offset), offset)
 

@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 class Kind(StrEnum):
-    """Kind of a stored file; the value is the name of the folder. See the layout at the top of the module."""
+    """Kind of a stored file. The value is the name of the folder that contains all files of this kind."""
 
     FILES = "files"
     URLS = "urls"
@@ -73,7 +73,7 @@ class PackageStore:
     Args:
         folder: Folder of the store. :meth:`prepare` creates it if it does not exist.
         max_bytes: Maximum disk space of the folder.
-        counters: Counters of the package cache; evictions are counted.
+        counters: Counters of the package cache. The store updates the number of evictions.
     """
 
     def __init__(self, folder: Path, max_bytes: int, counters: Counters) -> None:
@@ -108,7 +108,7 @@ class PackageStore:
 
         Args:
             kind: Kind of the file.
-            name: Name of the file within its kind.
+            name: Name of the file, unique among the files of its kind.
         """
         try:
             opened = OpenFile(os.open(self._path(kind, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
@@ -125,7 +125,7 @@ class PackageStore:
 
         Args:
             kind: Kind of the file.
-            name: Name of the file within its kind.
+            name: Name of the file, unique among the files of its kind.
         """
         opened = self.open(kind, name)
         if opened is None:
@@ -170,7 +170,7 @@ class PackageStore:
         Args:
             draft: The written file.
             kind: Kind of the file.
-            name: Name of the file within its kind.
+            name: Name of the file, unique among the files of its kind.
             durable: True: wait until the data is on disk before the file gets its name. Required for files whose readers do not verify the
                 content: after a power failure, the name must not exist without the data.
 
@@ -266,7 +266,7 @@ class PackageStore:
         self._scanned_s = time.monotonic()
 
     def _shortage(self, needed_bytes: int) -> int:
-        """Return how many bytes of free disk space are missing to allocate ``needed_bytes`` and leave the reserve free; 0 if none are missing."""
+        """Return how many bytes must become free on the disk to allocate ``needed_bytes`` and leave the reserve free; 0 if enough are free now."""
         found = os.statvfs(self._folder)
         reserve = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // 20)
         return max(0, needed_bytes + reserve - found.f_bavail * found.f_frsize)
