@@ -1,8 +1,9 @@
-"""The container runtime: finding crun, and its command lines.
+"""crun, the runtime of containers: finding the program, and its command lines.
 
-crun is used instead of runc because it can leave control groups alone (``--cgroup-manager=disabled``). The stage is in the sandbox's group already,
-so crun moves no process, and the host's layout of control groups does not matter. If crun 1.8 manages groups itself, it refuses hybrid hosts. runc
-creates groups whose names could not be found after a crash.
+crun is used instead of runc, because crun can leave control groups alone (``--cgroup-manager=disabled``). The stage, which is the process that
+starts crun, is in the sandbox's control group already. So crun moves no process, and the host's layout of control groups does not matter. If crun
+1.8 manages control groups itself, it refuses hosts that use both cgroup versions. runc creates control groups whose names could not be found after
+a crash.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def find_crun(search_path: str | None = None) -> Program:
         search_path: Folders, separated by colons. None: PATH of this process.
 
     Raises:
-        HostError: No crun is installed, or none that is new enough.
+        HostError: crun is not installed, or every installed crun is too old.
     """
     found = [((int(match[1]), int(match[2])), line, file) for file, line in find_programs("crun", search_path) if (match := _VERSION.match(line))]
     if not found:
@@ -66,10 +67,10 @@ def find_crun(search_path: str | None = None) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Crun:
-    """The container runtime.
+    """The runtime crun.
 
     Args:
-        locate: Finds the program.
+        locate: Function that returns the newest crun on this host, or raises HostError.
     """
 
     locate: Callable[[], Program] = find_crun
@@ -90,7 +91,7 @@ class Crun:
         """Return the newest crun.
 
         Raises:
-            HostError: No crun is installed, or none that is new enough.
+            HostError: crun is not installed, or every installed crun is too old.
         """
         return self.locate()
 
@@ -105,11 +106,11 @@ class Crun:
     def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
         """Return the ``config.json`` of the bundle."""
         if first_id is None or spec is None:
-            raise InternalError("The container was prepared without user ids or a spec.")
+            raise InternalError("The container was prepared without a range of user ids, or is started without a spec.")
         return oci_config(shape, spec, first_id, IDS, volumes)
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - the disk is a file system
-        """Return the command that starts a sandbox. The command ends once the sandbox runs."""
+        """Return the command that starts a sandbox. The command ends as soon as the sandbox is running."""
         return (
             str(program.path),
             f"--root={VIEW_FOLDER}/runtime",
@@ -132,12 +133,12 @@ class Crun:
         raise _no_snapshots_error()
 
     def after_start(self, started: Started) -> None:
-        """Do nothing: crun has done everything."""
+        """Do nothing: crun itself has completed the start."""
 
     def disk_bytes(self, started: Started) -> int:
-        """Return the bytes in the file system, including those that are not on the disk yet.
+        """Return the number of bytes in use on the sandbox's disk, including bytes that are not written to the host's disk yet.
 
-        The sizes are read in the keeper's mount namespace, which no process inside can change.
+        The number is read through the keeper, a process outside of the sandbox: no process inside can change the mounts that the keeper sees.
         """
         with contextlib.suppress(OSError):
             stat = os.statvfs(f"/proc/{started.keeper.pid}/root{VIEW_DISK}")

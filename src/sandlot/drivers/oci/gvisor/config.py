@@ -22,7 +22,7 @@ OPEN_FILES_HARD = 1_048_576
 """Linux's own maximum (fs.nr_open). Open files inside take memory of gVisor's kernel only, which the memory limit covers."""
 
 CAPABILITIES = (
-    # Usual capabilities of root in a container: files, other users, low ports, device nodes (which have no devices here).
+    # Usual capabilities of root in a container: access to all files, changes of users, low ports, device nodes (no device exists for them here).
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_FOWNER",
@@ -35,7 +35,7 @@ CAPABILITIES = (
     "CAP_SETPCAP",
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
-    # The guest needs it to set the host name when the sandbox gets its owner, and to set limits and priorities of processes.
+    # The guest needs these to set the host name when the sandbox gets its owner, and to set limits and priorities of processes.
     "CAP_SYS_ADMIN",
     "CAP_SYS_NICE",
     "CAP_SYS_RESOURCE",
@@ -52,7 +52,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
 
     Args:
         shape: Shape of the sandbox.
-        limits: Limits of its control group.
+        limits: Limits of the sandbox's control group.
         has_hub: True if the root file system has a directory for volumes.
     """
     capabilities = list(CAPABILITIES)
@@ -64,7 +64,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
             "args": list(GUEST_ARGV),
             "env": [f"PATH={GUEST_PATH}"],
             "cwd": "/",
-            # No "ambient": a process that the guest starts as another user has no capabilities.
+            # No ambient capabilities: a process that the guest starts as another user has no capabilities.
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "noNewPrivileges": True,
             "oomScoreAdj": KERNEL_OOM_SCORE,
@@ -73,15 +73,15 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
                 {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
             ],
         },
-        # Writable through the overlay; the folder itself is mounted read-only.
+        # The sandbox writes to an overlay of gVisor (``--overlay2``). The folder on the host is mounted read-only.
         "root": {"path": VIEW_ROOT, "readonly": False},
-        # The guest sets the host name when the sandbox gets its owner.
+        # A fixed name: the guest sets the host name of the sandbox when the sandbox gets its owner.
         "hostname": HOST_NAME,
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},
-            # Shared memory counts against the memory limit. Beyond half of the limit, a write fails (ENOSPC) instead of ending the sandbox.
-            # /tmp is on the disk instead (see SandboxHostResources.create_resources): it is for large files.
+            # Shared memory counts against the memory limit. Its size is half of the limit: a write beyond fails (ENOSPC), the sandbox survives.
+            # /tmp is not in memory but on the disk, because it is for large files (see SandboxHostResources.create_resources).
             {
                 "destination": "/dev/shm",  # noqa: S108 - the sandbox's
                 "type": "tmpfs",
