@@ -1,11 +1,11 @@
 """Host resources of one sandbox: their creation and their release.
 
 Invariants:
-- Every intent is recorded before it is carried out, and everything is found by the ref alone. So resources that were created in part, by this service
-  or by a killed one, can be released.
-- All callers share one shielded release task, so a cancelled caller leaves no partial release. The release does not run the runtime
-  (``runsc delete`` takes 1.3 to 2 s with Debian's build): all processes can be killed, and all mounts end with them.
-- If resources that no caller will ask for again cannot be released at once, the release is repeated for some minutes.
+- Every step is recorded before it is carried out, and every resource is found by the ref of the sandbox alone. Resources that this service or a
+  killed service has created only in part can therefore be released.
+- All callers share one shielded release task, so a cancelled caller leaves no partial release. The release does not run the runtime, because
+  ``runsc delete`` takes 1.3 to 2 s with Debian's build. The release kills all processes, and the kernel then removes the mounts of the processes.
+- If the release of a sandbox that no caller has received fails, the release is repeated for some minutes.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class SandboxHostResources:
     """Folder, control group, disk, user ids and processes of one sandbox.
 
     Args:
-        folder: Folder of the sandbox; may not exist.
-        cgroup: Control group of the sandbox; may not exist.
+        folder: Folder of the sandbox. It need not exist.
+        cgroup: Control group of the sandbox. It need not exist.
         runtime: Runtime of the sandbox.
-        forget: Called with the ref when everything was released, or is left to the next sweep.
+        forget: Function that is called with the ref when all resources were released, or when the next sweep has to release them.
 
     Attributes:
-        record: Current record. None: not known, for example for a sandbox of a killed service.
-        stage: Stage that sets up the sandbox and later keeps it. None: not started by this service.
-        headroom: Raises the limits during snapshots.
-        moving: Lock, held while a file is moved out of the folder, or the folder is removed. A moved file is therefore complete.
+        record: Current record of the sandbox. None: not known, for example for the remains of a sandbox that are only to be released.
+        stage: Process that sets up the sandbox, starts the runtime and then waits for the end of the sandbox. None: not started by this service.
+        headroom: Raises the limits of the sandbox during snapshots and restores.
+        moving: Lock that is held while a snapshot is moved out of the folder and while the folder is removed. A moved snapshot is therefore complete.
     """
 
     __slots__ = ("_forget", "_recording", "_release", "_retries", "_runtime", "cgroup", "folder", "headroom", "moving", "record", "stage")
@@ -78,18 +78,18 @@ class SandboxHostResources:
 
     @property
     def ref(self) -> str:
-        """The ref of the sandbox."""
+        """Ref of the sandbox: the id of its node and 16 random characters."""
         return self.folder.ref
 
     def is_releasing(self) -> bool:
-        """Return whether the release has begun, or is complete."""
+        """Return whether the release of the resources has begun or is complete."""
         return self._release is not None
 
     def write_intent(self, record: Record) -> None:
-        """Record the next step. Blocks for a moment; thread-safe.
+        """Write the record of the next step to the sandbox's folder. Blocks while the file is written; thread-safe.
 
         Raises:
-            FileNotFoundError: The sandbox is being released; no other intent can be recorded.
+            FileNotFoundError: The sandbox is being released; only the step ``destroy`` can be recorded.
         """
         with self._recording:
             if record.step is not Step.DESTROY:
@@ -98,7 +98,7 @@ class SandboxHostResources:
             self.record = record
 
     def stage_intent(self, record: Record) -> None:
-        """Write a record beside the current one. No other intent may be recorded until :meth:`commit_intent`. Blocks for a moment.
+        """Write the record of the next step to a second file. No other step may be recorded until :meth:`commit_intent` is called. Blocks.
 
         Raises:
             FileNotFoundError: The sandbox is being released.
@@ -108,7 +108,7 @@ class SandboxHostResources:
             records.stage(self.folder.record, record)
 
     def commit_intent(self, record: Record) -> None:
-        """Replace the current record by the staged one. Costs one rename.
+        """Replace the current record by the record that :meth:`stage_intent` has written. Costs one rename.
 
         Raises:
             FileNotFoundError: The sandbox is being released.
@@ -120,13 +120,13 @@ class SandboxHostResources:
 
     def _check_not_releasing(self) -> None:
         if self.is_releasing() or (self.record is not None and self.record.step is Step.DESTROY):
-            raise FileNotFoundError(errno.ENOENT, "the resources of the sandbox are being released", str(self.folder.record))
+            raise FileNotFoundError(errno.ENOENT, f"the resources of sandbox {self.ref} are being released", str(self.folder.record))
 
     def _recorded_limits(self) -> GroupLimits | None:
         return None if self.record is None or self.is_releasing() else self._runtime.group_limits(self.record.limits)
 
     def create_folder(self, record: Record) -> None:
-        """Create the folder with its record. Both appear at once, so the sweep of another driver never finds a folder without an owner.
+        """Create the folder with the record in it, by one rename: the sweep of another driver must never find a folder that names no driver.
 
         Raises:
             FileNotFoundError: The sandbox is being released.
@@ -139,16 +139,16 @@ class SandboxHostResources:
         with self._recording:
             if self.is_releasing():
                 shutil.rmtree(draft)
-                raise FileNotFoundError(errno.ENOENT, "the resources of the sandbox are being released", str(path))
+                raise FileNotFoundError(errno.ENOENT, f"the resources of sandbox {self.ref} are being released", str(path))
             draft.rename(path)
             self.record = record
 
     def create_resources(self, limits: Limits, disk: disk_images.DiskTemplate | None) -> None:
-        """Create everything that the stage needs: control group, pipes and disk. Blocks for a millisecond.
+        """Create the control group, the pipes and the disk of the sandbox. Blocks for a millisecond.
 
         Args:
             limits: Limits of the sandbox.
-            disk: Content of an empty disk. None: the runtime limits a folder.
+            disk: Content of an empty disk. None: the disk is a folder, whose size the runtime limits.
 
         Raises:
             HostError: The kernel refused the control group.
@@ -169,11 +169,13 @@ class SandboxHostResources:
             disk_images.stamp(disk, self.folder.disk_image)
 
     def change_limits(self, limits: Limits) -> None:
-        """Record and set new limits: both, or neither. Takes as long as the kernel needs to reclaim memory.
+        """Record new limits and set them in the control group. If the kernel refuses the limits, the old limits are recorded again.
+
+        Blocks as long as the kernel needs to reclaim memory.
 
         Raises:
             ConflictError: The sandbox uses more than the new limits.
-            HostError: The kernel refused.
+            HostError: The kernel refused the new limits.
             OSError: The limits cannot be recorded. FileNotFoundError: the sandbox is being released, or has ended.
         """
         with self.headroom.lock:
@@ -193,14 +195,14 @@ class SandboxHostResources:
                 raise
 
     async def attach_volumes(self, process: int, volumes: Sequence[Attachment]) -> None:
-        """Mount volumes in the sandbox's mount namespace. The mounts end with it.
+        """Mount volumes in the sandbox's mount namespace. The mounts end with this namespace.
 
         Args:
-            process: Descriptor of a process in that namespace. This method closes it.
+            process: File descriptor of a process in the mount namespace (pidfd_open(2)). This method closes the descriptor.
             volumes: Volumes to attach.
 
         Raises:
-            OSError: The kernel refused, or the process has ended.
+            OSError: The kernel refused a mount, or the process has ended.
         """
         ids = VIEW_IDS if self._runtime.own_ids else None
         try:
@@ -213,8 +215,8 @@ class SandboxHostResources:
         """Unmount volumes from the sandbox's mount namespace.
 
         Args:
-            process: Descriptor of a process in that namespace; it is closed.
-            slots: Slots of the volumes.
+            process: File descriptor of a process in the mount namespace (pidfd_open(2)). This method closes the descriptor.
+            slots: Slots of the volumes to detach.
 
         Raises:
             OSError: The process has ended. EBUSY: a volume is in use.
@@ -226,24 +228,24 @@ class SandboxHostResources:
             os.close(process)
 
     async def release(self) -> None:
-        """Release everything. Idempotent; continues if the caller is cancelled.
+        """Release all resources of the sandbox. Idempotent; continues if the caller is cancelled.
 
         Raises:
-            InternalError: A process cannot be killed. The next sweep tries again.
+            InternalError: A process cannot be killed. The next sweep tries the release again.
         """
         if self._release is None:
             self._release = asyncio.ensure_future(self._release_all())
         await asyncio.shield(self._release)
 
     async def release_in_background(self) -> None:
-        """Release everything. If that fails, repeat it in the background. For a sandbox that was never returned to a caller."""
+        """Release all resources of a sandbox that no caller has received. If the release fails, repeat it in the background."""
         try:
             await self.release()
         except Exception:  # noqa: BLE001 - the caller reports why there is no sandbox
             self._retries = asyncio.ensure_future(self._retry_release())
 
     async def try_release(self) -> Exception | None:
-        """Release everything, and return the error if that fails. The next sweep then removes the rest."""
+        """Release all resources of the sandbox. If the release fails, return the error; the next sweep then releases the rest."""
         try:
             await self.release()
         except Exception as failure:  # noqa: BLE001 - returned to the caller
@@ -280,7 +282,8 @@ class SandboxHostResources:
 
     async def _end_processes(self) -> None:
         if self.stage is not None:
-            # The stage may not have entered the group yet. If it has, and is frozen with the group, it dies only after thawing.
+            # The stage is killed by its pid, because it may not be in the control group yet. If it is in the group and frozen, it dies only after
+            # the group is thawed.
             self.stage.kill()
             await run_blocking(self.cgroup.thaw)
             await self.stage.ended
@@ -294,11 +297,11 @@ class SandboxHostResources:
                 )
 
     def _kill_and_remove_group(self) -> bool:
-        """Kill the processes of the group and remove it. Return whether it is gone."""
+        """Kill the processes of the control group and remove the group. Return True if the group is gone."""
         return self.cgroup.kill_once() == 0 and self.cgroup.remove()
 
     async def _free_loop_devices(self) -> None:
-        # A device frees itself when the kernel has removed the mount of the dead processes, a moment after they left their group.
+        # The kernel frees the loop device when it has removed the mount of the killed processes, a moment after they left the control group.
         if not await run_blocking(self.folder.disk_image.exists):
             return
         pauses = _Pauses(_LOOP_TIMEOUT_S)
@@ -313,7 +316,7 @@ def attach_error(error: Exception) -> HostError:
     """Return the error for a volume that could not be attached.
 
     Args:
-        error: Cause.
+        error: Exception that the attachment has raised.
     """
     return HostError(
         f"The host could not attach a volume: {error}.",
@@ -322,19 +325,19 @@ def attach_error(error: Exception) -> HostError:
 
 
 class _Pauses:
-    """Growing pauses until a timeout."""
+    """Pauses between attempts: each pause is longer than the one before, until a timeout has passed."""
 
     def __init__(self, timeout_s: float) -> None:
         self._end = time.monotonic() + timeout_s
         self._pause_s = _FIRST_PAUSE_S
 
     async def next(self) -> bool:
-        """Pause. Return False once the timeout has passed."""
+        """Sleep until the next attempt. Return False if the timeout has passed."""
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         return time.monotonic() < self._end
 
 
 def new_folder_prefix(driver: str) -> str:
-    """Return the prefix of the names of a driver's folders that are not complete yet."""
+    """Return the prefix of the names of the folders that a driver is still creating."""
     return f".new-{driver}-"
