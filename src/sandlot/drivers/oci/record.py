@@ -1,7 +1,7 @@
-"""Record of the service's intent for a sandbox, written before the intent is carried out.
+"""Record of a sandbox: its limits, and the last step that the service began. The record is written before the step begins.
 
-A record never proves that something exists: groups, processes and mounts are found by the ref of the sandbox. The record tells the next service
-which sandboxes it may adopt.
+A record does not prove that anything exists: control groups, processes and mounts are found by the ref of the sandbox. After a restart, the service
+learns from the records which sandboxes it may adopt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERSION = 1
 
 
 class Step(StrEnum):
-    """Last step that the service intended."""
+    """Last step that the service began for a sandbox."""
 
     PREPARE = "prepare"
     BOOT = "boot"
@@ -31,11 +31,11 @@ class Record:
     """Record of one sandbox.
 
     Args:
-        ref: The ref of the sandbox.
-        step: The step that is being carried out, or was carried out last.
+        ref: Ref of the sandbox: the id of its node and 16 random characters.
+        step: Step that is being carried out, or was carried out last.
         driver: Name of the driver that created the sandbox.
-        runtime: Path of the runtime.
-        runtime_sha256: SHA-256 of the runtime, in hexadecimal.
+        runtime: Path of the runtime's program.
+        runtime_sha256: SHA-256 of the runtime's program, in hexadecimal.
         root_digest: Digest of the root file system.
         limits: Current limits of the sandbox.
     """
@@ -67,7 +67,7 @@ def load(text: str) -> Record | None:
 
 
 def read(path: Path) -> Record | None:
-    """Read a record. Return None if there is no record, or none that can be read."""
+    """Read a record from a file. Return None if the file does not exist or cannot be read."""
     try:
         return load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -75,7 +75,7 @@ def read(path: Path) -> Record | None:
 
 
 def write(path: Path, record: Record) -> None:
-    """Replace a record. Readers see the old record or the new one (rename(2)).
+    """Replace the record in a file. Readers see the whole old record or the whole new record (rename(2)).
 
     The record is not synced to the disk: the processes that it describes do not survive a loss of power either.
     """
@@ -84,10 +84,10 @@ def write(path: Path, record: Record) -> None:
 
 
 def stage(path: Path, record: Record) -> None:
-    """Write a record beside the current one."""
+    """Write a record to a second file, beside the file with the current record."""
     path.with_suffix(".new").write_text(record.dump(), encoding="utf-8")
 
 
 def commit(path: Path) -> None:
-    """Replace the current record by the staged one."""
+    """Replace the current record by the record that :func:`stage` has written."""
     os.replace(path.with_suffix(".new"), path)  # noqa: PTH105 - atomic, which Path.replace says less clearly
