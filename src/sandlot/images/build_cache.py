@@ -30,11 +30,11 @@ Commands that write into the folder must inherit the descriptor, so that the fol
 
 
 class BuildCache:
-    """Build results of one kind.
+    """Cache of the build results of one kind.
 
     Args:
         cache: The cache directory. The first build creates it if it does not exist.
-        kind: Name of the kind, and of the folder with its results in the cache directory.
+        kind: Name of the kind, such as ``images``. The folder with the results in the cache directory has this name.
     """
 
     __slots__ = ("_cache", "_folder", "kind")
@@ -58,8 +58,8 @@ class BuildCache:
 
         Args:
             key: Key of the build: a SHA-256 in hexadecimal.
-            build: Fills the folder with the result. It may write temporary files into the parent folder.
-            waiting: Called without arguments before this call waits for another process that builds the same key.
+            build: Function that fills an empty folder with the result. It may write temporary files into the parent folder.
+            waiting: Function that is called if this call must wait for another process that is building the same key.
 
         Raises:
             HostError: The cache directory is not writable.
@@ -120,7 +120,7 @@ class BuildCache:
 
 @contextmanager
 def _translated_errors(cache: Path) -> Iterator[None]:
-    """Translate OSErrors for a full disk or missing permissions into Sandlot's errors, with a hint."""
+    """Translate OSErrors that report a full disk or missing permissions into Sandlot's errors, with a hint."""
     try:
         yield
     except OSError as error:

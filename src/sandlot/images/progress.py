@@ -13,7 +13,7 @@ DETAIL_EVERY_S = 2.0
 
 
 def discard_progress(_line: str) -> None:
-    """Ignore a line of progress; the callback of callers that want none."""
+    """Ignore a line of progress. Pass this function as the callback if no progress is to be reported."""
 
 
 class ProgressReporter:
@@ -22,7 +22,7 @@ class ProgressReporter:
     Args:
         name: Name of the build.
         progress: Callback that receives each line.
-        clock: Returns the monotonic time in seconds.
+        clock: Function that returns the monotonic time in seconds.
     """
 
     __slots__ = ("_clock", "_last_s", "_name", "_progress")
@@ -39,7 +39,7 @@ class ProgressReporter:
         self._progress(f"{self._name}: {text}")
 
     def detail(self, text: str) -> None:
-        """Report the progress within a step. Do nothing if the last line was reported less than :data:`DETAIL_EVERY_S` ago."""
+        """Report the progress within a step. Do nothing if the previous line was reported less than :data:`DETAIL_EVERY_S` seconds ago."""
         if self._clock() - self._last_s >= DETAIL_EVERY_S:
             self.step(text)
 
