@@ -1,8 +1,8 @@
 """The driver of one OCI runtime: probe, prepare, adopt and sweep.
 
-The names of everything that these steps create on the host contain the ref of the sandbox. If the service is killed, the next service can therefore
-adopt or release the sandbox. The *stage* is a process that sets up the sandbox and starts the runtime. It then becomes the *keeper*, which waits for
-the end of the sandbox.
+Everything that these steps create on the host can be found by the ref of the sandbox, a random name. If the service is killed, the next service can
+therefore adopt or release the sandbox. The *stage* is a process that sets up the sandbox and starts the runtime. The stage then becomes the *keeper*,
+which waits for the end of the sandbox.
 
 =========  ==========================================================================================================================
 prepare    Create the record, folder, control group, pipes and disk image. Meanwhile, start the stage. The stage enters the control
@@ -162,7 +162,7 @@ class OciDriver:
             limits=shape.limits,
         )
         await run_blocking(resources.create_folder, record)
-        # The stage's interpreter starts while everything else is created.
+        # The Python interpreter of the stage process starts while the other resources are created.
         spawning = asyncio.ensure_future(Stage.spawn(folder.ref, folder.stage_log))
         try:
             first_id = await run_blocking(self._create_resources, resources, shape, program)
@@ -231,7 +231,7 @@ class OciDriver:
         return instance
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Remove the remains of all sandboxes of this node that are not in use, and return the number of these sandboxes.
+        """Remove the remains of all sandboxes of this node that are not in use, and return the number of removed sandboxes.
 
         Sandboxes that this driver manages, sandboxes of other drivers, and sandboxes in ``keep`` are not removed.
 

@@ -29,7 +29,7 @@ class Evidence:
         panic: First part of the runtime's output about its crash. Empty: the runtime did not crash.
         disk_full: True if the sandbox's disk has no space left.
         memory_bytes: Memory limit of the sandbox.
-        oom_statuses: Exit codes that the sandbox's process can have after the kernel killed it because of the memory limit.
+        oom_statuses: Exit codes that the sandbox's process can have after an out-of-memory kill in the sandbox.
     """
 
     status: int | None

@@ -39,7 +39,7 @@ async def freeze(cgroup: Cgroup) -> None:
             cgroup.freeze()
             while not cgroup.is_frozen():
                 await asyncio.sleep(_FREEZE_PAUSE_S)
-                # cgroup version 1 can miss a task that forks during the freeze. Writing the state again freezes the task
+                # With cgroup version 1, the kernel can miss a task that forks during the freeze. Writing the state again freezes the task
                 # (cgroup-v1/freezer-subsystem.rst).
                 cgroup.freeze()
     except TimeoutError:
@@ -55,7 +55,7 @@ async def freeze(cgroup: Cgroup) -> None:
 class Headroom:
     """Raises the limits of a sandbox's control group during a snapshot or a restore, and lowers them again.
 
-    With its own limit, a sandbox near this limit would be killed while a snapshot is written. gVisor's kernel then takes up to twice its memory
+    Without this, a sandbox near its memory limit would be killed while a snapshot is written. gVisor's kernel then takes up to twice its memory
     (measured: 124 MiB for 20,000 files, 96 MiB for 100 processes, 6 MiB for a shell), and the snapshot's files in the page cache count as well. A
     restore takes at least 50 ms of processor time, which lasts 100 ms with a limit of half a processor.
 
@@ -65,7 +65,7 @@ class Headroom:
         recorded: Function that returns the limits of the control group according to the sandbox's record. None: the sandbox is being released.
 
     Attributes:
-        lock: Held while limits are recorded and set, so that the limits of the control group match the record.
+        lock: Lock that is held while limits are recorded and set, so that the limits of the control group match the record.
     """
 
     __slots__ = ("_cgroup", "_lowering", "_mark", "_recorded", "lock")

@@ -126,7 +126,7 @@ class SandboxHostResources:
         return None if self.record is None or self.is_releasing() else self._runtime.group_limits(self.record.limits)
 
     def create_folder(self, record: Record) -> None:
-        """Create the folder with the record in it, by one rename: the sweep of another driver must never find a folder that names no driver.
+        """Create the folder and its record by one rename, so that the sweep of another driver never finds a folder without a record.
 
         Raises:
             FileNotFoundError: The sandbox is being released.

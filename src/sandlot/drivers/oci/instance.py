@@ -85,13 +85,13 @@ class OciInstance:
             SandboxEndedError: The sandbox has ended.
         """
         if self._stream is not None and not self._stream.closed:
-            raise ConflictError("The sandbox is already connected.", code=ErrorCode.CONFLICT, hint="Close the other stream first.")
+            raise ConflictError("The sandbox has an open stream already.", code=ErrorCode.CONFLICT, hint="Close the other stream first.")
         await self._check_live()
         self._stream = PipeStream.open(self._resources.folder.path)
         return self._stream
 
     async def configure(self, change: Change) -> None:
-        """Change volumes and limits of the live sandbox. The volumes change first. Of the limits, all change or none.
+        """Change volumes and limits of the live sandbox. The volumes change first. Then either all limits change, or none of them.
 
         A field of the change that keeps its value needs no capability.
 
@@ -152,8 +152,8 @@ class OciInstance:
         """Complete or undo the operations on this sandbox that a killed service had begun.
 
         A paused sandbox that was thawed for a snapshot is frozen again, and an incomplete snapshot is removed. The recorded limits are set. If the
-        kernel refuses the recorded limits, the limits in force are recorded instead, so that a client can request the change again. But if a snapshot
-        had raised the limits, they are lowered in the background.
+        kernel refuses the recorded limits, there are two cases. Limits that were raised for a snapshot are lowered in the background. Otherwise the
+        limits in force are recorded, so that a client can request the change again.
         """
         if self._resources.folder.refreeze.exists():
             with contextlib.suppress(SandlotError, OSError):

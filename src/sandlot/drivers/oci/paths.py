@@ -141,7 +141,7 @@ class SandboxFolder:
 
     @property
     def roomy(self) -> Path:
-        """Path of a marker file that exists while the memory limit is still higher after a snapshot than the recorded limit."""
+        """Path of a marker file that exists while, after a snapshot, the memory limit is still higher than the recorded limit."""
         return self.path / "roomy"
 
     @property

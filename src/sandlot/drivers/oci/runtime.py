@@ -2,8 +2,8 @@
 
 Invariants:
 - A program is identified by its content, because its package may be replaced while the service runs.
-- A live sandbox does not need the program of its runtime, except for snapshots. For example, the use of its disk is read without the program. After
-  the runtime was uninstalled, the sandbox continues, and can still be adopted and removed.
+- A live sandbox does not need the program of its runtime, except for snapshots. For example, the disk usage is read without the program. After the
+  runtime was uninstalled, the sandbox continues, and can still be adopted and removed.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Runtime(Protocol):
 
     @property
     def oom_statuses(self) -> frozenset[int]:
-        """Exit codes that a sandbox's process can have after an out-of-memory kill in the sandbox. A negative code is the number of a signal."""
+        """Exit codes that a sandbox's process can have after an out-of-memory kill in the sandbox. A code of -9 means signal 9."""
         ...
 
     @property

@@ -81,7 +81,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
             "args": list(GUEST_ARGV),
-            # HOME is set because crun would otherwise look it up in the image's /etc/passwd, and block for ever if that is a pipe.
+            # HOME is set because crun would otherwise read the image's /etc/passwd, and would block forever if that file is a pipe.
             "env": [f"PATH={GUEST_PATH}", "HOME=/"],
             "cwd": "/",
             # No ambient capabilities: a process that the guest starts as another user has no capabilities.
@@ -108,7 +108,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
                 "source": "devpts",
                 "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", "max=256"],
             },
-            # Shared memory counts against the memory limit. Its size is half of the limit: a write beyond fails (ENOSPC), the sandbox survives.
+            # Shared memory counts against the memory limit. Its size is half of this limit, so that programs get ENOSPC before the sandbox is killed.
             {
                 "destination": SHM,
                 "type": "tmpfs",

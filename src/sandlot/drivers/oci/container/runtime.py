@@ -100,11 +100,11 @@ class Crun:
         return group_limits(limits)
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
-        """Return the operations that the stage executes before it starts crun."""
+        """Return the operations that the stage process carries out before it starts crun."""
         return stage_plan(inputs)
 
     def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
-        """Return the ``config.json`` of the bundle."""
+        """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded."""
         if first_id is None or spec is None:
             raise InternalError("The container was prepared without a range of user ids, or is started without a spec.")
         return oci_config(shape, spec, first_id, IDS, volumes)

@@ -35,7 +35,7 @@ CAPABILITIES = (
     "CAP_SETPCAP",
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
-    # The guest needs these to set the host name when the sandbox gets its owner, and to set limits and priorities of processes.
+    # The guest needs these three to set the host name when the sandbox gets its owner, and to set limits and priorities of processes.
     "CAP_SYS_ADMIN",
     "CAP_SYS_NICE",
     "CAP_SYS_RESOURCE",
@@ -80,7 +80,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},
-            # Shared memory counts against the memory limit. Its size is half of the limit: a write beyond fails (ENOSPC), the sandbox survives.
+            # Shared memory counts against the memory limit. Its size is half of this limit, so that programs get ENOSPC before the sandbox is killed.
             # /tmp is not in memory but on the disk, because it is for large files (see SandboxHostResources.create_resources).
             {
                 "destination": "/dev/shm",  # noqa: S108 - the sandbox's

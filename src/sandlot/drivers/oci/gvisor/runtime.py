@@ -111,7 +111,7 @@ class Runsc:
         return group_limits(limits)
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
-        """Return the operations that the stage carries out before it starts runsc."""
+        """Return the operations that the stage process carries out before it starts runsc."""
         return stage_plan(inputs)
 
     def config(
@@ -121,7 +121,7 @@ class Runsc:
         first_id: int | None,  # noqa: ARG002
         volumes: Sequence[Attachment] = (),  # noqa: ARG002 - volumes are in the hub
     ) -> dict[str, Any]:
-        """Return the ``config.json`` of the bundle."""
+        """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded."""
         return oci_config(shape, group_limits(shape.limits), has_hub=(shape.root.path / HUB.strip("/")).is_dir())
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
@@ -176,6 +176,6 @@ def flags(program: Program, disk_bytes: int) -> tuple[str, ...]:
         "--host-uds=none",
         "--host-fifo=none",
         f"--overlay2=root:dir={VIEW_DISK}{size}",
-        # runsc derives the number of processors that the sandbox sees from the limit of processor time, and shows at least 2.
+        # The number of processors that the sandbox sees is derived from its limit of processor time, and is at least 2.
         "--cpu-num-from-quota",
     )

@@ -88,7 +88,7 @@ def check_free(into: Path) -> None:
         ConflictError: The path exists.
     """
     if os.path.lexists(into):
-        raise ConflictError(f"{into} exists already.")
+        raise ConflictError(f"The folder {into} exists already.")
 
 
 def _move_across(image: Path, into: Path, *, durable: bool) -> None:

@@ -1,7 +1,8 @@
 """Manifest of a snapshot: the properties that are compared before a restore. Pure except for :func:`read`.
 
-A snapshot depends on the build of the runtime that wrote the snapshot, because another build refuses or misreads its files. It also depends on the
-root file system, whose files its programs have open, and on limits that its programs have seen. A sandbox into which the snapshot is restored needs:
+A snapshot depends on the build of the runtime that wrote the snapshot, because another build refuses or misreads the files of the snapshot. It also
+depends on the root file system, whose files the saved programs have open, and on limits that these programs have seen. A sandbox into which the
+snapshot is restored needs:
 
 ============  =======================================================================================================================
 runtime       The same build, compared by SHA-256. Copies of old builds are kept, so an upgrade of the package makes no snapshot unusable.
@@ -55,7 +56,7 @@ class Manifest:
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
 
     def misfit(self, shape: Shape, driver: str, runtime_sha256: str) -> str:
-        """Return the reason why the snapshot cannot be restored into such a sandbox, or an empty text if it can be restored."""
+        """Return the reason why a sandbox with these properties cannot be started from the snapshot, or an empty text if it can be started."""
         if self.driver != driver:
             return f"it was written by the {self.driver} driver, and this is {driver}"
         if self.runtime_sha256 != runtime_sha256:

@@ -6,7 +6,7 @@ thaw     If the sandbox is paused, create a marker file and thaw the sandbox. If
          marker file and freezes the sandbox again.
 save     The runtime pauses every task, writes the files of the snapshot, and lets the tasks continue.
 freeze   Freeze the sandbox if it was paused before, or is about to end.
-finish   Write the manifest, sync all files to disk, and rename the folder.
+finish   Write the manifest, sync all files if the snapshot must be durable, and rename the folder.
 =======  ==============================================================================================================================
 
 If a step fails, the sandbox is as before, even if it was about to end, because the caller ends it only after all steps. So a service that is killed
