@@ -255,7 +255,7 @@ def _debian(table: _Table) -> Debian:
             raise InvalidRequestError(f"{package!r} in {table.where} is not the name of a Debian package.")
     for pattern in (*debian.exclude, *debian.include):
         if not pattern.startswith("/") or "\n" in pattern:
-            raise InvalidRequestError(f"The path pattern {pattern!r} in {table.where} must begin with '/' and have no line break.")
+            raise InvalidRequestError(f"The path pattern {pattern!r} in {table.where} must be an absolute path without line breaks.")
     return debian
 
 
