@@ -155,7 +155,8 @@ def build_guest_layer(folder: Path, base: Path, runner: CommandRunner) -> None:
     """
     sources = dict(payload.guest_sources())
     programs = dict(payload.programs())
-    # Programs that run on the image's own interpreter, such as the Python kernel, are not checked: it has the whole standard library.
+    # Programs that run on the image's own interpreter, such as the Python kernel, are not checked, because that interpreter has the whole standard
+    # library.
     own = {**sources, **{name: text for name, text in programs.items() if not payload.runs_on_the_image(name)}}
     interpreter.check_imports(own, base, beside=[Path(path).stem for path in programs])
 
@@ -201,7 +202,7 @@ def read_manifest(folder: Path) -> Mapping[str, object]:
 
 
 def _install_python(lock: str, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter, started_s: float) -> None:
-    """Install the Python packages of a lock file: download wheels outside the tree, then install the wheels inside the tree, where no network is."""
+    """Install the Python packages of a lock file: download wheels outside the tree, then install the wheels inside the tree, without network."""
     loader, libraries = interpreter.loader_of(root)
     python = plan.own_python_argv(root, loader, libraries, Path("usr/bin/python3"))
     wheels = root / plan.WHEELS.strip("/")

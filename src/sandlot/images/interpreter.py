@@ -1,8 +1,8 @@
 """The guest's own interpreter: Debian's python3.11, made relocatable by copying. Nothing is patched.
 
 The interpreter is Debian's binary with its libraries and dynamic loader. It runs in any image, even in an image without Python or with another C
-library. It has only the part of the standard library that the guest may need, as byte code in one uncompressed zip. It therefore opens few files at
-its start, which matters because opening a file takes a round trip to gVisor's file server.
+library. The interpreter has only the part of the standard library that the guest may need, as byte code in one uncompressed zip. So few files are
+opened when the guest starts. This saves time, because opening a file takes a round trip to gVisor's file server.
 
 Invariants:
 - The Debian suite is fixed, so that every host builds the same interpreter, whatever Debian release the host runs.

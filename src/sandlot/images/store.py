@@ -70,7 +70,7 @@ class CachedBuild:
     Args:
         kind: ``images``, ``interpreters``, ``guests`` or ``roots``.
         key: Key of the result. For roots it is the digest.
-        name: Name of the recipe; ``interpreter`` or ``guest`` for the other kinds.
+        name: Name of the recipe, for images and roots. For the other kinds: ``interpreter`` or ``guest``.
         size_bytes: Total size of the files in the result.
     """
 
