@@ -27,9 +27,9 @@ class DriverSettings:
     """Settings of a driver.
 
     Args:
-        node: Id of the node, which belongs to the state directory. The names of everything that a driver creates on the host contain it.
+        node: Id of the node; each state directory has its own. The names of everything that a driver creates on the host contain this id.
         data_dir: Absolute path of the state directory.
-        ids: Source of random bytes for names.
+        ids: Function that returns random bytes, from which names are made.
     """
 
     node: NodeId

@@ -155,7 +155,8 @@ def build_guest_layer(folder: Path, base: Path, runner: CommandRunner) -> None:
     """
     sources = dict(payload.guest_sources())
     programs = dict(payload.programs())
-    # Programs such as the Python kernel run on the image's own interpreter, which has the whole standard library, so they are not checked.
+    # Programs that run on the image's own interpreter, such as the Python kernel, are not checked, because that interpreter has the whole standard
+    # library.
     own = {**sources, **{name: text for name, text in programs.items() if not payload.runs_on_the_image(name)}}
     interpreter.check_imports(own, base, beside=[Path(path).stem for path in programs])
 

@@ -1,6 +1,6 @@
 """Cache of build results of one kind, such as images. Each result is a folder that is named by its key and never changes.
 
-Invariants, beside those of :mod:`sandlot.host.locked_folder`:
+Invariants, in addition to those of :mod:`sandlot.host.locked_folder`:
 - Each key is built once. If another process is building the key already, this process waits for it and uses its result.
 - Only root can read the folders, because images contain files of uid 1000, which may be the uid of a user of the host.
 
@@ -30,11 +30,11 @@ Commands that write into the folder must inherit the descriptor, so that the fol
 
 
 class BuildCache:
-    """Build results of one kind.
+    """Cache of the build results of one kind.
 
     Args:
         cache: The cache directory. The first build creates it if it does not exist.
-        kind: Name of the kind, and of the folder with its results in the cache directory.
+        kind: Name of the kind, such as ``images``. The folder with the results in the cache directory has this name.
     """
 
     __slots__ = ("_cache", "_folder", "kind")
@@ -45,7 +45,7 @@ class BuildCache:
         self._folder = cache / kind
 
     def find(self, key: str) -> Path | None:
-        """Return the folder with the result of a key, or None if the key has not been built."""
+        """Return the folder of the build result with a key, or None if there is no such result."""
         folder = self._folder / key
         return folder if folder.is_dir() else None
 
@@ -54,12 +54,12 @@ class BuildCache:
         return sorted(folder.name for folder in self._folder.iterdir() if KEY.fullmatch(folder.name)) if self._folder.is_dir() else []
 
     def ensure(self, key: str, build: Build, waiting: Callable[[], None]) -> Path:
-        """Return the folder with the result of a key. Build the result first if it does not exist.
+        """Return the folder of the build result with a key. Build the result first if it does not exist.
 
         Args:
             key: Key of the build: a SHA-256 in hexadecimal.
-            build: Fills the folder with the result. It may write temporary files into the parent folder.
-            waiting: Called without arguments before this call waits for another process that builds the same key.
+            build: Function that fills an empty folder with the result. It may write temporary files into the parent folder.
+            waiting: Function that is called if this call must wait for another process that is building the same key.
 
         Raises:
             HostError: The cache directory is not writable.
@@ -82,7 +82,7 @@ class BuildCache:
         return self._folder / key
 
     def remove(self, key: str) -> bool:
-        """Remove the result of a key. Return False if there is none.
+        """Remove the build result with a key. Return False if there is no such result.
 
         The folder is moved away before its files are removed, so that no process finds an incomplete result.
         """
@@ -120,7 +120,7 @@ class BuildCache:
 
 @contextmanager
 def _translated_errors(cache: Path) -> Iterator[None]:
-    """Translate OSErrors for a full disk or missing permissions into Sandlot's errors, with a hint."""
+    """Translate OSErrors that report a full disk or missing permissions into Sandlot's errors, with a hint."""
     try:
         yield
     except OSError as error:

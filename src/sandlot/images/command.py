@@ -39,7 +39,7 @@ class CommandRunner:
             what: Description of the command for error messages, such as "installing the Debian packages".
             argv: Program and arguments. The command runs in its own session, without standard input.
             env: The whole environment of the command.
-            on_line: Called with each line of the command's output. If it raises, the command is killed.
+            on_line: Function that is called with each line of the command's output. If this function raises, the command is killed.
 
         Raises:
             LimitError: The command failed because the disk is full.
@@ -76,7 +76,7 @@ class CommandRunner:
                             full = full or _FULL in line
                             on_line(line)
                 except BaseException:
-                    # All processes of the command have the pipe open. Reading to its end waits until none of them can write to the tree any more.
+                    # Every process of the command has the pipe open. After read() has returned, none of these processes can write to the tree.
                     process.kill()
                     output.read()
                     raise
@@ -121,4 +121,4 @@ def require_programs(*programs: str) -> None:
 def missing_program(program: str) -> HostError:
     """Return the error for a program that is not installed. Its hint names the Debian package to install."""
     package = {"unshare": "util-linux", "setpriv": "util-linux", "dpkg": "dpkg"}.get(program, program)
-    return HostError(f"{program} is not installed.", hint=f"Install it: apt-get install {package}", fields={"program": program})
+    return HostError(f"{program} is not installed.", hint=f"Run `apt-get install {package}`.", fields={"program": program})

@@ -1,8 +1,8 @@
 """The guest's own interpreter: Debian's python3.11, made relocatable by copying. Nothing is patched.
 
 The interpreter is Debian's binary with its libraries and dynamic loader. It runs in any image, even in an image without Python or with another C
-library. It has only the part of the standard library that the guest may need, as byte code in one uncompressed zip. It therefore opens few files at
-its start, which matters because opening a file takes a round trip to gVisor's file server.
+library. The interpreter has only the part of the standard library that the guest may need, as byte code in one uncompressed zip. So few files are
+opened when the guest starts. This saves time, because opening a file takes a round trip to gVisor's file server.
 
 Invariants:
 - The Debian suite is fixed, so that every host builds the same interpreter, whatever Debian release the host runs.
@@ -79,7 +79,7 @@ for name in sys.argv[2:]:
 left_out = sys.argv[1].split(',')
 for name, module in sorted(sys.modules.items()):
     spec = getattr(module, '__spec__', None)
-    # Frozen modules are in the binary; an alias (os.path) has another module's spec.
+    # Frozen modules are not needed, because the binary contains them. An alias such as os.path has the spec of another module (posixpath).
     if spec is not None and spec.has_location and spec.origin != 'frozen' and spec.name == name and name not in left_out:
         print('MODULE', name, int(hasattr(module, '__path__')), spec.origin)
 """
@@ -261,7 +261,7 @@ def _imports(node: ast.AST) -> list[str]:
 
 
 def _closure(python: tuple[str, ...], runner: CommandRunner) -> tuple[dict[str, Path], list[Path]]:
-    """Return the modules that importing :data:`ROOTS` loads: path of each source by its path in the zip, and paths of extension modules."""
+    """Return all modules that an import of :data:`ROOTS` loads: the source files, by path in the zip, and the files of extension modules."""
     modules: dict[str, Path] = {}
     extensions: list[Path] = []
 
@@ -281,7 +281,7 @@ def _closure(python: tuple[str, ...], runner: CommandRunner) -> tuple[dict[str, 
 
 
 def _needed_libraries(binaries: Iterable[Path], loader: Path, libraries: list[Path]) -> dict[str, Path]:
-    """Return the path of each shared library that binaries need, by the name that the binaries contain (ld.so(8), --list)."""
+    """Return the path of each shared library that some binaries need, by the name of the library in the binaries (ld.so(8), --list)."""
     found: dict[str, Path] = {}
     for binary in binaries:
         text = output_of((str(loader), "--library-path", ":".join(map(str, libraries)), "--list", str(binary)))

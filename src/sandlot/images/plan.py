@@ -2,7 +2,7 @@
 
 Invariants:
 - Every command is killed when the builder dies (setpriv(1), --pdeathsig). mmdebstrap and all commands inside the tree also have their own mount and
-  process namespaces, which unshare(1) ends with the command. No mount and no process outlives a build, and the host's mount table shows no mount.
+  process namespaces (unshare(1)), which end with the command. So no mount and no process outlives a build, and the host does not see the mounts.
 - Commands that run *inside* the tree have no network, no terminal and no environment variable of the host.
 - Commands that need the network (apt, pip's downloads) run *outside* the tree, with the machine's own configuration.
 """
@@ -165,7 +165,7 @@ def inside_env(user: User = User.ROOT) -> dict[str, str]:
 def install_argv(lock: str) -> tuple[str, ...]:
     """Return the command that installs the downloaded wheels inside the tree, without compiling them.
 
-    Byte code contains the time of its source, and is compiled after the times of all files are set.
+    The packages are compiled later (:func:`compile_argv`): byte code contains the time of its source file, and the build changes these times first.
 
     Args:
         lock: Path of the lock file inside the tree.
@@ -187,7 +187,7 @@ def install_argv(lock: str) -> tuple[str, ...]:
 def compile_argv(folders: Iterable[str]) -> tuple[str, ...]:
     """Return the command that compiles installed Python packages to byte code inside the tree.
 
-    As usual, Python compares byte code with the time and size of its source, so that users can edit a library.
+    Python compares the time and size in the byte code with the source file (mode ``timestamp``), so users can edit an installed library.
 
     Args:
         folders: Paths of the package folders inside the tree.

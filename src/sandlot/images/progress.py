@@ -22,7 +22,7 @@ class ProgressReporter:
     Args:
         name: Name of the build.
         progress: Callback that receives each line.
-        clock: Returns the monotonic time in seconds.
+        clock: Function that returns the monotonic time in seconds.
     """
 
     __slots__ = ("_clock", "_last_s", "_name", "_progress")
@@ -39,7 +39,7 @@ class ProgressReporter:
         self._progress(f"{self._name}: {text}")
 
     def detail(self, text: str) -> None:
-        """Report the progress within a step. Do nothing if the last line was reported less than :data:`DETAIL_EVERY_S` ago."""
+        """Report the progress within a step. Do nothing if the previous line was reported less than :data:`DETAIL_EVERY_S` seconds ago."""
         if self._clock() - self._last_s >= DETAIL_EVERY_S:
             self.step(text)
 

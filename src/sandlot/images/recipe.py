@@ -10,7 +10,7 @@ and commands to run::
     suite = "bookworm"
     variant = "apt"                      # mmdebstrap(1), VARIANTS
     packages = ["python3"]
-    exclude = ["/usr/share/man/*"]       # files that are not installed (dpkg(1), --path-exclude); include overrides it
+    exclude = ["/usr/share/man/*"]       # files that are not installed (dpkg(1), --path-exclude), except those in `include`
     include = []
 
     [python]
@@ -255,7 +255,7 @@ def _debian(table: _Table) -> Debian:
             raise InvalidRequestError(f"{package!r} in {table.where} is not the name of a Debian package.")
     for pattern in (*debian.exclude, *debian.include):
         if not pattern.startswith("/") or "\n" in pattern:
-            raise InvalidRequestError(f"The path pattern {pattern!r} in {table.where} is not an absolute path in one line.")
+            raise InvalidRequestError(f"The path pattern {pattern!r} in {table.where} must be an absolute path without line breaks.")
     return debian
 
 
@@ -263,7 +263,7 @@ def _lock(table: _Table, locks: Mapping[str, str]) -> str:
     name = table.text("lock")
     table.done()
     if name not in locks or not name.endswith(".lock"):
-        raise InvalidRequestError(f"The lock {name!r} of {table.where} does not exist.", hint="Name a .lock file in the folder of the recipe.")
+        raise InvalidRequestError(f"The lock file {name!r} of {table.where} does not exist.", hint="Name a .lock file in the folder of the recipe.")
     return locks[name]
 
 

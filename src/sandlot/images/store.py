@@ -70,7 +70,7 @@ class CachedBuild:
     Args:
         kind: ``images``, ``interpreters``, ``guests`` or ``roots``.
         key: Key of the result. For roots it is the digest.
-        name: Name of the recipe; ``interpreter`` or ``guest`` for the other kinds.
+        name: Name of the recipe, for images and roots. For the other kinds: ``interpreter`` or ``guest``.
         size_bytes: Total size of the files in the result.
     """
 
@@ -84,7 +84,7 @@ class ImageStore:
     """Builds and finds images, guest layers and roots in a cache directory. Any number of services may share the directory.
 
     Args:
-        cache: The cache directory. It must be on one file system. The first build creates it if it does not exist.
+        cache: The cache directory. All its folders must be on one file system. The first build creates it if it does not exist.
         known: The recipes by name. None: the recipes that come with Sandlot.
     """
 
@@ -107,7 +107,7 @@ class ImageStore:
 
         Args:
             name: Name of the template.
-            progress: Called with a line of text for each step of a build. If it raises, the build stops.
+            progress: Function that is called with a line of text for each step of a build. If this function raises, the build ends.
 
         Raises:
             NotFoundError: There is no such template. The hint lists the known templates.
@@ -128,7 +128,7 @@ class ImageStore:
 
         Args:
             name: Name of the template.
-            progress: Called with a line of text for each step of a build. If it raises, the build stops.
+            progress: Function that is called with a line of text for each step of a build. If this function raises, the build ends.
 
         Raises:
             NotFoundError: There is no such template. The hint lists the known templates.
@@ -149,7 +149,7 @@ class ImageStore:
         return RootFs(path=folder / build.TREE, digest=digest)
 
     def find_root(self, digest: str) -> RootFs | None:
-        """Return the root file system with a digest, even if its template has been built again since. Return None if the root was removed."""
+        """Return the root file system that has a digest, or None if it was removed. A later build of the template does not remove it."""
         folder = self._roots.find(digest)
         return None if folder is None else RootFs(path=folder / build.TREE, digest=digest)
 
@@ -183,7 +183,7 @@ class ImageStore:
         return found
 
     def remove(self, key: str) -> None:
-        """Remove the build results that have a key. Other results that share files with them by hard links stay complete.
+        """Remove the build results that have a key. Other results that share files with these results by hard links stay complete.
 
         The caller must make sure that no sandbox uses a root that is removed.
 

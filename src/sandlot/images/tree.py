@@ -95,9 +95,9 @@ def link_tree(source: Path, target: Path) -> int:
 
 
 def share_unchanged(original: Path, copied: Path) -> int:
-    """Replace files of a copied tree that have not changed since by hard links to the original files. Return the number of saved bytes.
+    """Replace the files of a copied tree that are equal to the original files by hard links to these. Return the number of saved bytes.
 
-    An image then takes disk space and page cache only for its differences from its parent image.
+    An image then takes disk space and page cache only for the files that differ from its parent image.
 
     Args:
         original: Folder with the original tree.
@@ -133,8 +133,8 @@ def normalize_times(root: Path, *, since_s: float, to_s: int) -> None:
 
     Args:
         root: Folder with the tree.
-        since_s: Begin of the build in seconds since the epoch. Entries with an earlier time are not changed.
-        to_s: New time in seconds since the epoch.
+        since_s: Start of the build, in seconds since the epoch. Entries with an earlier modification time are not changed.
+        to_s: New modification time, in seconds since the epoch.
     """
     for path, status in walk(root):
         if status.st_mtime >= since_s:

@@ -1,15 +1,18 @@
 """The driver of one OCI runtime: probe, prepare, adopt and sweep.
 
-Each step leaves its traces on the host under the ref of the sandbox, so that another service can adopt or release them if this one is killed:
+Everything that these steps create on the host can be found by the ref of the sandbox, a random name. If the service is killed, the next service can
+therefore adopt or release the sandbox. The *stage* is a process that sets up the sandbox and starts the runtime. The stage then becomes the *keeper*,
+which waits for the end of the sandbox.
 
 =========  ==========================================================================================================================
-prepare    Create the record, folder, control group, pipes and disk image. The stage starts meanwhile, then enters the group and makes
-           its mounts. The stage ends by itself if the service dies before ``boot``.
-boot       Write the record and the OCI bundle. The stage starts the runtime, becomes the keeper and writes ``live``.
-restore    Write the OCI bundle. The stage runs the runtime's ``create``, becomes the keeper and writes ``live``. The runtime restores
-           the snapshot. Only then is the record written (``prepared.py``).
-adopt      Check that the processes named in ``live`` still exist, in the group of the same name.
-sweep      Collect names from folders, groups, files of loop devices and owners of ids. Release everything that is not kept.
+prepare    Create the record, folder, control group, pipes and disk image. Meanwhile, start the stage. The stage enters the control
+           group and creates the mounts. The stage ends by itself if the service dies before ``boot``.
+boot       Write the record and the OCI bundle. The stage starts the runtime, becomes the keeper and writes the file ``live``.
+restore    Write the OCI bundle. The stage runs the runtime's ``create``, becomes the keeper and writes the file ``live``. The runtime
+           restores the snapshot. Only then is the record written (``prepared.py``).
+adopt      Check that the sandbox's process, which the file ``live`` names, still exists and is in the sandbox's control group.
+sweep      Collect refs from the names of folders, control groups, backing files of loop devices, and owners of id ranges. Release every
+           sandbox that is not to be kept.
 =========  ==========================================================================================================================
 """
 
@@ -62,8 +65,8 @@ class OciDriver:
 
     Args:
         name: Name of the driver.
-        settings: Node and state directory.
-        runtime: The runtime.
+        settings: Id of the node, state directory and source of random bytes.
+        runtime: OCI runtime that runs the sandboxes.
     """
 
     def __init__(self, name: str, settings: DriverSettings, runtime: Runtime) -> None:
@@ -79,11 +82,11 @@ class OciDriver:
         self._probe = Probe(self, self._builds, runtime.unsupported, self._sandboxes)
 
     def probe(self) -> Capabilities:
-        """Return the capabilities on this host (``probe.py``). The first call takes about a second."""
+        """Return the capabilities of this driver on this host (``probe.py``). The first call takes about a second."""
         return self._probe.capabilities()
 
     def fingerprint(self) -> str:
-        """Return name and digest of the runtime, on which snapshots depend.
+        """Return the name and the digest of the installed runtime, on which snapshots depend.
 
         Raises:
             HostError: The runtime is not installed.
@@ -100,7 +103,7 @@ class OciDriver:
     def restorable(self, snapshot: Path) -> ProbeResult:
         """Return whether a snapshot is complete and the runtime build that wrote it is available.
 
-        Reads files. If this service has not verified the build yet, it also reads and may copy the whole runtime (about 100 ms).
+        Reads files. If this service has not verified the build yet, it also reads the runtime's whole program and may copy it (about 100 ms).
         """
         if reason := self._runtime.unsupported.get(DriverCapability.SNAPSHOT, ""):
             return ProbeResult(ok=False, reason=reason)
@@ -116,8 +119,8 @@ class OciDriver:
         """Prepare a sandbox: create everything except the runtime's own processes. Takes about 15 ms.
 
         Args:
-            shape: Everything that must be known before the sandbox has an owner.
-            snapshot: Snapshot to restore later; the build of the runtime that wrote it is used. None: the newest build.
+            shape: Properties of the sandbox that must be known before the sandbox has an owner.
+            snapshot: Snapshot that will be restored. The sandbox then uses the runtime build that wrote the snapshot. None: the installed build.
 
         Raises:
             ConflictError: ``snapshot_unusable``: the snapshot is not complete, or the build that wrote it is not available.
@@ -159,7 +162,7 @@ class OciDriver:
             limits=shape.limits,
         )
         await run_blocking(resources.create_folder, record)
-        # The stage's interpreter starts while everything else is created.
+        # The Python interpreter of the stage process starts while the other resources are created.
         spawning = asyncio.ensure_future(Stage.spawn(folder.ref, folder.stage_log))
         try:
             first_id = await run_blocking(self._create_resources, resources, shape, program)
@@ -200,7 +203,7 @@ class OciDriver:
 
         Raises:
             NotFoundError: No sandbox with this ref is alive, or its removal had begun.
-            ConflictError: This driver already holds the sandbox.
+            ConflictError: This driver already manages the sandbox.
         """
         if not is_ref(ref, self._settings.node):
             raise _not_alive_error(ref)
@@ -217,7 +220,7 @@ class OciDriver:
             raise _not_alive_error(ref)
         os.close(sandbox)
         if ref in self._held:
-            raise ConflictError(f"The service already holds sandbox {ref}.")
+            raise ConflictError(f"The service already manages sandbox {ref}.")
         resources = self._hold(ref)
         if started.sandbox.pid not in resources.cgroup.pids():
             self._forget(ref)
@@ -231,7 +234,7 @@ class OciDriver:
         """Remove all sandboxes of this node and their remains, except sandboxes that this driver holds and those in ``keep``. Return their number.
 
         Args:
-            keep: Refs of sandboxes to keep.
+            keep: Refs of further sandboxes that must not be removed.
 
         Raises:
             InternalError: A sandbox could not be removed. All others were removed.
@@ -258,13 +261,13 @@ class OciDriver:
         return {name for name in names if is_ref(name, node)}
 
     def _of_other_drivers(self, refs: Collection[str]) -> set[str]:
-        """Return the refs whose records name another driver. That driver sweeps or holds them itself."""
+        """Return the refs whose records name another driver, because the other driver manages or sweeps these sandboxes itself."""
         others = set(driver_names()) - {self.name}
         files = {ref: SandboxFolder(self._sandboxes / ref).record for ref in refs}
         return {ref for ref, file in files.items() if (record := records.read(file)) is not None and record.driver in others}
 
     def _remove_leftovers(self) -> None:
-        """Remove folders that were not completed, and builds of the runtime that nothing needs."""
+        """Remove incomplete folders of sandboxes, and copies of runtime builds that no sandbox and no snapshot needs."""
         prefix = new_folder_prefix(self.name)
         with contextlib.suppress(FileNotFoundError):
             for draft in self._sandboxes.glob(f"{prefix}*"):
@@ -291,12 +294,12 @@ class OciDriver:
 
 
 def gvisor(settings: DriverSettings) -> OciDriver:
-    """Create the ``gvisor`` driver: runsc, a kernel in user space between the code and the host."""
+    """Create the ``gvisor`` driver, which runs sandboxes with runsc, a kernel in user space between the tenant's code and the host."""
     return OciDriver("gvisor", settings, Runsc())
 
 
 def container(settings: DriverSettings) -> OciDriver:
-    """Create the ``container`` driver: crun, on the host's own kernel."""
+    """Create the ``container`` driver, which runs sandboxes with crun, on the host's own kernel."""
     return OciDriver("container", settings, Crun())
 
 

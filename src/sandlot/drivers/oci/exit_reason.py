@@ -22,13 +22,14 @@ class Evidence:
     """Evidence about the end of a sandbox.
 
     Args:
-        status: Exit code of the runtime's process, negative for a signal. None: the keeper was lost.
-        ended_for: Reason for which the service ended the sandbox. Empty: the service did not end it.
+        status: Exit code of the sandbox's process on the host; negative: the signal that killed the process. None: no exit code was recorded,
+            because the keeper, the process that receives the exit code, was killed.
+        ended_for: Reason for which the service ended the sandbox. Empty: the service did not end the sandbox.
         oom_kills: Number of tasks of the sandbox that the kernel killed because of the memory limit.
-        panic: First part of the output of a runtime that crashed.
+        panic: First part of the runtime's output about its crash. Empty: the runtime did not crash.
         disk_full: True if the sandbox's disk has no space left.
         memory_bytes: Memory limit of the sandbox.
-        oom_statuses: Exit codes of this runtime after an end because of the memory limit.
+        oom_statuses: Exit codes that the sandbox's process can have after an out-of-memory kill in the sandbox.
     """
 
     status: int | None
@@ -43,13 +44,14 @@ class Evidence:
 def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table each
     """Return the reason why a sandbox ended.
 
-    A task that the kernel killed because of the memory limit may have been any process inside, long before the sandbox ended. So the reason is OOM
-    only if the exit code is one of ``oom_statuses``, or is unknown.
+    A task that the kernel killed because of the memory limit may have been any process inside, and it may have died long before the sandbox ended. So
+    the reason is OOM only if such a task was killed and the exit code is one of ``oom_statuses`` or is unknown.
     """
     status, panic = evidence.status, evidence.panic[:_DETAIL_CHARS].strip()
     if status == 0:
         return Exit(ExitReason.EXITED)
-    # The service kills the runtime and the guest at once. If the guest dies first, the runtime may still report that the guest was killed.
+    # The service kills the runtime and the guest at the same time. If the guest dies first, the exit code may be the runtime's report that the
+    # guest was killed.
     if evidence.ended_for and status in {None, -signal.SIGKILL, _SIGNALLED + signal.SIGKILL}:
         return Exit(ExitReason.KILLED, evidence.ended_for)
     if evidence.oom_kills and (status is None or status in evidence.oom_statuses):

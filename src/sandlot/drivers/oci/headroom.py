@@ -1,6 +1,6 @@
 """Freezing a sandbox, and raising its limits for a moment while its runtime writes or reads a snapshot.
 
-None of the tenant's programs runs while the limits are raised, only the runtime.
+The limits are raised for the runtime, which stops the tenant's programs while it writes or reads a snapshot.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FREEZE_PAUSE_S: Final = 0.0005
 
 
 async def freeze(cgroup: Cgroup) -> None:
-    """Stop all processes of a sandbox, including its runtime and its keeper, and return when all have stopped.
+    """Freeze all processes of a sandbox, including its runtime and its keeper, and return when all are frozen.
 
     Raises:
-        InternalError: A process did not stop. All processes continue.
+        InternalError: A process did not freeze within 10 seconds. All processes were thawed.
         FileNotFoundError: The control group is gone.
     """
     try:
@@ -39,7 +39,8 @@ async def freeze(cgroup: Cgroup) -> None:
             cgroup.freeze()
             while not cgroup.is_frozen():
                 await asyncio.sleep(_FREEZE_PAUSE_S)
-                # Version 1 can miss a task that forks meanwhile. Writing the state again helps (cgroup-v1/freezer-subsystem.rst).
+                # With cgroup version 1, the kernel can miss a task that forks during the freeze. Writing the state again freezes the task
+                # (cgroup-v1/freezer-subsystem.rst).
                 cgroup.freeze()
     except TimeoutError:
         cgroup.thaw()
@@ -52,19 +53,19 @@ async def freeze(cgroup: Cgroup) -> None:
 
 
 class Headroom:
-    """Limits of a sandbox's control group, raised during a snapshot or a restore.
+    """Raises the limits of a sandbox's control group during a snapshot or a restore, and lowers them again.
 
-    Without headroom, a sandbox near its memory limit would be killed while it is saved. gVisor's kernel takes up to twice its memory meanwhile
-    (measured: 124 MiB for 20,000 files, 96 MiB for 100 processes, 6 MiB for a shell), and the images in the page cache count as well. A restore takes
-    50 ms of processor time or more, for which half a processor needs 100 ms.
+    Without this, a sandbox near its memory limit would be killed while a snapshot is written. gVisor's kernel then takes up to twice its memory
+    (measured: 124 MiB for 20,000 files, 96 MiB for 100 processes, 6 MiB for a shell), and the snapshot's files in the page cache count as well. A
+    restore takes at least 50 ms of processor time, which lasts 100 ms with a limit of half a processor.
 
     Args:
         cgroup: The control group of the sandbox.
-        mark: File that exists while the memory limit is higher than recorded. A later service reads it.
-        recorded: Returns the limits that are recorded now. None: the sandbox is being released.
+        mark: Path of a marker file, which exists while the memory limit is still too high after a snapshot. The next service reads this file.
+        recorded: Function that returns the limits of the control group according to the sandbox's record. None: the sandbox is being released.
 
     Attributes:
-        lock: Held while limits are recorded and set, so that the recorded limits are those of the group.
+        lock: Lock that is held while limits are recorded and set, so that the limits of the control group match the record.
     """
 
     __slots__ = ("_cgroup", "_lowering", "_mark", "_recorded", "lock")
@@ -78,15 +79,15 @@ class Headroom:
 
     @contextlib.asynccontextmanager
     async def raised(self) -> AsyncIterator[None]:
-        """Raise the limits of memory and processors, and restore them at the end.
+        """Raise the limits of memory and processors for a ``with`` block, and lower them at its end.
 
-        If the kernel cannot reclaim enough memory at once, the memory limit is lowered in the background.
+        If the sandbox then uses more memory than its recorded limit, the memory limit is lowered in the background.
 
         Raises:
             FileNotFoundError: The control group is gone.
         """
         self.cancel()
-        # Both changes are made without a thread: the kernel has nothing to reclaim, and switching to a thread takes longer than writing the files.
+        # The limits are raised without a worker thread: the kernel need not reclaim memory, and a thread switch takes longer than writing the files.
         limits = self._recorded()
         if limits is not None:
             memory_bytes = limits.memory_bytes + max(limits.memory_bytes, HEADROOM_BYTES)
@@ -98,7 +99,7 @@ class Headroom:
                 self.lower_in_background()
 
     def lower_in_background(self) -> None:
-        """Set the recorded limits in the background; attempts are repeated for some minutes."""
+        """Lower the limits to the recorded limits in the background. Failed attempts are repeated for some minutes."""
         with contextlib.suppress(OSError):
             self._mark.touch(mode=0o600)
         self._lowering = asyncio.ensure_future(self._lower_until_done())
@@ -119,7 +120,8 @@ class Headroom:
         """Set the recorded limits. Return True if all of them are in force, or if they need not be set.
 
         Args:
-            wait: True: block until the kernel has reclaimed enough memory. False: do not block, and keep the memory limit if too much is in use.
+            wait: If True, block until the kernel has reclaimed enough memory. If False, do not block: while the sandbox uses more memory than the
+                recorded limit, the memory limit stays as it is, and False is returned.
         """
         if not self.lock.acquire(blocking=wait):
             return False

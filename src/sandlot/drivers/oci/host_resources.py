@@ -49,16 +49,16 @@ class SandboxHostResources:
     """Folder, control group, disk, user ids and processes of one sandbox.
 
     Args:
-        folder: Folder of the sandbox; may not exist.
-        cgroup: Control group of the sandbox; may not exist.
+        folder: Folder of the sandbox. It need not exist.
+        cgroup: Control group of the sandbox. It need not exist.
         runtime: Runtime of the sandbox.
-        forget: Called with the ref when everything was released, or is left to the next sweep.
+        forget: Function that is called with the ref when all resources were released, or when the next sweep has to release them.
 
     Attributes:
-        record: Current record. None: not known, for example for a sandbox of a killed service.
-        stage: Stage that sets up the sandbox and later keeps it. None: not started by this service.
-        headroom: Raises the limits during snapshots.
-        moving: Lock, held while a file is moved out of the folder, or the folder is removed. A moved file is therefore complete.
+        record: Current record of the sandbox. None: not known, for example for the remains of a sandbox that are only to be released.
+        stage: Process that sets up the sandbox, starts the runtime and then waits for the end of the sandbox. None: not started by this service.
+        headroom: Raises the limits of the sandbox during snapshots and restores.
+        moving: Lock that is held while a snapshot is moved out of the folder and while the folder is removed. A moved snapshot is therefore complete.
     """
 
     __slots__ = ("_forget", "_recording", "_release", "_retries", "_runtime", "cgroup", "folder", "headroom", "moving", "record", "stage")
@@ -78,18 +78,18 @@ class SandboxHostResources:
 
     @property
     def ref(self) -> str:
-        """The ref of the sandbox."""
+        """Ref of the sandbox: the id of its node and 16 random characters."""
         return self.folder.ref
 
     def is_releasing(self) -> bool:
-        """Return whether the release has begun, or is complete."""
+        """Return whether the release of the resources has begun or is complete."""
         return self._release is not None
 
     def write_intent(self, record: Record) -> None:
-        """Record the next step. Blocks for a moment; thread-safe.
+        """Write the record of the next step to the sandbox's folder. Blocks while the file is written; thread-safe.
 
         Raises:
-            FileNotFoundError: The sandbox is being released; no other intent can be recorded.
+            FileNotFoundError: The sandbox is being released; only the step ``destroy`` can be recorded.
         """
         with self._recording:
             if record.step is not Step.DESTROY:
@@ -120,13 +120,13 @@ class SandboxHostResources:
 
     def _check_not_releasing(self) -> None:
         if self.is_releasing() or (self.record is not None and self.record.step is Step.DESTROY):
-            raise FileNotFoundError(errno.ENOENT, "the resources of the sandbox are being released", str(self.folder.record))
+            raise FileNotFoundError(errno.ENOENT, f"the resources of sandbox {self.ref} are being released", str(self.folder.record))
 
     def _recorded_limits(self) -> GroupLimits | None:
         return None if self.record is None or self.is_releasing() else self._runtime.group_limits(self.record.limits)
 
     def create_folder(self, record: Record) -> None:
-        """Create the folder with its record. Both appear at once, so the sweep of another driver never finds a folder without an owner.
+        """Create the folder and its record by one rename, so that the sweep of another driver never finds a folder without a record.
 
         Raises:
             FileNotFoundError: The sandbox is being released.
@@ -139,16 +139,16 @@ class SandboxHostResources:
         with self._recording:
             if self.is_releasing():
                 shutil.rmtree(draft)
-                raise FileNotFoundError(errno.ENOENT, "the resources of the sandbox are being released", str(path))
+                raise FileNotFoundError(errno.ENOENT, f"the resources of sandbox {self.ref} are being released", str(path))
             draft.rename(path)
             self.record = record
 
     def create_resources(self, limits: Limits, disk: disk_images.DiskTemplate | None) -> None:
-        """Create everything that the stage needs: control group, pipes and disk. Blocks for a millisecond.
+        """Create the control group, the pipes and the disk of the sandbox. Blocks for a millisecond.
 
         Args:
             limits: Limits of the sandbox.
-            disk: Content of an empty disk. None: the runtime limits a folder.
+            disk: Content of an empty disk. None: the disk is a folder, whose size the runtime limits.
 
         Raises:
             HostError: The kernel refused the control group.
@@ -169,11 +169,13 @@ class SandboxHostResources:
             disk_images.stamp(disk, self.folder.disk_image)
 
     def change_limits(self, limits: Limits) -> None:
-        """Record and set new limits: both, or neither. Takes as long as the kernel needs to reclaim memory.
+        """Record new limits and set them in the control group. If the kernel refuses the limits, the old limits are recorded again.
+
+        Blocks as long as the kernel needs to reclaim memory.
 
         Raises:
             ConflictError: The sandbox uses more than the new limits.
-            HostError: The kernel refused.
+            HostError: The kernel refused the new limits.
             OSError: The limits cannot be recorded. FileNotFoundError: the sandbox is being released, or has ended.
         """
         with self.headroom.lock:
@@ -196,11 +198,11 @@ class SandboxHostResources:
         """Mount volumes in the sandbox's mount namespace. The mounts end with the namespace.
 
         Args:
-            process: Descriptor of a process in that namespace. This method closes it.
+            process: File descriptor of a process in the mount namespace (pidfd_open(2)). This method closes the descriptor.
             volumes: Volumes to attach.
 
         Raises:
-            OSError: The kernel refused, or the process has ended.
+            OSError: The kernel refused a mount, or the process has ended.
         """
         ids = VIEW_IDS if self._runtime.own_ids else None
         try:
@@ -213,8 +215,8 @@ class SandboxHostResources:
         """Unmount volumes from the sandbox's mount namespace.
 
         Args:
-            process: Descriptor of a process in that namespace; it is closed.
-            slots: Slots of the volumes.
+            process: File descriptor of a process in the mount namespace (pidfd_open(2)). This method closes the descriptor.
+            slots: Slots of the volumes to detach.
 
         Raises:
             OSError: The process has ended. EBUSY: a volume is in use.
@@ -226,10 +228,10 @@ class SandboxHostResources:
             os.close(process)
 
     async def release(self) -> None:
-        """Release everything. Idempotent; continues if the caller is cancelled.
+        """Release all resources of the sandbox. Idempotent; continues if the caller is cancelled.
 
         Raises:
-            InternalError: A process cannot be killed. The next sweep tries again.
+            InternalError: A process cannot be killed. The next sweep tries the release again.
         """
         if self._release is None:
             self._release = asyncio.ensure_future(self._release_all())
@@ -243,7 +245,7 @@ class SandboxHostResources:
             self._retries = asyncio.ensure_future(self._retry_release())
 
     async def try_release(self) -> Exception | None:
-        """Release everything, and return the error if that fails. The next sweep then removes the rest."""
+        """Release all resources of the sandbox. If the release fails, return the error; the next sweep then releases the rest."""
         try:
             await self.release()
         except Exception as failure:  # noqa: BLE001 - returned to the caller
@@ -294,7 +296,7 @@ class SandboxHostResources:
                 )
 
     def _kill_and_remove_group(self) -> bool:
-        """Kill the processes of the group and remove it. Return whether it is gone."""
+        """Kill the processes of the control group and remove the group. Return True if the group is gone."""
         return self.cgroup.kill_once() == 0 and self.cgroup.remove()
 
     async def _free_loop_devices(self) -> None:
@@ -313,7 +315,7 @@ def attach_error(error: Exception) -> HostError:
     """Return the error for a volume that could not be attached.
 
     Args:
-        error: Cause.
+        error: Exception that the attachment has raised.
     """
     return HostError(
         f"The host could not attach a volume: {error}.",
@@ -322,19 +324,19 @@ def attach_error(error: Exception) -> HostError:
 
 
 class _Pauses:
-    """Growing pauses until a timeout."""
+    """Pauses between attempts: each pause is longer than the one before, until a timeout has passed."""
 
     def __init__(self, timeout_s: float) -> None:
         self._end = time.monotonic() + timeout_s
         self._pause_s = _FIRST_PAUSE_S
 
     async def next(self) -> bool:
-        """Pause. Return False once the timeout has passed."""
+        """Sleep until the next attempt. Return False if the timeout has passed."""
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         return time.monotonic() < self._end
 
 
 def new_folder_prefix(driver: str) -> str:
-    """Return the prefix of the names of a driver's folders that are not complete yet."""
+    """Return the prefix of the names of the folders that a driver is still creating."""
     return f".new-{driver}-"

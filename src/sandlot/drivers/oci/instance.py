@@ -1,6 +1,6 @@
 """A live sandbox: connect, configure, pause, snapshot, wait for its end, destroy.
 
-One task waits for the end of the runtime's process and finds out once how the sandbox ended. Any number of callers share the result, also after the
+One task waits for the end of the sandbox's process and determines the reason of the end. Any number of callers share this result, also after the
 sandbox was destroyed.
 """
 
@@ -46,9 +46,9 @@ class OciInstance:
     Args:
         resources: Host resources of the sandbox.
         record: Record of the sandbox.
-        started: Processes of the sandbox.
+        started: Processes of the sandbox on the host.
         runtime: Runtime of the sandbox.
-        find_program: Returns the program that the sandbox runs on; may block, and may raise HostError.
+        find_program: Function that returns the program of the runtime. It may block, and may raise HostError.
     """
 
     __slots__ = ("_changing", "_end", "_find_program", "_record", "_resources", "_runtime", "_saved", "_started", "_stream", "ref")
@@ -69,12 +69,12 @@ class OciInstance:
 
     @property
     def limits(self) -> Limits:
-        """Current limits."""
+        """Current limits of the sandbox."""
         return self._record.limits
 
     @property
     def hub(self) -> str | None:
-        """Directory inside the sandbox with the volumes; the guest binds them to their paths. None: the runtime mounts them at their paths."""
+        """Directory inside the sandbox from which the guest binds volumes to their paths. None: the runtime itself mounts volumes at their paths."""
         return self._runtime.hub
 
     async def connect(self) -> ByteStream:
@@ -85,19 +85,21 @@ class OciInstance:
             SandboxEndedError: The sandbox has ended.
         """
         if self._stream is not None and not self._stream.closed:
-            raise ConflictError("The sandbox is already connected.", code=ErrorCode.CONFLICT, hint="Close the other stream first.")
+            raise ConflictError("The sandbox has an open stream already.", code=ErrorCode.CONFLICT, hint="Close the other stream first.")
         await self._check_live()
         self._stream = PipeStream.open(self._resources.folder.path)
         return self._stream
 
     async def configure(self, change: Change) -> None:
-        """Change limits or volumes of the live sandbox: the whole change, or nothing. Unchanged values need no capability.
+        """Change volumes and limits of the live sandbox. The volumes change first. Then either all limits change, or none of them.
+
+        A field of the change that keeps its value needs no capability.
 
         Raises:
             InvalidRequestError: A value is out of range.
             UnsupportedError: The disk limit cannot be changed, or the runtime cannot change volumes.
             ConflictError: The sandbox uses more than the new limits, uses a volume that would be detached, or is paused.
-            HostError: The kernel refused, or the limits cannot be recorded.
+            HostError: The kernel refused the change, or the limits cannot be recorded.
             SandboxEndedError: The sandbox has ended.
         """
         await self._check_live()
@@ -112,7 +114,7 @@ class OciInstance:
                 return
             try:
                 if await run_blocking(self._resources.cgroup.is_frozen):
-                    raise ConflictError("The sandbox is paused.", code=ErrorCode.CONFLICT, hint="Resume it first.")
+                    raise ConflictError("The limits of a paused sandbox cannot change.", code=ErrorCode.CONFLICT, hint="Resume the sandbox first.")
                 await run_blocking(self._resources.change_limits, limits)
                 self._record = replace(self._record, limits=limits)
             except FileNotFoundError:
@@ -140,17 +142,18 @@ class OciInstance:
             raise attach_error(error) from error
 
     def _open_keeper(self) -> int:
-        """Return a descriptor of the keeper, in whose mount namespace the volumes are."""
+        """Return a new file descriptor of the keeper, the process in whose mount namespace the volumes are mounted."""
         keeper = open_process(self._started.keeper)
         if keeper is None:
             raise ProcessLookupError
         return keeper
 
     async def recover(self) -> None:
-        """Finish what a killed service began with this sandbox.
+        """Complete or undo the operations on this sandbox that a killed service had begun.
 
-        Recorded limits are set. If the kernel refuses them, the limits in force are recorded instead, so that a client can request the change again.
-        A paused sandbox that was thawed for a snapshot is frozen again.
+        A paused sandbox that was thawed for a snapshot is frozen again, and an incomplete snapshot is removed. The recorded limits are set. If the
+        kernel refuses the recorded limits, there are two cases. Limits that were raised for a snapshot are lowered in the background. Otherwise the
+        limits in force are recorded, so that a client can request the change again.
         """
         if self._resources.folder.refreeze.exists():
             with contextlib.suppress(SandlotError, OSError):
@@ -168,7 +171,7 @@ class OciInstance:
                 await run_blocking(self._record_actual_limits)
 
     async def pause(self) -> None:
-        """Freeze all processes, including the runtime's, and return when all have stopped.
+        """Freeze all processes of the sandbox, including the runtime's, and return when all are frozen.
 
         Raises:
             SandboxEndedError: The sandbox has ended.
@@ -181,7 +184,7 @@ class OciInstance:
                 raise await self._ended_error() from None
 
     async def resume(self) -> None:
-        """Thaw all processes. Does nothing to a sandbox that is not paused.
+        """Thaw all processes of the sandbox. Does nothing if the sandbox is not paused.
 
         Raises:
             SandboxEndedError: The sandbox has ended.
@@ -191,7 +194,7 @@ class OciInstance:
             self._resources.cgroup.thaw()
 
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
-        """Write a snapshot (``snapshots/take.py``). Waits until other snapshots and changes of the sandbox are done.
+        """Write a snapshot (``snapshots/take.py``) into the folder ``into``. Waits until other snapshots and changes of the sandbox are complete.
 
         If the caller is cancelled, the snapshot is completed first. The snapshot is then removed, unless ``keep_running`` is False.
 
@@ -231,7 +234,7 @@ class OciInstance:
             return size
 
     async def _end_processes(self) -> None:
-        """Kill all processes, which releases their memory. All other resources stay."""
+        """Kill all processes of the sandbox, to free their memory. The sandbox's other resources on the host are not released."""
         while await run_blocking(self._resources.cgroup.kill_once):  # noqa: ASYNC110 - there is no event for this
             await asyncio.sleep(_KILL_PAUSE_S)
         await self.wait()
@@ -259,11 +262,11 @@ class OciInstance:
         )
 
     async def wait(self) -> Exit:
-        """Wait for the end of the sandbox and return how it ended. Any number of callers may wait, also after the end."""
+        """Wait for the end of the sandbox and return the reason of the end. Any number of callers may wait, also after the end."""
         return await asyncio.shield(self._end)
 
     async def destroy(self) -> None:
-        """End the sandbox and remove everything that it has on the host. Idempotent; continues if the caller is cancelled."""
+        """End the sandbox and release all its resources on the host. Idempotent; continues if the caller is cancelled."""
         if _has_ended(self._started.sandbox):
             # If the sandbox ended by itself a moment ago, read the reason before its files are removed.
             await self.wait()
@@ -279,7 +282,7 @@ class OciInstance:
                 await wait_ended(sandbox)
             finally:
                 os.close(sandbox)
-        # The keeper writes the exit code and ends, unless it is dead or being killed.
+        # If the keeper is alive, it writes the exit code to a file and then ends.
         keeper = open_process(self._started.keeper)
         if keeper is not None:
             try:
@@ -327,15 +330,15 @@ class OciInstance:
 
 
 def limits_of_group(group: GroupLimits, known: Limits, group_limits: Callable[[Limits], GroupLimits]) -> Limits:
-    """Return the limits of a sandbox from the limits of its control group. Pure.
+    """Derive the limits of a sandbox from the limits of its control group. Pure.
 
     Args:
         group: Limits of the control group.
-        known: Recorded limits, for everything that the group does not limit.
-        group_limits: Returns the limits of the group of a sandbox with given limits.
+        known: Recorded limits of the sandbox. The disk limit is copied from these, because the control group does not limit the disk.
+        group_limits: Function that returns the limits of the control group for given limits of a sandbox.
 
     Raises:
-        InvalidRequestError: No sandbox has a group with such limits.
+        InvalidRequestError: No valid limits of a sandbox give such limits of a control group.
     """
     # The task limit of the group grows with the process limit of the sandbox, so a binary search finds the sandbox's limit.
     pids = bisect_left(range(MAX_PIDS), group.pids, lo=MIN_PIDS, key=lambda count: group_limits(replace(known, pids=count)).pids)
@@ -346,7 +349,7 @@ def snapshot_error(error: Exception) -> SandlotError:
     """Return the error for a snapshot that could not be written.
 
     Args:
-        error: Cause.
+        error: Exception that writing the snapshot has raised.
     """
     fields = {"reason": str(error)}
     if "no space left" in str(error).lower():

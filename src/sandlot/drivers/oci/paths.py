@@ -1,12 +1,12 @@
 """Paths of one sandbox: in its folder on the host, and in the mount namespace of its processes.
 
 Invariants:
-- The *ref* of a sandbox is ``NNNN-RRRRRRRRRRRRRRRR``: its node and 16 random characters, always 21 characters long. The names of its folder and of
-  its control group, and through the folder its loop device, are derived from the ref alone. So everything that a crash leaves is found without a
-  record.
-- The runtime sees short, fixed paths below :data:`VIEW`, whatever the real path of the folder is. The path of a control socket is limited to 107
-  bytes (unix(7)); for a longer path, runsc would use ``/run`` and ``/tmp`` of the host. These paths are bind mounts in the sandbox's own mount
-  namespace (``host/stage``), over a ``/run`` that is empty there.
+- The *ref* of a sandbox is ``NNNN-RRRRRRRRRRRRRRRR``: the id of its node and 16 random characters, in total 21 characters. The names of the
+  sandbox's folder and control group are derived from the ref alone, and the loop device is found through its image file in the folder. So everything
+  that a crash leaves behind is found without a record.
+- The runtime sees short, fixed paths below :data:`VIEW`, whatever the real path of the folder is. The reason is that the path of a control socket is
+  limited to 107 bytes (unix(7)); for a longer path, runsc would use ``/run`` and ``/tmp`` of the host. The short paths are bind mounts in the
+  sandbox's own mount namespace (``host/stage``), on top of an empty file system at ``/run``.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ VIEW_BOOT_ID = f"{VIEW}/boot_id"
 
 
 def new_ref(node: NodeId, source: IdSource) -> str:
-    """Return a new random ref of a node."""
+    """Return a new random ref for a sandbox of a node."""
     return new_sandbox_id(node, source).removeprefix("sb-")
 
 
 def is_ref(text: str, node: NodeId) -> bool:
-    """Return whether a name is a ref of this node."""
+    """Return whether a text is the ref of a sandbox of a node."""
     return REF.fullmatch(text) is not None and text[:NODE_CHARS] == node
 
 
@@ -58,7 +58,7 @@ def sandboxes_folder(data_dir: Path) -> Path:
 
 
 def runtimes_folder(data_dir: Path) -> Path:
-    """Return the folder with the kept builds of runtimes, each in a subfolder named by its SHA-256."""
+    """Return the folder with the copies of runtime builds. Each copy is in a subfolder named by the SHA-256 of the build."""
     return data_dir / "runtimes"
 
 
@@ -68,7 +68,7 @@ def volume_mounts(data_dir: Path) -> Path:
 
 
 def saved_images(data_dir: Path) -> Iterator[Path]:
-    """Return the folders of all snapshots that outlive their sandboxes."""
+    """Return the folders of all saved snapshots, which exist independently of the sandboxes that they were taken of."""
     return data_dir.glob("saved/*/image")
 
 
@@ -79,59 +79,59 @@ class SandboxFolder:
     A later service reads these files, which an earlier service left: ``record.json``, ``live``, ``exit``, ``image.new``, ``refreeze`` and ``roomy``.
 
     Args:
-        path: Absolute path of the folder. Its last part is the ref.
+        path: Absolute path of the folder. The last part of the path is the ref of the sandbox.
     """
 
     path: Path
 
     @property
     def ref(self) -> str:
-        """The ref of the sandbox."""
+        """Ref of the sandbox: the id of its node and 16 random characters."""
         return self.path.name
 
     @property
     def record(self) -> Path:
-        """Record of the service's intent for the sandbox (``record.py``)."""
+        """Path of the file with the sandbox's record: its current step and its limits (``record.py``)."""
         return self.path / "record.json"
 
     @property
     def live(self) -> Path:
-        """The processes of the live sandbox, written by the keeper."""
+        """Path of the file with the identities of the live sandbox's processes, written by the keeper process."""
         return self.path / "live"
 
     @property
     def exit(self) -> Path:
-        """The exit code of the sandbox, written by the keeper."""
+        """Path of the file with the exit code of the sandbox, written by the keeper process."""
         return self.path / "exit"
 
     @property
     def config(self) -> Path:
-        """The configuration of the OCI bundle."""
+        """Path of the ``config.json`` of the OCI bundle."""
         return self.path / "bundle" / "config.json"
 
     @property
     def runtime(self) -> Path:
-        """Folder of the runtime's state."""
+        """Path of the folder in which the runtime stores its state."""
         return self.path / "runtime"
 
     @property
     def runtime_log(self) -> Path:
-        """Log of the runtime's command line."""
+        """Path of the log file of the runtime's command line."""
         return self.path / "runtime.log"
 
     @property
     def panic_log(self) -> Path:
-        """Output of a runtime that crashed."""
+        """Path of the file with the output of a runtime that crashed."""
         return self.path / "panic.log"
 
     @property
     def control(self) -> Path:
-        """Control socket of runsc."""
+        """Path of the control socket of runsc."""
         return self.runtime / f"runsc-{self.ref}.sock"
 
     @property
     def image(self) -> Path:
-        """Folder of a snapshot that is being written."""
+        """Path of the folder in which a snapshot is written, until the snapshot is complete."""
         return self.path / "image.new"
 
     @property
@@ -141,25 +141,25 @@ class SandboxFolder:
 
     @property
     def roomy(self) -> Path:
-        """Path of a marker file that exists while the memory limit is higher than the recorded limit, after a snapshot."""
+        """Path of a marker file that exists while, after a snapshot, the memory limit is still higher than the recorded limit."""
         return self.path / "roomy"
 
     @property
     def stage_log(self) -> Path:
-        """Error output of the stage."""
+        """Path of the file with the standard error of the stage, the process that sets up the sandbox."""
         return self.path / "stage.log"
 
     @property
     def disk_image(self) -> Path:
-        """Image of the disk's file system. Missing if the runtime limits the disk itself."""
+        """Path of the image file with the disk's file system. There is no such file if the runtime itself limits the disk."""
         return self.path / "disk.img"
 
     @property
     def disk(self) -> Path:
-        """Folder of the disk. Missing if the disk has its own file system."""
+        """Path of the folder that is the sandbox's disk. There is no such folder if the disk has its own file system."""
         return self.path / "disk"
 
     @property
     def tmp(self) -> Path:
-        """Initial content of the sandbox's ``/tmp``."""
+        """Path of the folder with the initial content of the sandbox's ``/tmp``."""
         return self.path / "tmp"

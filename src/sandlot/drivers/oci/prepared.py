@@ -1,4 +1,4 @@
-"""A prepared sandbox, in which nothing runs yet: it can be warmed, and is then booted, restored or destroyed.
+"""A prepared sandbox, in which no guest runs yet: it can be warmed, and is then booted, restored or destroyed.
 
 ======  ==============================================================================================================================
 cold    Folder, group, disk, pipes and stage exist. ``boot`` starts the runtime with a guest. ``restore`` starts the runtime's own processes
@@ -7,7 +7,8 @@ warm    The runtime's own processes exist, without a guest. They are frozen, bec
         (20240729). ``restore`` and ``boot`` thaw them.
 ======  ==============================================================================================================================
 
-Invariant: the record says ``prepare`` until the guest runs. A service that is killed before that leaves nothing that could be adopted.
+Invariant: a sandbox is adopted only if its guest runs. In the warm state and during ``restore``, the record contains the step ``prepare`` until the
+guest runs. A cold ``boot`` changes the record first, but the file ``live``, which adoption also needs, is written only when the sandbox runs.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class OciPreparedSandbox:
         resources: Host resources of the sandbox.
         shape: Shape of the sandbox.
         runtime: Runtime of the sandbox.
-        program: Program that will run.
-        first_id: First id of the sandbox's range. None: the runtime uses no ranges.
+        program: Program of the runtime with which the sandbox will be started.
+        first_id: First id of the sandbox's own range of user and group ids on the host. None: the runtime uses no ranges.
     """
 
     __slots__ = ("_created", "_first_id", "_lock", "_program", "_resources", "_runtime", "_shape", "_used", "_volumes")
@@ -61,7 +62,7 @@ class OciPreparedSandbox:
         """Frozen processes of a warm sandbox."""
 
     async def warm(self) -> None:
-        """Start the runtime's own processes and freeze them. Idempotent. If this fails, the sandbox is destroyed.
+        """Start the runtime's own processes and freeze them. Idempotent. If a step fails, the sandbox is destroyed.
 
         Raises:
             UnsupportedError: The runtime has no snapshots.
@@ -79,10 +80,10 @@ class OciPreparedSandbox:
             self._created = created
 
     async def attach(self, volumes: Sequence[Attachment]) -> None:
-        """Mount volumes where the runtime, or its file server, finds them.
+        """Mount volumes in the mount namespace from which the runtime, or its file server, will read them.
 
         Raises:
-            HostError: The kernel refused; the message gives the reason.
+            HostError: The kernel refused a mount; the message gives the reason.
             SandboxEndedError: The sandbox was destroyed.
         """
         if self._resources.is_releasing():
@@ -94,11 +95,11 @@ class OciPreparedSandbox:
             raise attach_error(error) from error
 
     async def boot(self, spec: SandboxSpec) -> Instance:
-        """Start the guest, and return when the runtime reports that it runs. May be called once.
+        """Start the guest, and return when the runtime reports that the guest is running. May be called once.
 
         Raises:
             ConflictError: The sandbox was started already.
-            SandboxEndedError: The sandbox was destroyed meanwhile.
+            SandboxEndedError: The sandbox was destroyed before or during this call.
             HostError: The runtime failed. The error contains the runtime's own message.
         """
         async with self._lock:
@@ -115,12 +116,15 @@ class OciPreparedSandbox:
             return await self._instance(record, started)
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:  # noqa: ARG002 - the guest learns its identity when it wakes
-        """Start the sandbox from a snapshot. May be called once; a call with a snapshot that cannot be used does not count.
+        """Start the sandbox from a snapshot. May be called once.
+
+        The manifest and the files of the snapshot are checked first. If they do not fit this sandbox, nothing is started, and the method may be
+        called again with another snapshot. After a later error the sandbox is destroyed.
 
         Raises:
             UnsupportedError: The runtime has no snapshots.
-            ConflictError: The sandbox was started already. ``snapshot_unusable``: the snapshot cannot be used; the message gives the reason.
-            SandboxEndedError: The sandbox was destroyed meanwhile.
+            ConflictError: The sandbox was started already. ``snapshot_unusable``: the snapshot cannot be restored; the message gives the reason.
+            SandboxEndedError: The sandbox was destroyed before or during this call.
             HostError: The runtime failed. The error contains the runtime's own message.
         """
         engine = self._runtime.engine(self._program)
@@ -136,15 +140,15 @@ class OciPreparedSandbox:
             return await self._instance(record, started)
 
     async def destroy(self) -> None:
-        """Release everything, also during or after a start. Idempotent."""
+        """Destroy the sandbox and release its resources on the host, also during or after a start. Idempotent."""
         await self._resources.release()
 
     @contextlib.asynccontextmanager
     async def _destroyed_on_failure(self, action: str) -> AsyncIterator[None]:
-        """Run one step. If it fails, release everything and raise the errors that the driver interface promises.
+        """Run one step in a ``with`` block. If the step fails, destroy the sandbox and raise an error that the driver interface allows.
 
         Args:
-            action: Action of the step, for the error message.
+            action: Description of the step for the error message, such as "start the sandbox".
         """
         if self._used:
             raise ConflictError("This sandbox was started already.")
@@ -178,9 +182,9 @@ class OciPreparedSandbox:
             return created
 
     async def _begin(self, started: Started, begin: Coroutine[Any, Any, None]) -> Record:
-        """Start the guest of a created sandbox, then record that the sandbox may be adopted.
+        """Start the guest of a sandbox whose runtime processes exist, then record that the sandbox may be adopted.
 
-        The record is written to disk while the guest starts, so that only a rename is left afterwards.
+        The new record is written to a second file while the guest starts. After the start, this file only has to be renamed.
         """
         record = replace(self._record, step=Step.BOOT)
         staging = asyncio.ensure_future(run_blocking(self._resources.stage_intent, record))
@@ -223,7 +227,7 @@ class OciPreparedSandbox:
     @property
     def _stage(self) -> Stage:
         if self._resources.stage is None:
-            raise StageError("the sandbox has no stage")
+            raise StageError("the stage process of the sandbox was not started")
         return self._resources.stage
 
     @property
@@ -237,7 +241,7 @@ def unusable_error(reason: str) -> ConflictError:
     """Return the error for a snapshot that cannot be restored.
 
     Args:
-        reason: Reason, as a part of a sentence.
+        reason: Reason, as a clause without a full stop.
     """
     return ConflictError(
         f"This snapshot cannot be restored here: {reason}.",
@@ -255,4 +259,4 @@ def _last_runtime_message(folder: SandboxFolder) -> str:
 
 
 def _destroyed_error(ref: str) -> SandboxEndedError:
-    return SandboxEndedError("The sandbox was destroyed while it started.", fields={"ref": ref, "reason": "killed"})
+    return SandboxEndedError(f"Sandbox {ref} was destroyed before it was running.", fields={"ref": ref, "reason": "killed"})

@@ -1,7 +1,7 @@
 """Capabilities of a driver on this host, found by trying them with the smallest possible sandbox.
 
-The sandbox's root file system contains one program of 170 bytes in place of the guest. The program writes ``ok``, waits for a byte and ends. So a
-probe needs no image, and is created in the same way as every other sandbox.
+The sandbox's root file system contains one program of 170 bytes in place of the guest. The program writes ``ok``, waits for a byte and ends. So the
+probe needs no image of a template, and creates its sandbox in the same way as every other sandbox.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SNAPSHOT_RETRY_S = 60.0
 _TIMEOUT_S = 60.0
 _YES = ProbeResult(ok=True)
 _CHANGES = {
-    # Each limit is changed and changed back.
+    # Two changes for each limit: the first sets a new value, the second sets the old value again.
     DriverCapability.CONFIGURE_MEMORY: (Change(memory_bytes=PROBE_LIMITS.memory_bytes + 64 * MIB), Change(memory_bytes=PROBE_LIMITS.memory_bytes)),
     DriverCapability.CONFIGURE_CPU: (Change(cpus=PROBE_LIMITS.cpus / 2), Change(cpus=PROBE_LIMITS.cpus)),
     DriverCapability.CONFIGURE_PIDS: (Change(pids=PROBE_LIMITS.pids + 1), Change(pids=PROBE_LIMITS.pids)),
@@ -52,14 +52,14 @@ _CODE = bytes.fromhex(
 
 
 class Probe:
-    """Remembered capabilities of one driver.
+    """Capabilities of one driver, which are probed once and then remembered.
 
-    A capability that was available once stays available. If the driver cannot boot, every call probes again, so that an operator who repairs the host
-    need not restart the service. If only snapshots are missing, one caller probes again after :data:`SNAPSHOT_RETRY_S`, and other callers do not wait
-    for it.
+    A capability that a probe has found once is reported as available from then on. If the driver cannot boot sandboxes, every call probes again, so
+    that an operator who repairs the host need not restart the service. If only snapshots are missing, one caller probes again after
+    :data:`SNAPSHOT_RETRY_S` seconds, and other callers receive the old result without waiting.
 
     Args:
-        driver: The driver. It is used from an event loop of the probe.
+        driver: Driver to probe. The probe calls the driver from an event loop of its own.
         builds: Builds of the driver's runtime.
         unsupported: Capabilities that the runtime lacks on every host, each with the reason.
         folder: Folder in which the probe creates its files.
@@ -75,7 +75,7 @@ class Probe:
         self._known_since_s = 0.0
 
     def capabilities(self) -> Capabilities:
-        """Return the capabilities. Blocks for about a second while they are probed."""
+        """Return the capabilities of the driver. Blocks for about a second if the driver must be probed."""
         known = self._known
         if known is not None and known.can(DriverCapability.BOOT) and (self._lock.locked() or not self._may_retry_snapshots(known)):
             return known
@@ -87,7 +87,7 @@ class Probe:
             return known
 
     def clean(self) -> None:
-        """Remove the files of a killed probe. Does nothing while a probe is running."""
+        """Remove the files of a probe that was killed with its service. Does nothing while a probe is running."""
         if self._lock.acquire(blocking=False):
             try:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -116,7 +116,7 @@ def tiny_program() -> bytes:
 
 
 def make_tiny_root(folder: Path) -> RootFs:
-    """Create a root file system that contains only the program of the probe, at the path of the guest's interpreter."""
+    """Create a root file system with the probe's program, at the path of the guest's interpreter, and with empty folders as mount points."""
     program = folder / GUEST_ARGV[0].lstrip("/")
     program.parent.mkdir(parents=True)
     program.write_bytes(tiny_program())
@@ -127,10 +127,10 @@ def make_tiny_root(folder: Path) -> RootFs:
 
 
 def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping[DriverCapability, str], folder: Path) -> Capabilities:
-    """Try all capabilities of a driver. Blocks for about a second.
+    """Try all capabilities of a driver and return the results. Blocks for about a second.
 
     Args:
-        driver: The driver. It is used from an event loop in another thread.
+        driver: Driver to try. It is called from an event loop in another thread.
         builds: Builds of the driver's runtime.
         unsupported: Capabilities that the runtime lacks on every host, each with the reason.
         folder: Folder for the probe's files; removed afterwards.
@@ -209,13 +209,13 @@ async def _try_snapshot(instance: Instance, into: Path) -> ProbeResult:
 
 
 async def _try_live(instance: Instance, results: dict[DriverCapability, ProbeResult], snapshot: Path) -> None:
-    """Try everything that needs a live sandbox, then end the program."""
+    """Try all capabilities that need a live sandbox, then end the sandbox by sending a byte to its program."""
     stream = await instance.connect()
     if (output := await stream.receive(16)) != b"ok\n":
         raise HostError(f"The sandbox started, but its program wrote {output!r} instead of b'ok\\n'.", code=ErrorCode.HOST_NOT_READY)
     results[DriverCapability.BOOT] = _YES
     usage = await instance.usage()
-    # The kernel accepted the limits when the sandbox was prepared. Only whether the sandbox is in its control group is left to check.
+    # The kernel accepted the limits when the sandbox was prepared. What remains to check is that the sandbox is in its control group.
     counted = usage.pids > 0 and usage.memory_bytes > 0
     for capability in (DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS):
         results[capability] = _YES if counted else ProbeResult(ok=False, reason="the sandbox runs outside of its control group")

@@ -1,7 +1,7 @@
-"""Record of the service's intent for a sandbox, written before the intent is carried out.
+"""Record of a sandbox: its limits, and the last step that the service began. The record is written before the step begins.
 
-A record never proves that something exists: groups, processes and mounts are found by the ref of the sandbox. The record tells the next service
-which sandboxes it may adopt.
+A record does not prove that anything exists: control groups, processes and mounts are found by the ref of the sandbox. After a restart, the service
+learns from the records which sandboxes it may adopt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERSION = 1
 
 
 class Step(StrEnum):
-    """Last step that the service intended."""
+    """Last step that the service began for a sandbox."""
 
     PREPARE = "prepare"
     BOOT = "boot"
@@ -31,11 +31,11 @@ class Record:
     """Record of one sandbox.
 
     Args:
-        ref: The ref of the sandbox.
-        step: The step that is being carried out, or was carried out last.
+        ref: Ref of the sandbox: the id of its node and 16 random characters.
+        step: Step that is being carried out, or was carried out last.
         driver: Name of the driver that created the sandbox.
-        runtime: Path of the runtime.
-        runtime_sha256: SHA-256 of the runtime, in hexadecimal.
+        runtime: Path of the runtime's program.
+        runtime_sha256: SHA-256 of the runtime's program, in hexadecimal.
         root_digest: Digest of the root file system.
         limits: Current limits of the sandbox.
     """
@@ -75,7 +75,7 @@ def read(path: Path) -> Record | None:
 
 
 def write(path: Path, record: Record) -> None:
-    """Replace a record. Readers see the old record or the new one (rename(2)).
+    """Replace the record in a file. Readers see the whole old record or the whole new record (rename(2)).
 
     The record is not synced to the disk: the processes that it describes do not survive a loss of power either.
     """

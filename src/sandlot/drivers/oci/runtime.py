@@ -1,9 +1,9 @@
 """The interface between the driver and an OCI runtime, and the search for a runtime's program.
 
 Invariants:
-- A program is identified by its content: a package may be replaced while the service runs.
-- Work that needs no program of the runtime, such as reading the size of a disk, is done without it. A sandbox continues after its runtime was
-  uninstalled, and can still be adopted and removed.
+- A program is identified by its content, because its package may be replaced while the service runs.
+- A live sandbox does not need the program of its runtime, except for snapshots. For example, the disk usage is read without the program. After the
+  runtime was uninstalled, the sandbox continues, and can still be adopted and removed.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ _OTHER_CPU = "incompatible FeatureSet"
 
 
 class EngineError(Exception):
-    """A command to a running runtime failed. The text is the runtime's message."""
+    """A command to a running runtime failed. The text is the reason, if possible the runtime's own message."""
 
     @property
     def needs_other_cpu(self) -> bool:
-        """True if the runtime refused a snapshot because it was written on a processor with more features than this one."""
+        """True if the runtime refused a snapshot because the snapshot was written on a processor with features that this processor lacks."""
         return _OTHER_CPU in str(self)
 
 
@@ -81,12 +81,12 @@ def shorten_message(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunningOciRuntime:
-    """Running runtime of one sandbox.
+    """The running runtime of one sandbox.
 
     Args:
-        folder: Folder of the sandbox.
-        started: Processes of the sandbox.
-        program: Program that runs.
+        folder: Folder of the sandbox on the host.
+        started: Processes of the sandbox on the host.
+        program: Program of the runtime.
     """
 
     folder: SandboxFolder
@@ -97,39 +97,39 @@ class RunningOciRuntime:
 class Engine(Protocol):
     """Commands to a runtime that is running: start, save and restore.
 
-    Every method raises :class:`EngineError` with the runtime's message, also if the sandbox ends meanwhile.
+    Every method raises :class:`EngineError` if the runtime fails, or if the sandbox ends during the call.
     """
 
     async def set_up(self, running: RunningOciRuntime) -> None:
-        """Prepare a created sandbox for :meth:`start` or :meth:`restore`."""
+        """Prepare a sandbox whose runtime processes exist, but which has no guest yet, for :meth:`start` or :meth:`restore`."""
         ...
 
     async def start(self, running: RunningOciRuntime) -> None:
-        """Start the guest of a created sandbox."""
+        """Start the guest of a sandbox whose runtime processes exist."""
         ...
 
     async def restore(self, running: RunningOciRuntime, image: Path) -> None:
-        """Start a created sandbox from the images in a folder."""
+        """Restore a snapshot, whose files are in the folder ``image``, into a sandbox whose runtime processes exist."""
         ...
 
     async def save(self, running: RunningOciRuntime, image: Path) -> None:
-        """Write images into an existing empty folder. The sandbox stops during the call and continues afterwards, even if the call fails."""
+        """Write a snapshot into the empty folder ``image``. The sandbox is paused meanwhile, and continues afterwards even if the call fails."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimePlanInputs:
-    """Everything from which a runtime decides how the stage of a sandbox is set up.
+    """Inputs from which a runtime derives the operations that set up a sandbox before its start.
 
     Args:
         shape: Shape of the sandbox.
-        program: Program that will run.
-        folder: Folder of the sandbox.
-        entry_files: Files through which a process enters the sandbox's control group.
-        has_image: True if the disk has its own file system. False: the runtime limits a folder.
+        program: Program of the runtime with which the sandbox will be started.
+        folder: Folder of the sandbox on the host.
+        entry_files: Files to which a process writes to enter the sandbox's control group.
+        has_image: True if the disk is an image file with its own file system. False: the disk is a folder, whose size the runtime limits.
         has_tmp: True if the root file system has an empty ``/tmp``.
         first_id: First id of the sandbox's range of the host's user and group ids. None: the runtime uses no ranges.
-        boot_id: Boot id that the sandbox sees: a random UUID.
+        boot_id: Random UUID that programs in the sandbox read as the boot id of the kernel.
     """
 
     shape: Shape
@@ -143,7 +143,7 @@ class RuntimePlanInputs:
 
 
 class Runtime(Protocol):
-    """An OCI runtime, installed or not."""
+    """Interface of an OCI runtime. The runtime need not be installed."""
 
     @property
     def own_ids(self) -> bool:
@@ -152,63 +152,63 @@ class Runtime(Protocol):
 
     @property
     def hub(self) -> str | None:
-        """Directory inside the sandbox with the volumes; the guest binds them to their paths. None: the runtime mounts them at their paths."""
+        """Directory inside the sandbox from which the guest binds volumes to their paths. None: the runtime itself mounts volumes at their paths."""
         ...
 
     @property
     def bytes_per_inode(self) -> int | None:
-        """Bytes of the disk for each inode of its file system (mke2fs(8), ``-i``). None: the disk holds one large file."""
+        """Bytes of disk space per inode of the disk's file system (mke2fs(8), ``-i``). None: few inodes suffice, as the disk holds one large file."""
         ...
 
     @property
     def oom_statuses(self) -> frozenset[int]:
-        """Exit codes of the runtime's process after the kernel killed it or a part of it because of the memory limit; negative for a signal."""
+        """Exit codes that a sandbox's process can have after an out-of-memory kill in the sandbox. A code of -9 means signal 9."""
         ...
 
     @property
     def unsupported(self) -> Mapping[DriverCapability, str]:
-        """Capabilities that the runtime lacks on every host, each with the reason for people."""
+        """Capabilities that the runtime lacks on every host, each with the reason as a readable text."""
         ...
 
     def find(self) -> Program:
         """Find the program. Takes some tens of milliseconds.
 
         Raises:
-            HostError: The program is not installed, or too old.
+            HostError: The program is not installed, or is too old.
         """
         ...
 
     def group_limits(self, limits: Limits) -> GroupLimits:
-        """Return the limits of the control group of a sandbox with these limits. Pure."""
+        """Return the limits of the control group that enforce a sandbox's limits. Pure."""
         ...
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
-        """Return the operations that the stage carries out before it starts the program. Pure."""
+        """Return the operations that the stage process carries out before it starts the runtime. Pure."""
         ...
 
     def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
-        """Return the ``config.json`` of the bundle.
+        """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded.
 
         Args:
             shape: Shape of the sandbox.
-            spec: Spec of the sandbox. None: the sandbox has no owner yet; only for a runtime with snapshots.
-            first_id: First id of the sandbox's range. None: the runtime uses no ranges.
-            volumes: Volumes that are attached.
+            spec: Spec of the sandbox. None: the sandbox has no owner yet, which only a runtime with snapshots allows.
+            first_id: First id of the sandbox's range of the host's user and group ids. None: the runtime uses no ranges.
+            volumes: Volumes of the sandbox.
         """
         ...
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
-        """Return the command that starts a sandbox. The command writes the pid to ``VIEW_FOLDER/pid``, and ends once the sandbox runs.
+        """Return the command that starts a sandbox, writes the pid of its process to ``VIEW_FOLDER/pid``, and ends as soon as the sandbox is running.
 
         Args:
-            program: Program to run.
+            program: Program of the runtime.
             ref: Name of the sandbox for the runtime. The runtime's state folder contains this one sandbox only.
-            disk_bytes: Limit of the disk.
+            disk_bytes: Limit of the sandbox's disk.
         """
         ...
 
     def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
-        """Return the command that starts the runtime's own processes without a guest; otherwise like :meth:`run_argv`."""
+        """Return the command that starts only the runtime's own processes, without a guest. The arguments are those of :meth:`run_argv`."""
         ...
 
     def engine(self, program: Program) -> Engine:

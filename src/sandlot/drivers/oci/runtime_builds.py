@@ -1,7 +1,8 @@
 """Builds of a runtime: the installed build, and copies of all builds that sandboxes and snapshots depend on.
 
-A package may be replaced or removed at any time, and gVisor reads a snapshot only with the build that wrote it. So each build of a runtime with
-snapshots is copied once to ``<state directory>/runtimes/<sha256>/`` before a sandbox is started with it, and runs from there.
+A package may be replaced or removed at any time, and gVisor reads a snapshot only with the build that wrote the snapshot. If a runtime has
+snapshots, each of its builds is therefore copied to ``<state directory>/runtimes/<sha256>/`` before the first sandbox is started with the build.
+Sandboxes run the copy.
 
 Invariants:
 - A folder below ``runtimes`` appears as a whole, by rename. Its content is verified before a service runs it for the first time: a program whose
@@ -34,7 +35,7 @@ class RuntimeBuilds:
     """Builds of one runtime. All methods are thread-safe, and may block for some tenths of a second.
 
     Args:
-        runtime: The runtime.
+        runtime: Runtime whose builds are found and copied.
         folder: Folder of the copies, created when the first copy is made.
     """
 
@@ -46,10 +47,10 @@ class RuntimeBuilds:
         self._kept: dict[str, tuple[Program, tuple[int, ...]]] = {}
 
     def installed(self) -> Program:
-        """Return the installed build at its installed path. Costs one stat(2) if it is unchanged.
+        """Return the installed build at its installed path. Costs one stat(2) if the file has not changed since the previous call.
 
         Raises:
-            HostError: The runtime is not installed, or too old.
+            HostError: The runtime is not installed, or is too old.
         """
         with self._lock:
             if self._installed is not None:
@@ -65,7 +66,7 @@ class RuntimeBuilds:
         """Return the build for new sandboxes: the installed build, or its copy if the runtime has snapshots.
 
         Raises:
-            HostError: The runtime is not installed, too old, or cannot be copied.
+            HostError: The runtime is not installed, is too old, or cannot be copied.
         """
         installed = self.installed()
         if DriverCapability.SNAPSHOT in self._runtime.unsupported:
@@ -83,25 +84,25 @@ class RuntimeBuilds:
         return self.get(installed.sha256)
 
     def get(self, sha256: str) -> Program:
-        """Return a kept build.
+        """Return the copy of a build. If there is no usable copy and the build is installed, copy the build first.
 
         Raises:
-            HostError: The copy is missing or was altered.
+            HostError: The copy is missing or was altered, and the build is not installed.
         """
         if reason := self.unusable_reason(sha256):
             raise HostError(
                 f"The required build of the runtime cannot be used: {reason}.",
                 code=ErrorCode.HOST_NOT_READY,
-                hint=f"Put the same program back into {self._folder / sha256}, or delete the sandboxes and snapshots that need it.",
+                hint=f"Put the same program back into {self._folder / sha256}, or delete the sandboxes and snapshots that need this build.",
             )
         return self._kept[sha256][0]
 
     def unusable_reason(self, sha256: str) -> str:
-        """Return why a build cannot be used, or an empty text if it can. If it is the installed build and has no copy yet, copy it."""
+        """Return the reason why a build cannot be used, or an empty text. If the build is installed but has no usable copy, copy the build first."""
         with self._lock:
             reason = self._check_copy(sha256)
         if reason:
-            # The copy is missing, for example, if another service wrote the snapshot: services may share the cache of template snapshots.
+            # For example, there is no copy if another service wrote the snapshot, because services may share the cache of template snapshots.
             with contextlib.suppress(HostError, OSError):
                 installed = self.installed()
                 with self._lock:
@@ -111,7 +112,7 @@ class RuntimeBuilds:
         return reason
 
     def prune(self, needed: Collection[str]) -> None:
-        """Remove all copies except those of the needed builds and of the installed build. Also remove incomplete copies that killed services left."""
+        """Remove all copies except those of the needed builds and the installed build. Also remove the incomplete copies of killed services."""
         with contextlib.suppress(HostError):
             needed = {*needed, self.installed().sha256}
         with self._lock, contextlib.suppress(FileNotFoundError):
@@ -145,7 +146,7 @@ class RuntimeBuilds:
             copy.chmod(0o755)
             if content_sha256(copy) != program.sha256:
                 self._installed = None
-                raise OSError(0, "the program was replaced meanwhile")
+                raise OSError(0, "the program was replaced while it was copied")
             (draft.content / _DESCRIPTION).write_text(json.dumps({**asdict(program), "path": program.name}), encoding="utf-8")
             durable.fsync_files(draft.content)
             kept = self._folder / program.sha256

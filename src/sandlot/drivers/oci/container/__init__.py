@@ -1,1 +1,1 @@
-"""The ``container`` driver: crun, on the host's own kernel."""
+"""The ``container`` driver: runs sandboxes with crun, on the host's own kernel."""

@@ -2,11 +2,11 @@
 
 Several independent layers separate the tenant's code from the host's kernel:
 
-- A separate namespace of every kind. In the user namespace, root inside is an id of the host that owns nothing there.
-- Capabilities over that namespace only, without SYS_ADMIN, NET_ADMIN and SYS_RESOURCE.
-- A list of allowed system calls (``seccomp.py``). No program can gain privileges.
-- No sysfs. Files of /proc that describe the host's devices or the internals of its kernel are covered, and none can be written.
-- A /dev with seven nodes. Every file system is mounted without devices and setuid.
+- Separate user, pid, network, IPC, UTS, mount and cgroup namespaces. The user namespace maps root inside to an unprivileged id of the host.
+- Capabilities over this user namespace only, without SYS_ADMIN, NET_ADMIN and SYS_RESOURCE.
+- A list of allowed system calls (``seccomp.py``). No program can gain privileges (no_new_privs).
+- No sysfs. Files of /proc that describe the host's devices or the internals of its kernel are hidden, and /proc/sys is read-only.
+- A /dev with seven nodes. Every file system is mounted with ``nosuid``, and device nodes work only in /dev.
 
 Source: the OCI runtime specification 1.0.2, config.md and config-linux.md; proc(5); capabilities(7).
 """
@@ -24,7 +24,7 @@ from sandlot.model.ports import Attachment
 from sandlot.model.specs import SandboxSpec, Shape
 
 CAPABILITIES = (
-    # Usual capabilities of root in a container: files, other users, low ports.
+    # Usual capabilities of root in a container: access to all files, changes of users, low ports.
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_FOWNER",
@@ -64,7 +64,7 @@ SHM = "/dev/shm"  # noqa: S108 - the sandbox's
 
 
 def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
-    """Return the configuration of one sandbox.
+    """Return the ``config.json`` of one sandbox, not yet encoded.
 
     Args:
         shape: Shape of the sandbox.
@@ -84,11 +84,11 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
             # HOME is set because crun would otherwise look it up in the image's /etc/passwd, and block for ever if this file is a pipe.
             "env": [f"PATH={GUEST_PATH}", "HOME=/"],
             "cwd": "/",
-            # No "ambient": a process that the guest starts as another user has no capabilities.
+            # No ambient capabilities: a process that the guest starts as another user has no capabilities.
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "noNewPrivileges": True,
             "oomScoreAdj": OOM_SCORE,
-            # The stage sets the limit of open files (``plan.py``).
+            # RLIMIT_NOFILE is not set here: the process that starts crun sets it (``plan.py``), and the sandbox inherits it.
             "rlimits": [{"type": "RLIMIT_CORE", "soft": CORE_BYTES, "hard": CORE_BYTES}],
         },
         "root": {"path": VIEW_ROOT, "readonly": False},
@@ -115,7 +115,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
                 "source": "shm",
                 "options": ["nosuid", "nodev", "mode=1777", f"size={shape.limits.memory_bytes // 2}"],
             },
-            # In place of sysfs, which would show the host's devices and, through the loop devices, paths of other sandboxes.
+            # An empty folder instead of sysfs: sysfs would show the host's devices and, through the loop devices, paths of other sandboxes.
             {"destination": "/sys", "type": "tmpfs", "source": "sys", "options": ["nosuid", "noexec", "nodev", "ro", "mode=755", "size=4k"]},
             *(
                 {

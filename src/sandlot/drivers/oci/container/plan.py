@@ -1,8 +1,8 @@
-"""Operations that set up the stage of a container. Pure.
+"""Operations of the stage, the process that starts crun: they set up the mounts and limits of a container. Pure.
 
 The root file system is an overlay. The lower layer is the shared root, read-only, with its owners mapped to the sandbox's own ids (an idmapped mount,
-mount_setattr(2)). The upper layer is on the sandbox's own disk. So all sandboxes share the page cache of the root, and the disk limit covers
-everything that is written.
+mount_setattr(2)). The upper layer is on the sandbox's own disk. All sandboxes therefore share the page cache of the lower layer, and the disk limit
+covers everything that is written.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _PASSABLE = 0o711
 
 
 def group_limits(limits: Limits) -> GroupLimits:
-    """Return the limits of the control group of a sandbox with these limits. Each process inside counts as one task of the host."""
+    """Return the limits of the control group that enforce a sandbox's limits. Each process and thread inside counts as one task of the host."""
     return GroupLimits(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=most_pids(limits.pids) + OWN_TASKS)
 
 
 def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
-    """Return the operations of the stage before it starts the runtime."""
+    """Return the operations that the stage carries out before it starts crun."""
     if inputs.first_id is None:
-        raise InternalError("The container was prepared without user ids.")
+        raise InternalError("The container was prepared without a range of user ids.")
     shape, folder = inputs.shape, inputs.folder
     return (
-        # The group is entered first, so that everything that follows is counted, limited, and found by the group's name.
+        # The stage enters the control group first, so that the group counts and limits everything that the stage creates afterwards.
         *(("join", str(file)) for file in inputs.entry_files),
         ("oom_score", str(OOM_SCORE)),
-        # Neither the runtime nor a program inside may write a core file on the host; see ``CORE_BYTES``.
+        # Neither crun nor a program inside may write a core file on the host.
         ("limit", "RLIMIT_CORE", CORE_BYTES, CORE_BYTES),
         # The limit is set here, because a limit that is inherited from the service could not be raised in a user namespace.
         ("limit", "RLIMIT_NOFILE", OPEN_FILES, OPEN_FILES),

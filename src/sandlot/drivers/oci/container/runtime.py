@@ -1,8 +1,9 @@
-"""The container runtime: finding crun, and its command lines.
+"""crun, the runtime of containers: finding the program, and its command lines.
 
-crun is used instead of runc because it can leave control groups alone (``--cgroup-manager=disabled``). The stage is in the sandbox's group already,
-so crun moves no process, and the host's layout of control groups does not matter. If crun 1.8 manages groups itself, it refuses hybrid hosts. runc
-creates groups whose names could not be found after a crash.
+crun is used instead of runc, because crun can leave control groups alone (``--cgroup-manager=disabled``). The stage, which is the process that
+starts crun, is in the sandbox's control group already. So crun moves no process, and the host's layout of control groups does not matter. If crun
+1.8 manages control groups itself, it refuses hosts that use both cgroup versions. runc creates control groups whose names could not be found after
+a crash.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ def find_crun(search_path: str | None = None) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Crun:
-    """The container runtime.
+    """The runtime crun.
 
     Args:
-        locate: Finds the program.
+        locate: Function that returns the newest crun on this host, or raises HostError.
     """
 
     locate: Callable[[], Program] = find_crun
@@ -99,17 +100,17 @@ class Crun:
         return group_limits(limits)
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
-        """Return the operations that the stage executes before it starts crun."""
+        """Return the operations that the stage process carries out before it starts crun."""
         return stage_plan(inputs)
 
     def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
-        """Return the ``config.json`` of the bundle."""
+        """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded."""
         if first_id is None or spec is None:
-            raise InternalError("The container was prepared without user ids or a spec.")
+            raise InternalError("The container was prepared without a range of user ids, or is started without a spec.")
         return oci_config(shape, spec, first_id, IDS, volumes)
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - the disk is a file system
-        """Return the command that starts a sandbox. The command ends once the sandbox runs."""
+        """Return the command that starts a sandbox. The command ends as soon as the sandbox is running."""
         return (
             str(program.path),
             f"--root={VIEW_FOLDER}/runtime",
@@ -137,7 +138,7 @@ class Crun:
     def disk_bytes(self, started: Started) -> int:
         """Return the number of bytes in the file system, including bytes that are not written to the disk yet.
 
-        The sizes are read in the keeper's mount namespace, which no process inside can change.
+        The number is read through the keeper, a process outside of the sandbox: no process inside can change the mounts that the keeper sees.
         """
         with contextlib.suppress(OSError):
             stat = os.statvfs(f"/proc/{started.keeper.pid}/root{VIEW_DISK}")

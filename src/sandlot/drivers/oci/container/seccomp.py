@@ -1,4 +1,4 @@
-"""System calls that a container may make: a list of allowed calls. All other calls are refused.
+"""System calls that a container may make: a list of allowed calls. All other calls fail or have no effect.
 
 Invariants:
 - A call that is on no list fails with ENOSYS, as on a kernel without this call. Programs and libraries then use an older call, also in place of calls
@@ -6,7 +6,7 @@ Invariants:
   a limit of the whole host (fs.aio-max-nr); io_uring, a frequent source of kernel vulnerabilities.
 - A call that administers the machine, opens a namespace or accesses kernel objects of another process fails with EPERM, so that programs report the
   right cause.
-- Only the native architecture is allowed: a call with 32-bit or x32 numbers ends its thread, which is libseccomp's default for foreign architectures.
+- Only the native architecture is allowed: a 32-bit or x32 call ends the calling thread, which is libseccomp's default for foreign architectures.
 
 Sources: syscalls(2) and the manual page of each call. The numbers are x86-64's.
 """
@@ -60,13 +60,13 @@ ALLOWED = (
     # Memory.
     *("brk", "cachestat", "get_mempolicy", "madvise", "memfd_create", "mincore", "mlock", "mlock2", "mlockall", "mmap", "mprotect", "mremap"),
     *("msync", "munlock", "munlockall", "munmap", "pkey_alloc", "pkey_free", "pkey_mprotect", "remap_file_pages", "set_mempolicy"),
-    # Sockets. `seccomp_filter` limits their kinds.
+    # Calls on existing sockets. `seccomp_filter` limits the kinds of sockets that can be created.
     *("accept", "accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "listen", "recvfrom", "recvmmsg", "recvmsg", "sendmmsg"),
     *("sendmsg", "sendto", "setsockopt", "shutdown"),
     # Communication between processes of one sandbox, which has its own IPC namespace.
     *("mq_getsetattr", "mq_notify", "mq_open", "mq_timedreceive", "mq_timedsend", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "pipe"),
     *("semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmdt", "shmget"),
-    # Waiting and time, without setting clocks.
+    # Waiting, and reading clocks but not setting them.
     *("alarm", "clock_getres", "clock_gettime", "clock_nanosleep", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_ctl_old", "epoll_pwait"),
     *("epoll_pwait2", "epoll_wait", "epoll_wait_old", "eventfd", "eventfd2", "getitimer", "gettimeofday", "nanosleep", "poll", "ppoll"),
     *("pselect6", "select", "setitimer", "time", "timer_create", "timer_delete", "timer_getoverrun", "timer_gettime", "timer_settime"),
@@ -80,24 +80,24 @@ WITHOUT_EFFECT = ("sync", "syncfs")
 again after a crash. fsync(2) of single files is allowed."""
 
 REFUSED = (
-    # Mounts and roots.
+    # Mounts, swap areas, quotas, and files by handle.
     *("mount", "umount2", "pivot_root", "move_mount", "open_tree", "open_tree_attr", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr"),
     *("statmount", "listmount", "swapon", "swapoff", "quotactl", "quotactl_fd", "name_to_handle_at", "open_by_handle_at"),
-    # Namespaces.
+    # Changes of namespaces.
     *("setns", "unshare"),
     # Administration of the machine: modules, kexec, clocks, host name, I/O ports, kernel log.
     *("init_module", "finit_module", "delete_module", "create_module", "query_module", "get_kernel_syms", "kexec_load", "kexec_file_load"),
     *("reboot", "acct", "iopl", "ioperm", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "syslog"),
     *("vhangup", "nfsservctl", "lookup_dcookie", "fanotify_init", "fanotify_mark"),
-    # Keys belong to users of the host, not to namespaces.
+    # Kernel keyrings, because keys belong to users of the host, not to namespaces.
     *("add_key", "keyctl", "request_key"),
-    # Programs and probes in the kernel; pages and descriptors of other processes.
+    # BPF programs and probes in the kernel; pages and file descriptors of other processes; segment descriptors.
     *("bpf", "perf_event_open", "userfaultfd", "pidfd_getfd", "move_pages", "migrate_pages", "mbind", "modify_ldt"),
 )
 
 
 def seccomp_filter() -> dict[str, Any]:
-    """Return the ``linux.seccomp`` of an OCI configuration (config-linux.md)."""
+    """Return the section ``linux.seccomp`` of an OCI configuration (config-linux.md)."""
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": ENOSYS,

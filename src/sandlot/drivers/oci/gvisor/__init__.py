@@ -1,1 +1,1 @@
-"""The ``gvisor`` driver: runsc, a kernel in user space between the code and the host."""
+"""The ``gvisor`` driver: runs sandboxes with runsc, a kernel in user space between the tenant's code and the host."""

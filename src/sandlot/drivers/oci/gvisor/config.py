@@ -52,7 +52,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
 
     Args:
         shape: Shape of the sandbox.
-        limits: Limits of its control group.
+        limits: Limits of the sandbox's control group.
         has_hub: True if the root file system has a directory for volumes.
     """
     capabilities = list(CAPABILITIES)
@@ -64,7 +64,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
             "args": list(GUEST_ARGV),
             "env": [f"PATH={GUEST_PATH}"],
             "cwd": "/",
-            # No "ambient": a process that the guest starts as another user has no capabilities.
+            # No ambient capabilities: a process that the guest starts as another user has no capabilities.
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "noNewPrivileges": True,
             "oomScoreAdj": KERNEL_OOM_SCORE,
@@ -75,7 +75,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
         },
         # Writes go to the overlay. The folder itself is mounted read-only.
         "root": {"path": VIEW_ROOT, "readonly": False},
-        # The guest sets the host name when the sandbox gets its owner.
+        # A fixed name: the guest sets the host name of the sandbox when the sandbox gets its owner.
         "hostname": HOST_NAME,
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},

@@ -1,4 +1,4 @@
-"""Operations that set up the stage of a gVisor sandbox. Pure."""
+"""Operations of the stage, the process that starts runsc: they set up the mounts and limits of a gVisor sandbox. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SHOWN_CONTROLLERS = (
 
 
 def group_limits(limits: Limits) -> GroupLimits:
-    """Return the limits of the control group of a sandbox with these limits."""
+    """Return the limits of the control group that enforce a sandbox's limits."""
     return GroupLimits(
         memory_bytes=limits.memory_bytes,
         cpus=limits.cpus,
@@ -52,11 +52,11 @@ def group_limits(limits: Limits) -> GroupLimits:
 
 
 def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
-    """Return the operations of the stage before it starts the runtime."""
+    """Return the operations that the stage carries out before it starts runsc."""
     shape, folder = inputs.shape, inputs.folder
     limits = group_limits(shape.limits)
     return (
-        # The group is entered first, so that everything that follows is counted, limited, and found by the group's name.
+        # The stage enters the control group first, so that the group counts and limits everything that the stage creates afterwards.
         *(("join", str(file)) for file in inputs.entry_files),
         ("oom_score", str(STUB_OOM_SCORE)),
         # A runtime that crashes must not write memory of tenants to a core file on the host.
@@ -80,7 +80,7 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
 
 
 def _shown_cgroups(limits: GroupLimits) -> tuple[Operation, ...]:
-    """Return operations that create a tree of plain files in place of the host's control groups, with the layout of version 1.
+    """Return operations that hide the host's control groups from runsc behind plain files, in the layout of cgroup version 1.
 
     The stage and everything that it starts are in the real group already. With access to the host's groups, runsc would move its own processes into
     the sandbox's group and back, and each move waits for an RCU grace period (measured: twice 10 to 20 ms, in a start of about 165 ms).

@@ -1,9 +1,9 @@
-"""gVisor's runtime: finding runsc, its features, and its command lines.
+"""runsc, the runtime of gVisor: finding the program and its features, and its command lines.
 
 Invariants:
 - The newest runsc on PATH is used. A release older than :data:`MIN_RELEASE` is refused, because it lacks required features.
-- The features of a program are found by trying them, once for each build.
-- No flag weakens the boundary: no host network, no host sockets, no direct access to host files, no flag overrides.
+- The features of each build of runsc are detected once, by running the program with the flags in question.
+- No flag weakens the isolation: no host network, no host sockets, no direct access to host files, no overriding of flags by a bundle.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def find_runsc(search_path: str | None = None) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Runsc:
-    """gVisor's runtime.
+    """The runtime runsc.
 
     Args:
-        locate: Finds the program.
+        locate: Function that returns the newest runsc on this host, or raises HostError.
     """
 
     locate: Callable[[], Program] = find_runsc
@@ -107,11 +107,11 @@ class Runsc:
         return self.locate()
 
     def group_limits(self, limits: Limits) -> GroupLimits:
-        """Return the limits of the control group of a sandbox with these limits."""
+        """Return the limits of the control group that enforce a sandbox's limits."""
         return group_limits(limits)
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
-        """Return the operations of the stage before it starts runsc."""
+        """Return the operations that the stage process carries out before it starts runsc."""
         return stage_plan(inputs)
 
     def config(
@@ -121,11 +121,11 @@ class Runsc:
         first_id: int | None,  # noqa: ARG002
         volumes: Sequence[Attachment] = (),  # noqa: ARG002 - volumes are in the hub
     ) -> dict[str, Any]:
-        """Return the ``config.json`` of the bundle."""
+        """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded."""
         return oci_config(shape, group_limits(shape.limits), has_hub=(shape.root.path / HUB.strip("/")).is_dir())
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
-        """Return the command that starts a sandbox. The command ends once the sandbox runs."""
+        """Return the command that starts a sandbox. The command ends as soon as the sandbox is running."""
         return (*flags(program, disk_bytes), "run", "-detach", *_BUNDLE, ref)
 
     def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class Runsc:
         return (*flags(program, disk_bytes), "create", *_BUNDLE, ref)
 
     def engine(self, program: Program) -> Engine:
-        """Return the engine for the control socket if the release was tested, or else for the command line."""
+        """Return the engine that uses the control socket if this release's socket was tested, otherwise the engine that uses the command line."""
         return ControlEngine() if program.has_control else CliEngine(flags)
 
     def after_start(self, started: Started) -> None:
@@ -160,7 +160,7 @@ def flags(program: Program, disk_bytes: int) -> tuple[str, ...]:
 
     Args:
         program: Program to run.
-        disk_bytes: Limit of the sandbox's disk.
+        disk_bytes: Limit of the sandbox's disk. Has an effect only if the program limits the disk itself.
     """
     size = f",size={disk_bytes}" if program.limits_disk else ""
     return (
@@ -176,6 +176,6 @@ def flags(program: Program, disk_bytes: int) -> tuple[str, ...]:
         "--host-uds=none",
         "--host-fifo=none",
         f"--overlay2=root:dir={VIEW_DISK}{size}",
-        # The number of processors that the sandbox sees follows its limit; runsc shows at least 2.
+        # The number of processors that the sandbox sees is derived from its limit of processor time, and is at least 2.
         "--cpu-num-from-quota",
     )

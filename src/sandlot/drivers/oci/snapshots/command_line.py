@@ -1,7 +1,7 @@
 """Commands to a running runsc through its command line, which works with every release.
 
-The commands run in the mount namespace of the sandbox's stage, because runsc looks for its state at the paths of that namespace. nsenter(1) of
-util-linux enters it. Folders of the host are passed as descriptors, because their paths may not exist in the namespace.
+nsenter(1) of util-linux runs the commands in the mount namespace in which the sandbox was started, because runsc looks for its state at paths that
+are valid only there. Folders of the host are passed as file descriptors, because their paths may not exist in this namespace.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Flags = Callable[[Program, int], tuple[str, ...]]
 
 
 class CliEngine:
-    """The :class:`~sandlot.drivers.oci.runtime.Engine` that runs ``runsc``.
+    """The :class:`~sandlot.drivers.oci.runtime.Engine` that runs a ``runsc`` command for each operation.
 
     Args:
-        flags: Returns the program and its flags before any command.
+        flags: Function that returns the path of runsc and the flags that precede every command, for a program and a disk limit in bytes.
     """
 
     def __init__(self, flags: Flags) -> None:
@@ -39,11 +39,11 @@ class CliEngine:
         await self._run(running, "start")
 
     async def restore(self, running: RunningOciRuntime, image: Path) -> None:
-        """Start a created sandbox from the images in a folder."""
+        """Restore a snapshot, whose files are in the folder ``image``, into a sandbox whose runtime processes exist."""
         await self._run(running, "restore", "-detach", image=image)
 
     async def save(self, running: RunningOciRuntime, image: Path) -> None:
-        """Write images without compression: compressed images take 3 to 5 times as long to write and to read."""
+        """Write a snapshot into ``image`` without compression: compressed files take 3 to 5 times as long to write and to read."""
         await self._run(running, "checkpoint", "-leave-running", "-compression=none", image=image)
 
     async def _run(self, running: RunningOciRuntime, *command: str, image: Path | None = None) -> None:

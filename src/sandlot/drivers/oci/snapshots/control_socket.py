@@ -1,14 +1,15 @@
 """Commands to a running runsc through its control socket.
 
-A command of runsc's command line is a process that reads the sandbox's state, connects to this socket, sends one message and ends. This costs 15 to
-40 ms and as much processor time. The protocol is internal to runsc: JSON objects over a stream socket, files as SCM_RIGHTS beside the first byte
-(unix(7)), one response to each request. So it is used only with releases that were tested (``gvisor/runtime.py``). All other releases are controlled
-through their command line (``command_line.py``). Both ways pass the same tests.
+Each command of runsc's command line is a process that reads the sandbox's state, connects to this socket, sends one message and ends. This takes 15
+to 40 ms and as much processor time, which direct use of the socket saves. The protocol of the socket is internal to runsc: JSON objects over a
+stream socket, files as SCM_RIGHTS beside the first byte (unix(7)), one response to each request. So the socket is used only with releases that were
+tested (``gvisor/runtime.py``). All other releases are controlled through their command line (``command_line.py``). Both ways pass the same tests.
 
 Invariants:
-- The socket is reached through a descriptor of its folder, because its path may be longer than the 107 bytes of an address.
-- The service connects as root of the host. Nothing inside the sandbox can reach the socket, which lies in the host's file system.
-- The sandbox always continues after a checkpoint (``Resume``). Otherwise it would end even if the disk is full and nothing was written.
+- The socket is reached through a file descriptor of its folder, because its path may be longer than 107 bytes, the maximum of a socket address.
+- The service connects as root of the host. Nothing inside the sandbox can reach the socket, which is in the host's file system.
+- The sandbox always continues after a checkpoint (``Resume``). Without ``Resume``, the sandbox would end even if the disk is full and the snapshot
+  was not written.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ControlEngine:
     """The :class:`~sandlot.drivers.oci.runtime.Engine` that uses the control socket."""
 
     async def set_up(self, running: RunningOciRuntime) -> None:
-        """Create the loopback device."""
+        """Create the loopback device of the sandbox."""
         await call(running, "Network.CreateLinksAndRoutes", {"LoopbackLinks": [_LOOPBACK]})
 
     async def start(self, running: RunningOciRuntime) -> None:
@@ -54,34 +55,34 @@ class ControlEngine:
         await call(running, "containerManager.StartRoot", running.folder.ref)
 
     async def restore(self, running: RunningOciRuntime, image: Path) -> None:
-        """Start a created sandbox from the images in a folder."""
+        """Restore a snapshot, whose files are in the folder ``image``, into a sandbox whose runtime processes exist."""
         with _open_images(image, os.O_RDONLY) as files:
             await call(running, "containerManager.Restore", {"HavePagesFile": True, "HaveDeviceFile": False}, files)
 
     async def save(self, running: RunningOciRuntime, image: Path) -> None:
-        """Write images into an empty folder."""
+        """Write a snapshot into the existing empty folder ``image``."""
         options = {"metadata": {"compression": "none"}, "have_pages_file": True, "Resume": True}
         with _open_images(image, os.O_RDWR | os.O_CREAT | os.O_EXCL) as files:
             await call(running, "containerManager.Checkpoint", options, files)
 
 
 async def call(running: RunningOciRuntime, method: str, argument: object, files: Sequence[int] = ()) -> Any:  # noqa: ANN401 - depends on the method
-    """Send one request to a sandbox and return the result.
+    """Send one request to the runtime of a sandbox and return the result.
 
     Args:
-        running: Runtime of the sandbox.
+        running: Running runtime of the sandbox.
         method: Method of runsc's boot controller.
-        argument: Argument, encoded as JSON.
-        files: Descriptors that are sent with the request. The caller closes them.
+        argument: Argument of the method. It is encoded as JSON.
+        files: File descriptors that are sent with the request. The caller closes them.
 
     Raises:
-        EngineError: The runtime refused, ended, or sent no response within :data:`RESPONSE_TIMEOUT_S`.
+        EngineError: The runtime refused the request, ended, or sent no response within :data:`RESPONSE_TIMEOUT_S` seconds.
     """
     message = json.dumps({"method": method, "arg": argument}).encode()
     try:
         async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             with _connect(running) as connection:
-                # The message is far smaller than the buffer of an empty socket: it is sent as a whole, or not at all.
+                # The message is far smaller than the buffer of a new socket, so it is sent as a whole or not at all.
                 sent = socket.send_fds(connection, [message], list(files)) if files else connection.send(message)
                 if sent != len(message):
                     raise EngineError("the runtime does not read its control socket")
@@ -117,13 +118,13 @@ async def _receive_response(connection: socket.socket) -> dict[str, Any]:
             raise EngineError("the sandbox has ended")
         text += more
         if len(text) > _MAX_RESPONSE_BYTES:
-            raise EngineError("the runtime's response is too long")
+            raise EngineError(f"the runtime's response is longer than {_MAX_RESPONSE_BYTES} bytes")
         # The response has no length prefix: it is complete when it can be parsed.
         with contextlib.suppress(ValueError):
             response = json.loads(text)
             if isinstance(response, dict):
                 return response
-            raise EngineError("the runtime's response is not an object")
+            raise EngineError("the runtime's response is not a JSON object")
 
 
 @contextlib.contextmanager
@@ -135,7 +136,7 @@ def _open_images(image: Path, flags: int) -> Any:  # noqa: ANN401 - an iterator 
             try:
                 handles.append(os.open(image / name, flags | os.O_CLOEXEC, 0o600))
             except OSError as error:
-                raise EngineError(f"{name}: {error.strerror}") from error
+                raise EngineError(f"the snapshot file {name} cannot be opened: {error.strerror}") from error
         yield handles
     finally:
         for handle in handles:

@@ -1,9 +1,9 @@
-"""Folder of a snapshot on disk. It is written inside the sandbox's folder and gets its final name by one rename.
+"""The folder of a snapshot on disk. The folder is written inside the sandbox's folder, and then renamed to its final name.
 
 Invariants:
 - A folder that has its final name is complete. The manifest is written last, everything is synced before the rename if the snapshot must be durable,
   and a rename within one file system is atomic (rename(2)).
-- A partial snapshot of a killed service is in the sandbox's folder and is removed with it.
+- An incomplete snapshot of a killed service is in the sandbox's folder and is removed with the sandbox's folder.
 - Only root of the host can read the files: they contain the whole memory of a sandbox.
 """
 
@@ -27,24 +27,24 @@ _MIN_IMAGE_BYTES = 1 << 20
 
 
 def begin(image: Path) -> None:
-    """Create an empty folder for images. A folder of an earlier attempt is removed. Blocks."""
+    """Create an empty folder for the files of a snapshot. The folder of an earlier attempt is removed first. Blocks."""
     shutil.rmtree(image, ignore_errors=True)
     image.mkdir(mode=0o700)
 
 
 def discard(image: Path) -> None:
-    """Remove a folder of images, if it exists. Blocks."""
+    """Remove the folder of a snapshot, if it exists. Blocks."""
     shutil.rmtree(image, ignore_errors=True)
 
 
 def is_disk_full(image: Path) -> bool:
-    """Return whether the file system of a folder has no space left for an image. Blocks."""
+    """Return whether the file system of a folder has less free space than the smallest snapshot needs. Blocks."""
     status = os.statvfs(image)
     return status.f_bavail * status.f_frsize < _MIN_IMAGE_BYTES
 
 
 def sizes(image: Path) -> dict[str, int]:
-    """Return the size of each file of a folder, in bytes."""
+    """Return the size in bytes of each file in a folder, by file name."""
     return {file.name: file.stat().st_size for file in image.iterdir()}
 
 
@@ -52,7 +52,7 @@ def finish(image: Path, manifest: Manifest, into: Path, *, durable: bool) -> int
     """Write the manifest and give the folder its final name. Blocks as long as the disk needs.
 
     Args:
-        image: Folder with all images.
+        image: Folder with all files of the snapshot except the manifest.
         manifest: Manifest of the snapshot.
         into: Final name, which must not exist. Its parents are created.
         durable: True if the snapshot must survive a loss of power once this function has returned.
@@ -88,7 +88,7 @@ def check_free(into: Path) -> None:
         ConflictError: The path exists.
     """
     if os.path.lexists(into):
-        raise ConflictError(f"{into} exists already.")
+        raise ConflictError(f"The folder {into} exists already.")
 
 
 def _move_across(image: Path, into: Path, *, durable: bool) -> None:
@@ -109,7 +109,7 @@ def _move_across(image: Path, into: Path, *, durable: bool) -> None:
 
 
 def find_damage(snapshot: Path, manifest: Manifest) -> str:
-    """Compare a snapshot with its manifest. Return the first difference, or an empty text."""
+    """Compare the file sizes of a snapshot with its manifest. Return a description of the first difference, or an empty text if all sizes match."""
     for name, size in manifest.files.items():
         try:
             found = (snapshot / name).stat().st_size

@@ -1,14 +1,16 @@
-"""Manifest of a snapshot: the data that a restore needs besides the images. Pure except for :func:`read`.
+"""Manifest of a snapshot: the properties that are compared before a restore. Pure except for :func:`read`.
 
-A snapshot depends on the build of the runtime that wrote it, because another build refuses it or misreads it. It also depends on the root file system
-whose files its programs have open, and on limits that programs inside have seen.
+A snapshot depends on the build of the runtime that wrote the snapshot, because another build refuses or misreads the files of the snapshot. It also
+depends on the root file system, whose files the saved programs have open, and on limits that these programs have seen. A sandbox into which the
+snapshot is restored needs:
 
 ============  =======================================================================================================================
-runtime       Same content. Builds are kept by content, so an upgrade of the package makes no snapshot unusable.
-root          Same digest. The files written inside lie on top of this root.
-memory, disk  At least as much: programs have laid out their data for it, and /dev/shm keeps its size. MemTotal follows the new limit.
-cpus, pids    Any. The number of visible processors is part of the snapshot; their share is set by the control group. The guest counts
-              processes and receives its limit when it wakes.
+runtime       The same build, compared by SHA-256. Copies of old builds are kept, so an upgrade of the package makes no snapshot unusable.
+root          The same digest, because the files that the sandbox has written are stored as changes of this root.
+memory, disk  At least as much as before: programs have laid out their data for the old amount, and /dev/shm keeps its size. MemTotal
+              shows the new limit.
+cpus, pids    Any value. The number of visible processors is part of the snapshot, and the control group limits the processor time. The
+              guest itself limits the number of processes, and receives the new limit when it wakes.
 ============  =======================================================================================================================
 """
 
@@ -32,13 +34,13 @@ class Manifest:
     """Manifest of one snapshot.
 
     Args:
-        driver: Name of the driver.
+        driver: Name of the driver that wrote the snapshot.
         runtime: Name of the runtime's program.
-        runtime_sha256: SHA-256 of the runtime, in hexadecimal.
-        runtime_version: Version of the runtime, for people.
+        runtime_sha256: SHA-256 of the runtime's program, in hexadecimal.
+        runtime_version: Version of the runtime, for error messages.
         root_digest: Digest of the root file system.
         limits: Limits of the sandbox when the snapshot was written.
-        files: File name -> size, for each image.
+        files: Size in bytes of each file of the snapshot except the manifest, by file name.
     """
 
     driver: str
@@ -54,7 +56,7 @@ class Manifest:
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
 
     def misfit(self, shape: Shape, driver: str, runtime_sha256: str) -> str:
-        """Return why the snapshot cannot be restored into a sandbox of this shape with this runtime, or an empty text if it can."""
+        """Return the reason why a sandbox with these properties cannot be started from the snapshot, or an empty text if it can be started."""
         if self.driver != driver:
             return f"it was written by the {self.driver} driver, and this is {driver}"
         if self.runtime_sha256 != runtime_sha256:

@@ -1,16 +1,17 @@
 """Steps of a snapshot of a live sandbox.
 
 =======  ==============================================================================================================================
-begin    Create an empty folder in the sandbox's own folder.
-thaw     Thaw a paused sandbox. Because of a marker file, a service that adopts the sandbox freezes it again.
-save     The runtime stops every task, writes its images, and lets the tasks continue.
-freeze   Freeze the sandbox if it was paused, or is about to end.
-finish   Write the manifest, sync, rename.
+begin    Create an empty folder for the snapshot, in the sandbox's own folder.
+thaw     If the sandbox is paused, create a marker file and thaw the sandbox. If the service is killed now, the next service finds the
+         marker file and freezes the sandbox again.
+save     The runtime pauses every task, writes the files of the snapshot, and lets the tasks continue.
+freeze   Freeze the sandbox if it was paused before, or is about to end.
+finish   Write the manifest, sync all files if the snapshot must be durable, and rename the folder.
 =======  ==============================================================================================================================
 
-If a step fails, the sandbox is as before, even one that was about to end: ending it is the very last step. So a service that is killed at any moment
-leaves a live sandbox, a complete snapshot, or both. A paused sandbox runs for the milliseconds between thawing and the stop by its runtime, and again
-until it is frozen. Only its own programs can change anything meanwhile, because the service does not read its link.
+If a step fails, the sandbox is as before, even if it was about to end, because the caller ends it only after all steps. So a service that is killed
+at any moment leaves a live sandbox, a complete snapshot, or both. A paused sandbox runs for some milliseconds before the runtime pauses its tasks,
+and again before it is frozen. In this time only programs inside can change anything, because the service does not read messages of the guest.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class SnapshotRequest:
 
     Args:
         record: Record of the sandbox.
-        into: Folder of the snapshot, which does not exist.
-        keep_running: True: the sandbox continues afterwards. False: it is frozen, because it is about to end.
+        into: Path of the snapshot's folder, which must not exist yet.
+        keep_running: If True, the sandbox continues after the snapshot. If False, the sandbox is frozen, because the caller will end it.
         durable: True if the snapshot must survive a loss of power.
     """
 
@@ -52,12 +53,12 @@ async def take_snapshot(resources: SandboxHostResources, running: RunningOciRunt
 
     Args:
         resources: Host resources of the sandbox.
-        running: Runtime of the sandbox.
-        engine: Engine of the runtime.
-        request: The request.
+        running: Running runtime of the sandbox.
+        engine: Engine that sends commands to the runtime.
+        request: Folder and options of the snapshot.
 
     Raises:
-        ConflictError: The folder exists.
+        ConflictError: The folder of the snapshot exists already.
         EngineError: The runtime failed, or the sandbox has ended.
         OSError: The disk is full, or a file cannot be written.
     """
@@ -91,7 +92,7 @@ async def _freeze_again(resources: SandboxHostResources) -> None:
 
 
 def _begin(resources: SandboxHostResources, into: Path) -> bool:
-    """Create the folder for the images and thaw a paused sandbox. Return whether it was paused."""
+    """Create the folder for the snapshot's files and, if the sandbox is paused, thaw the sandbox. Return whether the sandbox was paused."""
     image_files.check_free(into)
     image_files.begin(resources.folder.image)
     if not resources.cgroup.is_frozen():

@@ -80,7 +80,7 @@ async def told(far: Far, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what
     [
         ([b'{"success":false,"err":"no space left on device"}'], "no space left on device"),
         ([b'{"success":false}'], "without a reason"),
-        ([b"[1]"], "the runtime's response is not an object"),
+        ([b"[1]"], "the runtime's response is not a JSON object"),
         ([b'{"success":'], "the sandbox has ended"),
         ([], "the sandbox has ended"),
         ([json.dumps({"success": False, "err": "x" * 5000}).encode()], "x" * 400),
@@ -105,7 +105,7 @@ async def test_snapshot_of_another_processor_is_recognized(live: RunningOciRunti
 async def test_endless_response_is_refused(live: RunningOciRuntime, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_socket, "_MAX_RESPONSE_BYTES", 1000)
     far.answers = [b"[" + b"1," * 2000]
-    with pytest.raises(EngineError, match="too long"):
+    with pytest.raises(EngineError, match="longer than 1000 bytes"):
         await told(far, lambda: call(live, "some.Method", None))
 
 
@@ -126,5 +126,5 @@ async def test_missing_socket_is_reported(live: RunningOciRuntime) -> None:
 
 async def test_missing_image_is_named_before_a_request_is_sent(live: RunningOciRuntime, tmp_path: Path) -> None:
     (tmp_path / image_files.STATE).touch()
-    with pytest.raises(EngineError, match=r"pages_meta\.img: No such file"):
+    with pytest.raises(EngineError, match=r"pages_meta\.img cannot be opened: No such file"):
         await ControlEngine().restore(live, tmp_path)
