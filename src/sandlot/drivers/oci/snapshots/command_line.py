@@ -47,10 +47,11 @@ class CliEngine:
         await self._run(running, "checkpoint", "-leave-running", "-compression=none", image=image)
 
     async def _run(self, running: RunningOciRuntime, *command: str, image: Path | None = None) -> None:
-        await run_in_own_thread(_run_in_namespace, running, (*self._flags(running.program, 0), *command), image)
+        await run_in_own_thread(_run_in_namespace, running, self._flags(running.program, 0), command, image)
 
 
-def _run_in_namespace(running: RunningOciRuntime, argv: tuple[str, ...], image: Path | None) -> None:
+def _run_in_namespace(running: RunningOciRuntime, flags: tuple[str, ...], command: tuple[str, ...], image: Path | None) -> None:
+    argv = (*flags, *command)
     with contextlib.ExitStack() as handles:
         keeper = open_process(running.started.keeper)
         if keeper is None:
@@ -78,7 +79,7 @@ def _run_in_namespace(running: RunningOciRuntime, argv: tuple[str, ...], image: 
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise EngineError(f"runsc {argv[-1]} has not ended within {_TIMEOUT_S:g} s") from None
+            raise EngineError(f"runsc {command[0]} has not ended within {_TIMEOUT_S:g} s") from None
         except OSError as error:
             raise EngineError(f"runsc could not be run: {error.strerror}") from error
     if done.returncode != 0:
