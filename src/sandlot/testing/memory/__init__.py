@@ -1,1 +1,1 @@
-"""Driver, scripted guest and store in memory, with faults on demand. They pass the suites of ``sandlot.testing``."""
+"""In-memory driver, scripted guest and store, whose operations a test can make fail. They pass the suites of ``sandlot.testing``."""
