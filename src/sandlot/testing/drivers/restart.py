@@ -1,4 +1,4 @@
-"""Tests after a kill of the service: the next service adopts or destroys the sandboxes that are left, but not those of another node."""
+"""Tests of a restart after a kill of the service: the next service adopts or destroys the sandboxes that are left, but none of another node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_DELAY_S = 1.2
 
 
 class RestartSuite:
-    """Tests that a driver adopts live sandboxes and sweeps all others after a restart. Needs a fixture ``harness``."""
+    """Tests that a driver adopts live sandboxes and destroys all others after a restart. Needs a fixture ``harness``."""
 
     async def test_live_sandbox_is_adopted_after_its_service_was_killed(self, harness: DriverHarness) -> None:
         driver = await harness.driver_with(DriverCapability.ADOPT)

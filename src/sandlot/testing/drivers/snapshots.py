@@ -357,7 +357,7 @@ async def _fill(sandbox: ConnectedSandbox, weight_mib: int = 1) -> None:
 
 
 async def _count_requests(sandbox: ConnectedSandbox) -> int:
-    """Connect to the counting daemon, check that the daemon's memory is unchanged, and return its number of connections, including this one."""
+    """Connect to the counting daemon, check that the daemon's memory is unchanged, and return its number of connections, this one included."""
     done = await sandbox.python(_REQUEST, _PORT)
     count, is_whole = done.stdout.split()
     assert is_whole == "1"

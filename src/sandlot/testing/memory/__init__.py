@@ -1,1 +1,1 @@
-"""In-memory driver, scripted guest and store, whose operations a test can make fail. They pass the suites of ``sandlot.testing``."""
+"""Driver, scripted guest and store in memory. They pass the suites of ``sandlot.testing``, and a test can make their operations fail."""

@@ -35,7 +35,7 @@ class Faults:
     ``usage``, ``destroy``, ``clean`` (second part of ``destroy``, after the sandbox has ended), ``adopt`` and ``sweep``.
 
     Attributes:
-        raises: Step -> exceptions for the next calls of the step; each call raises and removes the first.
+        raises: Step -> exceptions for the next calls of the step; each call raises one exception, the first of the list.
         reason: If not empty, the probe reports all capabilities as missing, with this reason.
     """
 
@@ -58,7 +58,7 @@ class Faults:
         await self._reached[step].wait()
 
     async def at(self, step: str) -> None:
-        """Block, and then raise an exception, if the test has set this up for a step. The driver calls this method in each step."""
+        """Wait if :meth:`hold` blocks the step. Then raise the step's next exception, if any. The driver calls this method in each step."""
         await asyncio.sleep(0)
         if step in self._holds:
             self._reached[step].set()
@@ -197,7 +197,7 @@ class MemoryPreparedSandbox:
         self._is_used = self._is_destroyed = False
 
     async def warm(self) -> None:
-        """Mark the sandbox as warm. Idempotent."""
+        """Set ``is_warm``. A real driver starts processes of its runtime here, to make :meth:`restore` faster. Idempotent."""
         self._driver.require(DriverCapability.SNAPSHOT)
         self._check()
         await self._driver.faults.at("warm")
@@ -277,7 +277,7 @@ class MemoryDriver:
 
     Attributes:
         faults: Exceptions and waits that the test sets up.
-        scripts: Scripts that all guests run as programs, as cells and behind ports.
+        scripts: Scripts of all guests, for programs, cells and TCP ports.
         booted: All instances that were started, the oldest first.
         prepared: All sandboxes that were prepared, the oldest first.
         kept_in_sweeps: Argument ``keep`` of each call of :meth:`sweep`.

@@ -179,7 +179,7 @@ class MemoryFiles:
             self._nodes[to + each[len(path) :]] = self._nodes.pop(each)
 
     def remove(self, path: str, uid: int, *, recursive: bool = False) -> int:
-        """Remove a file or a folder, and return the number of removed entries. A folder with content needs ``recursive``."""
+        """Remove a file or a folder, and return the number of removed entries. A folder that is not empty needs ``recursive=True``."""
         path, node = self._find(path, uid, follow=False)
         self._parent(path, uid, make=False)
         below = list(self._below(path))

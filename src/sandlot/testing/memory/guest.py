@@ -63,7 +63,7 @@ class Hold:
         self._is_released = False
 
     def arrive(self, carry_out: Callable[[], None]) -> None:
-        """Block a call that has arrived until :meth:`release`. If the test has released the call already, execute it at once.
+        """Block a call that has arrived until :meth:`release`. If :meth:`release` was called before, execute the call at once.
 
         Args:
             carry_out: Function that executes the call.
@@ -95,7 +95,7 @@ class PortConnection:
         call.on_gone = self._end
 
     async def read(self) -> bytes:
-        """Wait for the next bytes from the host and return them; return ``b""`` when the host sends no more."""
+        """Wait for the next bytes from the host and return them; return ``b""`` when the host sends no more bytes."""
         while not self._pieces:
             if self._is_over:
                 return b""
@@ -287,7 +287,7 @@ class MemoryGuest:
             self.stream.writable.set()
 
     def out_of_memory(self) -> None:
-        """End all kernels and processes with the reason ``oom``, as the kernel does when the sandbox exceeds its memory limit."""
+        """End all kernels and processes with the reason ``oom``, as Linux does when the sandbox exceeds its memory limit."""
         for process in self.processes.running:
             process.kill("oom")
         for context in self.kernels.contexts.values():

@@ -378,7 +378,7 @@ class Processes:
         """
         argv = args["argv"]
         if not argv or not argv[0]:
-            raise RpcError("invalid_request", "The command line `argv` is empty.", "Pass a program as its first item.")
+            raise RpcError("invalid_request", "The command line `argv` is empty.", "Pass a program as the first item of `argv`.")
         if args["user"] not in UIDS:
             raise RpcError("invalid_request", f"There is no user {args['user'][:50]!r}.", "Use 'user' or 'root'.")
         for name in ("rows", "cols"):

@@ -40,7 +40,7 @@ class Call:
 
     Attributes:
         name: Name of the call, for example ``process.start``.
-        id: Id of the call in hexadecimal. It is also the id of the process or cell that the call starts.
+        id: Id of the call in hexadecimal. A process or cell that the call starts has the same id.
         args: Name -> argument. An absent optional argument is None.
         stream: Id of the stream of the call; ``NO_STREAM`` if the link has ended, until the host repeats the call on a new stream.
         outcome: Result or error of the call; None until the call has ended.
@@ -117,7 +117,7 @@ class RpcServer:
         connection: The guest's end of the protocol.
         flush: Function that sends the queued frames of the connection.
         handlers: Name of a call -> handler. A handler may raise :class:`RpcError`.
-        intercept: Function that gets each valid call and a function that executes the call, so that it can delay, refuse or drop the call.
+        intercept: Called with each valid call and with a function that executes the call. An interceptor can delay, refuse or drop the call.
     """
 
     def __init__(

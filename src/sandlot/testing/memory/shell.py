@@ -208,7 +208,7 @@ class Piped(ProgramContext):
         self._targets: dict[int, Callable[[bytes], object] | int] = {STDOUT: self.captured.extend if capture else STDOUT, STDERR: STDERR}
 
     def redirect(self, operator: str, path: str) -> None:
-        """Redirect a standard stream of the command. ``operator`` is, for example, ``>>`` or ``2>&1``; ``path`` is empty for the latter."""
+        """Redirect a standard stream of the command. ``operator`` is, for example, ``>>``; for ``2>&1``, ``path`` is empty."""
         if operator == "2>&1":
             self._targets[STDERR] = self._targets[STDOUT]
         elif operator in {">&2", "1>&2"}:

@@ -408,7 +408,7 @@ class MemoryKeyRepository:
         await self._session.write("keys.add", work)
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
-        """Revoke the valid key with this id or, if there is none, the valid key with this name. Return its new record; None if no key matches."""
+        """Revoke the valid key with this id or, if there is none, the valid key with this name. Return the key's new record, or None."""
 
         def work(database: MemoryDatabase) -> KeyRecord | None:
             called = [key for key in database.keys.values() if key.revoked_at is None and name_or_id in {key.id, key.name}]
@@ -535,7 +535,7 @@ class MemoryEventRepository:
         return await self._session.read("events.page", work)
 
     async def last_sequence(self) -> int:
-        """Return the sequence number of the last event that was appended, even if it was deleted; 0 if there never was an event."""
+        """Return the sequence number of the last event that was appended, even if the event was deleted; 0 if there was none."""
         return await self._session.read("events.last_sequence", lambda database: database.last_sequence)
 
     async def delete_before(self, before: datetime) -> int:

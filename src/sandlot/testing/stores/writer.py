@@ -1,4 +1,4 @@
-"""A program that writes to a store from a process of its own, until it has finished or a test kills it with SIGKILL.
+"""A program that writes to a store in its own process, until everything is written or a test kills the program with SIGKILL.
 
 The program is ``python -m sandlot.testing.stores.writer OPENER LOCATION MODE [COUNT]``. The modes:
 
