@@ -479,7 +479,7 @@ class MemoryGuest:
         running = len(self.processes.running)
         if call.args["pids"] < running:
             shown = f"{running} processes and threads run in the sandbox, more than {call.args['pids']}."
-            raise RpcError("conflict", shown, "End some processes, or pass a larger limit.")
+            raise RpcError("conflict", shown, "End some processes first.")
         self.pids = call.args["pids"]
         self.memory_bytes = call.args["memory_bytes"] or self.memory_bytes
         call.result()
