@@ -1,8 +1,8 @@
-"""Behaviours of a guest that the host reaches through ``Link``: files, processes, kernels and lifecycle.
+"""Tests of a guest through the host's ``Link``: files, processes, kernels and lifecycle.
 
-The real guest and the scripted guest pass the suite, so that tests of core can use the scripted guest. Subclass the suite and define two fixtures:
-``harness`` returns a ``DriverHarness``, and ``sandbox`` returns a ``ConnectedSandbox`` whose guest is awake. The tests of a class may share one
-sandbox, because each test uses its own paths and contexts.
+The real guest and the scripted in-memory guest pass the suite. Tests of core can therefore use the scripted guest.
+Subclass the suite and define two fixtures: ``harness`` returns a ``DriverHarness``, and ``sandbox`` returns a ``ConnectedSandbox`` whose guest is
+awake. The tests of a class may share one sandbox, because each test uses its own paths and contexts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sandlot.testing.drivers.harness import ConnectedSandbox, DriverHarness, con
 
 
 class GuestFilesSuite:
-    """Behaviours of requests about files. Needs a fixture ``sandbox``."""
+    """Tests of the guest's calls for files. Needs a fixture ``sandbox``."""
 
     async def test_file_is_written_read_in_parts_and_described(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
@@ -91,7 +91,7 @@ class GuestFilesSuite:
 
 
 class GuestProcessesSuite:
-    """Behaviours of requests about processes. Needs a fixture ``sandbox``."""
+    """Tests of the guest's calls for processes. Needs a fixture ``sandbox``."""
 
     async def test_process_has_output_exit_code_environment_and_folder(self, sandbox: ConnectedSandbox) -> None:
         done = await sandbox.run("sh", "-c", "echo out; echo err >&2; exit 3")
@@ -145,7 +145,7 @@ class GuestProcessesSuite:
 
 
 class GuestKernelsSuite:
-    """Behaviours of contexts and cells. Needs a fixture ``sandbox``."""
+    """Tests of code execution: contexts and their cells. Needs a fixture ``sandbox``."""
 
     async def test_cell_prints_displays_its_last_value_and_keeps_variables(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
@@ -206,7 +206,7 @@ class GuestKernelsSuite:
 
 
 class GuestLifecycleSuite:
-    """Behaviours of sleep, wake, deadline and reconnection. Needs the fixtures ``harness`` and ``sandbox``. Each test leaves its guest awake."""
+    """Tests of a guest's sleep, wake, deadline and reconnection. Needs the fixtures ``harness`` and ``sandbox``. Each test leaves its guest awake."""
 
     async def test_info_reports_identity_and_number_of_tasks(self, sandbox: ConnectedSandbox) -> None:
         call = await sandbox.link.processes.start(ProcessSpec(("sleep", "1000")))
@@ -276,7 +276,7 @@ class GuestLifecycleSuite:
 
 
 class GuestSuite(GuestFilesSuite, GuestProcessesSuite, GuestKernelsSuite, GuestLifecycleSuite):
-    """All behaviours of a guest. Name the subclass ``Test...``."""
+    """All tests for a guest. Name the subclass ``Test...``."""
 
 
 async def _wake(link: Link, identity: str, hostname: str) -> None:
@@ -304,11 +304,11 @@ async def _next_output(call: ProcessCall | CellCall) -> bytes:
     async for item in call:
         if isinstance(item, Output):
             return item.data
-    raise AssertionError("the call ended without output")
+    raise AssertionError("the process or cell ended before it wrote any output")
 
 
 async def _cell(call: CellCall) -> tuple[str, list[str], list[str], CellResult]:
-    """Read a cell to its end. Return its standard output and error together, the texts it displayed, the names of its errors, and its result."""
+    """Wait until a cell has ended. Return all printed text (stdout and stderr), the displayed texts, the error names, and the result."""
     printed, displays, errors = bytearray(), list[str](), list[str]()
     async for item in call:
         if isinstance(item, Output):

@@ -17,13 +17,14 @@ Use them in a test module::
             return DriverHarness("mydriver", root=..., node=new_node_id(), data_dir=tmp_path)
 
 A test that needs an optional capability is skipped if the driver's probe reports that the capability is missing; the skip shows the probe's reason.
-Use ``DriverSuiteWithoutSnapshots`` for a driver without snapshots. Use only the suites of ``contract`` for a driver that starts no real sandboxes.
+Use ``DriverSuiteWithoutSnapshots`` for a driver without snapshots. For a driver that starts no real sandboxes, use only the
+suites of the module ``contract``.
 
 The suites run as root and start real sandboxes. In addition to the protocols of :mod:`sandlot.model.ports`, they require of a driver:
 
 - The files of a sandbox are in a folder of ``data_dir/sandboxes``. The folder is gone when ``destroy`` has returned.
-- Cgroups, processes, mounts and loop devices of a sandbox carry the path of the state directory or the node id, and ``destroy`` removes them.
-  ``leftovers`` finds only remains that carry one of the two.
-- The files of a snapshot are readable by root only (modes 0600 and 0700), and its size is the space that they use on disk.
+- Every cgroup, process, mount and loop device of a sandbox can be found by the path of the state directory or by the node id, and ``destroy``
+  removes them all. ``leftovers`` searches by these two only.
+- The files of a snapshot are readable by root only (modes 0600 and 0700). The reported size of a snapshot is the disk space that its files use.
 - A snapshot whose files are damaged is refused by ``restorable``, ``prepare`` and ``restore`` with the same reason.
 """

@@ -1,4 +1,4 @@
-"""Check after each test that it left nothing on the host."""
+"""Check after each test that the test has left nothing on the host."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sandlot.testing.drivers.leftovers import leftovers, open_descriptors, wait_
 
 
 class CleanupSuite:
-    """Base of suites whose tests must leave nothing behind. Needs a fixture ``harness``."""
+    """Base class of suites whose tests must leave nothing on the host. Needs a fixture ``harness``."""
 
     @pytest.fixture(autouse=True)
     def check_leftovers(self, harness: DriverHarness) -> Iterator[None]:
-        """Fail the test if its sandboxes left something on the host, or if this process has more open descriptors than before the test."""
+        """Fail the test if sandboxes of the test left something on the host, or if this process has more open descriptors than before."""
         open_before = open_descriptors()
         yield
         assert wait_until_empty(lambda: leftovers(harness.data_dir, harness.node)) == ()

@@ -44,7 +44,7 @@ _SPIN = "import os\nfor _ in range(3):\n    if os.fork() == 0: break\nwhile True
 
 
 class ConfigureSuite:
-    """Behaviours when the limits of a live sandbox are changed. Needs a fixture ``harness``."""
+    """Tests that change the limits of a live sandbox. Needs a fixture ``harness``."""
 
     # ------------------------------------------------------------------------------------------------------- memory
     async def test_added_memory_can_be_used_at_once(self, harness: DriverHarness) -> None:
@@ -73,7 +73,7 @@ class ConfigureSuite:
                 await sandbox.instance.configure(Change(memory_bytes=SMALL_LIMITS.memory_bytes, cpus=0.05, pids=20))
             assert error.value.fields["field"] == "memory_bytes"
             assert error.value.fields["in_use"] >= _MORE_MIB * MIB
-            # The sandbox is alive and has its old limits.
+            # The sandbox is alive and still has the old memory limit: another 200 MiB can be used.
             async with _running(sandbox, 200):
                 assert (await sandbox.instance.usage()).memory_bytes >= (_MORE_MIB + 200) * MIB
 
@@ -87,7 +87,8 @@ class ConfigureSuite:
             began_s, before = time.monotonic(), (await sandbox.instance.usage()).cpu_s
             await asyncio.sleep(1.5)
             used = (await sandbox.instance.usage()).cpu_s - before
-            # Only an upper bound is checked, because a busy host gives the sandbox less time. The old limit may still apply for a moment.
+            # Only an upper bound is checked, because a busy host gives the sandbox less processor time. After the
+            # change, the old limit may still apply for a moment.
             assert used <= 0.2 * (time.monotonic() - began_s + 0.3) + 0.1
             await sandbox.instance.configure(Change(cpus=SMALL_LIMITS.cpus))
             await wait_for_cpu_time(sandbox.instance, before + used + 0.5)

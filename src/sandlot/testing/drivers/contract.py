@@ -1,7 +1,8 @@
-"""Behaviours of every driver that need no real kernel. The in-memory driver has these behaviours too.
+"""Tests of driver behaviours that need no real kernel. The in-memory driver passes these tests too.
 
-``DriverHarness.open_driver`` opens the driver under test. For the in-memory driver, it restarts the driver (``MemoryDriver.restart``) and returns the
-same object. The other modules test behaviours that only a real driver can have: it enforces limits, isolates, and leaves nothing on the host.
+``DriverHarness.open_driver`` opens the driver under test. To test the in-memory driver, pass a function that calls ``MemoryDriver.restart`` and
+returns the same driver. The other modules of this package test what only real drivers do: enforce limits, isolate sandboxes and leave nothing on the
+host.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness, connect
 
 
 class DriverContractSuite:
-    """Behaviours of every driver. Name the subclass ``Test...``, and define a fixture ``harness``."""
+    """Tests that every driver must pass. Name your subclass ``Test...``, and define a fixture ``harness`` in the subclass."""
 
     async def test_probe_reports_each_capability_or_the_reason_why_it_is_missing(self, harness: DriverHarness) -> None:
         driver = harness.new_driver()
@@ -129,7 +130,7 @@ class DriverContractSuite:
 
 
 class SnapshotContractSuite:
-    """Behaviours of every driver with snapshots, to be used beside :class:`DriverContractSuite`."""
+    """Tests that every driver with snapshots must pass, in addition to :class:`DriverContractSuite`."""
 
     async def test_snapshot_restores_files_and_variables_any_number_of_times(self, harness: DriverHarness) -> None:
         driver, into = await harness.driver_with(DriverCapability.SNAPSHOT), _folder(harness)

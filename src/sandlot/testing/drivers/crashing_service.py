@@ -1,8 +1,8 @@
-"""A program that simulates a crash of the service: it uses a driver until a test kills its process with SIGKILL.
+"""A program that uses a driver, as the service does, until a test kills the program with SIGKILL. This simulates a crash of the service.
 
 The program is ``python -m sandlot.testing.drivers.crashing_service MODE DRIVER NODE DATA_DIR ROOT DIGEST``. The modes:
 
-- ``live``: boot a sandbox, write a file into it, print its reference and wait.
+- ``live``: boot a sandbox, write a file into the sandbox, print the sandbox's reference and wait.
 - ``prepared``: prepare a sandbox, print ``ready`` and wait.
 - ``churn``: print ``ready``, then prepare, boot and destroy sandboxes without end, three at a time.
 - ``snapshots``: boot a sandbox and print its reference. Then take snapshots of the sandbox without end, running and paused. At the same time, restore
@@ -31,17 +31,17 @@ _TASKS = 3
 
 @contextmanager
 def crashing_service(harness: DriverHarness, mode: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start this module as a program, yield its process and its first line of output, and kill the process at the end of the block.
+    """Run this module as a program. Yield the process and the first line of its output; kill the process at the end of the block.
 
     Args:
         harness: Driver that the program uses.
-        mode: Mode of the program.
+        mode: Mode of the program: ``live``, ``prepared``, ``churn`` or ``snapshots``.
     """
     arguments = [mode, harness.driver_name, harness.node, str(harness.data_dir), str(harness.root.path), harness.root.digest]
     service = subprocess.Popen([sys.executable, "-m", __name__, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         if service.stdout is None:
-            raise AssertionError("the service was started without a pipe")
+            raise AssertionError("the crashing service has no pipe as standard output")
         line = service.stdout.readline().strip()
         assert line, "the service failed"
         yield service, line
@@ -51,7 +51,7 @@ def crashing_service(harness: DriverHarness, mode: str) -> Iterator[tuple[subpro
 
 
 async def live(harness: DriverHarness) -> None:
-    """Boot one sandbox, print its reference and wait, so that a kill leaves a live sandbox behind."""
+    """Boot one sandbox, print its reference and wait. A kill of the program leaves a live sandbox behind."""
     instance = await harness.boot(harness.new_driver())
     async with connect_sandbox(instance) as sandbox:
         await sandbox.link.files.write(MARKER_PATH, MARKER_TEXT.encode())
@@ -60,7 +60,7 @@ async def live(harness: DriverHarness) -> None:
 
 
 async def prepared(harness: DriverHarness) -> None:
-    """Prepare one sandbox and wait, so that a kill leaves a prepared sandbox behind."""
+    """Prepare one sandbox and wait. A kill of the program leaves a prepared sandbox behind."""
     sandbox = await harness.new_driver().prepare(harness.shape())
     _print("ready")
     await asyncio.Event().wait()
@@ -68,7 +68,7 @@ async def prepared(harness: DriverHarness) -> None:
 
 
 async def churn(harness: DriverHarness) -> None:
-    """Prepare, boot and destroy sandboxes without end, so that a kill interrupts any step of the lifecycle."""
+    """Prepare, boot and destroy sandboxes without end. A kill of the program can interrupt any of these steps."""
     driver = harness.new_driver()
 
     async def create_and_destroy() -> None:
@@ -82,7 +82,7 @@ async def churn(harness: DriverHarness) -> None:
 
 
 async def snapshots(harness: DriverHarness) -> None:
-    """Take and restore snapshots without end, so that a kill interrupts any step of a snapshot or a restore."""
+    """Take and restore snapshots without end. A kill of the program can interrupt any step of a snapshot or restore."""
     driver, saved = harness.new_driver(), harness.data_dir / "saved"
     source, first = await harness.boot(driver), saved / "first" / "image"
     async with connect_sandbox(source) as sandbox:
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> None:
     """Run a mode of the program.
 
     Args:
-        arguments: Mode, name of the driver, node id, state directory, path and digest of the root file system.
+        arguments: Mode of the program, name of the driver, node id, state directory, path and digest of the root file system.
     """
     mode, driver_name, node, data_dir, root, digest = arguments
     harness = DriverHarness(driver_name, RootFs(Path(root), digest), NodeId(node), Path(data_dir))

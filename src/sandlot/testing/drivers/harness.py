@@ -45,7 +45,7 @@ class DriverHarness:
         return self.open_driver(self.driver_name, DriverSettings(node=self.node, data_dir=self.data_dir))
 
     async def driver_with(self, *capabilities: DriverCapability) -> Driver:
-        """Open the driver if its probe reports all these capabilities. If one is missing, skip the test with the probe's reason."""
+        """Open the driver. If its probe reports that one of the capabilities is missing, skip the test with the probe's reason."""
         driver = self.new_driver()
         probed = await asyncio.to_thread(driver.probe)
         for capability in capabilities:
@@ -54,11 +54,11 @@ class DriverHarness:
         return driver
 
     def shape(self, limits: Limits = SMALL_LIMITS) -> Shape:
-        """Return the shape of a sandbox to prepare."""
+        """Return the shape of a sandbox: the root file system of the harness, and limits."""
         return Shape(root=self.root, limits=limits)
 
     def spec(self, limits: Limits = SMALL_LIMITS) -> SandboxSpec:
-        """Return the spec of a sandbox to boot, with a new id."""
+        """Return the spec of a sandbox with a new id, for ``boot`` or ``restore``."""
         return SandboxSpec(id=new_sandbox_id(self.node), limits=limits, isolation=self.driver_name)
 
     async def boot(self, driver: Driver, limits: Limits = SMALL_LIMITS) -> Instance:

@@ -1,4 +1,4 @@
-"""Attempts to see files, environment, processes and network of the host from inside a sandbox.
+"""Tests that try to see the host's files, environment, processes and network from inside a sandbox.
 
 The tests are few and short. If a driver fails one of these tests, its sandboxes are not isolated.
 """
@@ -44,7 +44,7 @@ print("tried")
 
 
 class IsolationSuite:
-    """Attempts to see the host from inside a sandbox. Needs a fixture ``harness``."""
+    """Tests that try to see the host from inside a sandbox. Needs a fixture ``harness``."""
 
     async def test_files_of_the_host_are_not_visible(self, harness: DriverHarness, tmp_path: Path) -> None:
         token = f"planted-{secrets.token_hex(8)}"

@@ -1,7 +1,7 @@
 """Search this host for remains of the sandboxes of one node.
 
-The search reads ``/proc``, ``/sys`` and the state directory, and uses no driver. It finds only remains that carry the path of the state directory or
-the id of the node, so that other sandboxes on the machine do not matter.
+The search reads ``/proc``, ``/sys`` and the state directory, and uses no driver. It finds only remains that contain the path of the state directory
+or the id of the node, for example in a command line. Sandboxes of other nodes on the machine are therefore ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FoundT = TypeVar("FoundT", bound=Sized)
 
 
 def leftovers(data_dir: Path, node: NodeId) -> tuple[str, ...]:
-    """Return the processes, mounts, loop devices, cgroups, id ranges and folders of a node's sandboxes, as sorted descriptions.
+    """Return sorted descriptions of the processes, mounts, loop devices, cgroups, user id ranges and folders of a node's sandboxes.
 
     Args:
         data_dir: State directory.
@@ -63,7 +63,7 @@ def cpu_ticks(node: NodeId) -> int:
 
 
 def open_descriptors() -> Counter[str]:
-    """Return target -> number of open descriptors of this process. Digits in the target are replaced by ``N``."""
+    """Count the open descriptors of this process: link target in ``/proc/self/fd``, with every number replaced by ``N`` -> count."""
     kinds: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not paths
         try:
@@ -74,9 +74,9 @@ def open_descriptors() -> Counter[str]:
 
 
 def wait_until_empty(find: Callable[[], FoundT]) -> FoundT:
-    """Call a function until it returns an empty collection or ``MAX_WAIT_S`` have passed, and return its last result.
+    """Call ``find`` until its result is empty or ``MAX_WAIT_S`` seconds have passed, and return the last result.
 
-    The function blocks the event loop. Use the function only if the result becomes empty without further work of this process.
+    The wait blocks the event loop. Call this function only if the result becomes empty without further work of this process.
     """
     ends = time.monotonic() + MAX_WAIT_S
     while (found := find()) and time.monotonic() < ends:

@@ -1,4 +1,4 @@
-"""Behaviours from preparation to the end of a sandbox: probe, boot, link, pause, destroy. Nothing is left on the host."""
+"""Tests of the lifecycle of a sandbox: probe, prepare, boot, connect, pause and destroy, with nothing left on the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHANGES = {
 
 
 class LifecycleSuite(CleanupSuite):
-    """Behaviours during the lifecycle of a sandbox. Needs a fixture ``harness``."""
+    """Tests of a driver during the lifecycle of a sandbox. Needs a fixture ``harness``."""
 
     # ------------------------------------------------------------------------------------------------------- the probe
     async def test_missing_capability_raises_unsupported_error(self, harness: DriverHarness, tmp_path: Path) -> None:

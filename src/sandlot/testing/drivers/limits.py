@@ -42,7 +42,7 @@ _SPIN = "import os\nfor _ in range(3):\n    if os.fork() == 0: break\nwhile True
 
 
 class LimitsSuite:
-    """Behaviours of enforced limits and reported usage. Needs a fixture ``harness``."""
+    """Tests of enforced limits and reported usage. Needs a fixture ``harness``."""
 
     # ------------------------------------------------------------------------------------------------------- largest use
     async def test_max_resources_is_an_upper_bound_of_usage(self, harness: DriverHarness) -> None:

@@ -1,4 +1,4 @@
-"""Behaviours after a kill of the service: the next service adopts or sweeps the sandboxes left behind, and touches nothing of another node."""
+"""Tests of a restart after a kill of the service: the next service adopts or destroys the sandboxes that are left, but none of another node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_DELAY_S = 1.2
 
 
 class RestartSuite:
-    """Behaviours of adoption and sweeping. Needs a fixture ``harness``."""
+    """Tests that a driver adopts live sandboxes and destroys all others after a restart. Needs a fixture ``harness``."""
 
     async def test_live_sandbox_is_adopted_after_its_service_was_killed(self, harness: DriverHarness) -> None:
         driver = await harness.driver_with(DriverCapability.ADOPT)

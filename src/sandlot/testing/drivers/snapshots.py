@@ -1,4 +1,4 @@
-"""Tests of snapshots and of sandboxes restored from snapshots: contents, independence of the copies, refusals and failures."""
+"""Tests of snapshots: contents and independence of restored sandboxes, refusal of unusable snapshots, and failures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _MAX_DELAY_S = 0.8
 
 
 class SnapshotSuite(CleanupSuite):
-    """Behaviours of snapshots and restored sandboxes. Needs a fixture ``harness``."""
+    """Tests of snapshots and restored sandboxes. Needs a fixture ``harness``."""
 
     async def test_copies_continue_independently(self, harness: DriverHarness) -> None:
         driver, into = await harness.driver_with(DriverCapability.SNAPSHOT), _snapshot_path(harness)
@@ -80,7 +80,7 @@ class SnapshotSuite(CleanupSuite):
                 assert (await one.run("sh", "-c", "echo mine > /home/user/kept; rm /opt/kept; touch /tmp/new", user=User.ROOT)).exit_code == 0
                 assert (await other.run("sh", "-c", "cat /home/user/kept /opt/kept; ls /tmp/new")).stdout == "/home/user/kept\n/opt/kept\n"
                 assert (await source.run("sh", "-c", "cat /home/user/kept /opt/kept; ls /tmp/new")).stdout == "/home/user/kept\n/opt/kept\n"
-                # The end of the source does not end the copies.
+                # The restored copies continue after the source sandbox is destroyed.
                 await source.instance.destroy()
                 assert await _count_requests(one) == 5
 
@@ -244,7 +244,7 @@ class SnapshotSuite(CleanupSuite):
                 service.wait()
             driver = harness.new_driver()
             await driver.sweep(keep=[ref])
-            # Every snapshot that exists is complete and can be restored.
+            # Every snapshot folder that the killed service left is complete and can be restored.
             written = sorted((harness.data_dir / "saved").glob("*/image"))
             assert _snapshot_path(harness, "first") in written
             for path in written:
@@ -322,9 +322,9 @@ async def _restore(harness: DriverHarness, driver: Driver, snapshot: Path, limit
 
 
 async def _save(sandbox: ConnectedSandbox, into: Path) -> int:
-    """Take a snapshot of a sandbox that keeps running, and return its size in bytes.
+    """Take a snapshot of a sandbox and return the snapshot's size in bytes. The sandbox keeps running.
 
-    Guests that are restored from the snapshot sleep until they are woken.
+    The guest of a sandbox that is restored from the snapshot is asleep.
     """
     await sandbox.link.checkpoint(armed=True)
     size = await sandbox.instance.snapshot(into, keep_running=True)
@@ -344,7 +344,7 @@ async def _assert_restore_is_refused(prepared: PreparedSandbox, harness: DriverH
 
 
 async def _fill(sandbox: ConnectedSandbox, weight_mib: int = 1) -> None:
-    """Write a file into each file system of the sandbox, and start the daemon that counts its connections.
+    """Write a file into each file system of the sandbox, and start a daemon that counts the connections to its port.
 
     Args:
         sandbox: Sandbox to fill.
@@ -357,7 +357,7 @@ async def _fill(sandbox: ConnectedSandbox, weight_mib: int = 1) -> None:
 
 
 async def _count_requests(sandbox: ConnectedSandbox) -> int:
-    """Connect to the counting daemon, check that its memory is unchanged, and return the number of connections, including this connection."""
+    """Connect to the counting daemon, check that the daemon's memory is unchanged, and return its number of connections, this one included."""
     done = await sandbox.python(_REQUEST, _PORT)
     count, is_whole = done.stdout.split()
     assert is_whole == "1"

@@ -1,9 +1,9 @@
-"""Complete suites for a driver: every behaviour that Sandlot needs, one test each.
+"""Complete suites for a driver: one test for each behaviour that Sandlot needs.
 
 Each part is in its own module and can be used alone:
 
-- ``contract``: behaviours that need no real kernel. The in-memory driver has these behaviours too.
-- ``lifecycle``: from preparation to the end of a sandbox, and complete removal from the host.
+- ``contract``: behaviours that need no real kernel. The in-memory driver passes these tests too.
+- ``lifecycle``: all steps from the preparation to the end of a sandbox, and its complete removal from the host.
 - ``limits``: limits of memory, disk, processes and processor time, and the reported usage.
 - ``configure``: changes of these limits while a sandbox runs.
 - ``restart``: sandboxes and remains that a killed service leaves behind.
@@ -29,8 +29,8 @@ __all__ = ["DriverSuite", "DriverSuiteWithoutSnapshots"]
 
 
 class DriverSuiteWithoutSnapshots(DriverContractSuite, LifecycleSuite, LimitsSuite, ConfigureSuite, RestartSuite, IsolationSuite, VolumesSuite):
-    """All behaviours of a driver whose probe reports no snapshots."""
+    """All tests for a driver whose probe reports that snapshots are not supported."""
 
 
 class DriverSuite(DriverSuiteWithoutSnapshots, SnapshotContractSuite, SnapshotSuite):
-    """All behaviours of a driver. Name the subclass ``Test...``, and define a fixture ``harness`` that returns a ``DriverHarness``."""
+    """All tests for a driver. Name the subclass ``Test...``, and define a fixture ``harness`` that returns a ``DriverHarness``."""

@@ -1,7 +1,7 @@
-"""Tests of the volumes of a sandbox: mounted at their paths, limited in size, read-only, shared, and unmounted from the host with their sandbox.
+"""Tests of the volumes of a sandbox: mount paths, size limits, read-only and shared volumes, and removal of the mounts with the sandbox.
 
-A driver mounts volumes at their paths, or all volumes below one folder, from which the guest binds them to their paths (``Instance.hub``).
-The suites run without a service, so they start the helper ``volumes`` of the guest themselves, as a service does.
+A driver either mounts volumes at their paths, or mounts all volumes below one folder of the sandbox (``Instance.hub``). In the second case, the
+guest's helper program ``volumes`` bind-mounts each volume at its path. A service starts this helper; here, the tests start it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SIZE = 16 * MIB
 
 
 class VolumesSuite(CleanupSuite):
-    """Behaviours of volumes. Needs a fixture ``harness``."""
+    """Tests of volumes. Needs a fixture ``harness``."""
 
     @pytest.fixture
     async def volumes(self, harness: DriverHarness, check_leftovers: object) -> AsyncIterator[list[Path]]:  # noqa: ARG002 - the check runs after the volumes were removed
-        """Create two volumes, mount the volumes on the host and yield their mount points; remove the volumes at the end.
+        """Create two volumes, mount the volumes on the host and yield their mount points. Remove the volumes after the test.
 
-        The test is skipped before any loop device is used if the driver does not support volumes.
+        If the driver does not support volumes, the test is skipped before a volume is created.
         """
         await harness.driver_with(DriverCapability.VOLUMES)
         files = VolumeFiles(harness.data_dir / "volumes")
@@ -98,7 +98,7 @@ class VolumesSuite(CleanupSuite):
 
 @asynccontextmanager
 async def _sandbox_with(harness: DriverHarness, driver: Driver, *volumes: Attachment) -> AsyncIterator[ConnectedSandbox]:
-    """Boot a sandbox with volumes at their paths, and destroy the sandbox at the end."""
+    """Boot a sandbox with volumes mounted at their paths, and destroy the sandbox at the end of the block."""
     prepared = await driver.prepare(harness.shape())
     try:
         await prepared.attach(volumes)
@@ -111,7 +111,7 @@ async def _sandbox_with(harness: DriverHarness, driver: Driver, *volumes: Attach
 
 
 async def _bind(sandbox: ConnectedSandbox, *volumes: Attachment) -> None:
-    """Let the guest bind volumes to their paths, if the driver has mounted the volumes elsewhere in the sandbox (``Instance.hub``)."""
+    """If the driver has mounted all volumes below one folder (``Instance.hub``), let the guest bind-mount each volume at its path."""
     hub = sandbox.instance.hub
     if hub is None:
         return

@@ -1,1 +1,1 @@
-"""Driver, scripted guest and store in memory, with faults on demand. They pass the suites of ``sandlot.testing``."""
+"""Driver, scripted guest and store in memory. They pass the suites of ``sandlot.testing``, and a test can make their operations fail."""

@@ -1,4 +1,4 @@
-"""Driver whose sandboxes are objects in memory. A sandbox starts in well under a millisecond, and every step can fail on demand.
+"""Driver whose sandboxes are objects in memory. A sandbox starts in well under a millisecond, and a test can make every step fail.
 
 The guest is scripted (:mod:`sandlot.testing.memory.guest`), and nothing isolates the scripts from the test. The driver keeps the content of a
 snapshot in memory and writes only a token into the folder of the snapshot, so that folders can be copied and removed like those of a real driver. The
@@ -29,14 +29,14 @@ _DESTROYED = "the sandbox was destroyed"
 
 @dataclass
 class Faults:
-    """Failures and waits that a test arranges for the steps of a driver.
+    """Exceptions and waits that a test sets up for the steps of a driver.
 
     The steps are ``prepare``, ``attach``, ``warm``, ``boot``, ``restore``, ``connect``, ``configure``, ``pause``, ``resume``, ``snapshot``,
-    ``usage``, ``destroy``, ``clean`` (after the processes have ended), ``adopt`` and ``sweep``.
+    ``usage``, ``destroy``, ``clean`` (second part of ``destroy``, after the sandbox has ended), ``adopt`` and ``sweep``.
 
     Attributes:
-        raises: Step -> exceptions that the next calls of the step raise.
-        reason: If not empty, all capabilities are missing for this reason.
+        raises: Step -> exceptions for the next calls of the step; each call raises one exception, the first of the list.
+        reason: If not empty, the probe reports all capabilities as missing, with this reason.
     """
 
     raises: dict[str, list[Exception]] = field(default_factory=dict)
@@ -45,20 +45,20 @@ class Faults:
     _reached: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def hold(self, step: str) -> asyncio.Event:
-        """Let all calls of a step wait until the returned event is set."""
+        """Block all calls of a step until the returned event is set."""
         self._holds[step], self._reached[step] = asyncio.Event(), asyncio.Event()
         return self._holds[step]
 
     def release(self, step: str) -> None:
-        """Let the waiting calls of a step continue. Later calls of the step do not wait."""
+        """Let the blocked calls of a step continue. Later calls of the step are not blocked."""
         self._holds.pop(step).set()
 
     async def reach(self, step: str) -> None:
-        """Wait until a call of a step waits because of :meth:`hold`."""
+        """Wait until :meth:`hold` has blocked a call of the step."""
         await self._reached[step].wait()
 
     async def at(self, step: str) -> None:
-        """Wait and raise an exception at a step, if the test has arranged it. The driver calls this method at the start of each step."""
+        """Wait if :meth:`hold` blocks the step. Then raise the step's next exception, if any. The driver calls this method in each step."""
         await asyncio.sleep(0)
         if step in self._holds:
             self._reached[step].set()
@@ -68,12 +68,12 @@ class Faults:
 
 
 class MemoryInstance:
-    """One live sandbox.
+    """One started sandbox, live or ended.
 
     Attributes:
         guest: Scripted guest of the sandbox.
         changes: Changes of limits and volumes that were applied, oldest first.
-        volumes: Slot -> attached volume.
+        volumes: Slot number -> attached volume.
     """
 
     hub = None
@@ -109,7 +109,7 @@ class MemoryInstance:
         await self._driver.faults.at("connect")
         self._check_live()
         if self.guest.stream is not None:
-            raise ConflictError("The sandbox is connected already.", code=ErrorCode.CONFLICT)
+            raise ConflictError("The sandbox already has a connection; only one is possible at a time.", code=ErrorCode.CONFLICT)
         return self.guest.connect()
 
     async def configure(self, change: Change) -> None:
@@ -119,7 +119,7 @@ class MemoryInstance:
         for capability in change.needs(self.limits):
             self._driver.require(capability)
         if self.is_paused:
-            raise ConflictError("The sandbox is paused.", code=ErrorCode.CONFLICT, hint="Resume the sandbox first.")
+            raise ConflictError("A paused sandbox cannot be changed.", code=ErrorCode.CONFLICT, hint="Resume the sandbox first.")
         self.changes.append(change)
         self.limits = change.over(self.limits)
         for volume in change.volumes:
@@ -141,7 +141,7 @@ class MemoryInstance:
         self.guest.thaw()
 
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
-        """Keep a copy of the guest in the driver, write the token of the copy into a new folder, and return the size of the folder in bytes."""
+        """Keep a copy of the guest in the driver, write a token for the copy into the new folder ``into``, and return the folder's size in bytes."""
         del durable
         self._driver.require(DriverCapability.SNAPSHOT)
         self._check_live()
@@ -156,13 +156,13 @@ class MemoryInstance:
         return size
 
     async def usage(self) -> Usage:
-        """Return :attr:`usage_now`, which a test may set."""
+        """Return the attribute ``usage_now``, which a test may set to any usage."""
         await self._driver.faults.at("usage")
         self._check_live()
         return self.usage_now
 
     async def wait(self) -> Exit:
-        """Wait until the sandbox has ended, and return how it ended."""
+        """Wait until the sandbox has ended, and return the reason and details of its end."""
         return await asyncio.shield(self._exit)
 
     async def destroy(self) -> None:
@@ -197,7 +197,7 @@ class MemoryPreparedSandbox:
         self._is_used = self._is_destroyed = False
 
     async def warm(self) -> None:
-        """Mark the sandbox as warm. Idempotent."""
+        """Set ``is_warm``. A real driver starts processes of its runtime here, to make :meth:`restore` faster. Idempotent."""
         self._driver.require(DriverCapability.SNAPSHOT)
         self._check()
         await self._driver.faults.at("warm")
@@ -225,7 +225,7 @@ class MemoryPreparedSandbox:
         return self._start(MemoryGuest(self._driver.scripts, self._driver.clock))
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> MemoryInstance:
-        """Start the sandbox with a copy of the guest that a snapshot contains."""
+        """Start the sandbox with a copy of the guest that was saved in a snapshot."""
         del spec
         self._driver.require(DriverCapability.SNAPSHOT)
         state, problem = self._driver.read_image(snapshot, self._shape)
@@ -260,24 +260,24 @@ class MemoryPreparedSandbox:
     def _check(self) -> None:
         self._check_alive()
         if self._is_used:
-            raise ConflictError("This sandbox was started already.", code=ErrorCode.CONFLICT, hint="Prepare another sandbox.")
+            raise ConflictError("This prepared sandbox was started already.", code=ErrorCode.CONFLICT, hint="Prepare another sandbox.")
 
     def _check_alive(self) -> None:
         if self._is_destroyed:
-            raise SandboxEndedError("The sandbox was destroyed.", code=ErrorCode.SANDBOX_ENDED, fields={"reason": "killed", "detail": _DESTROYED})
+            raise SandboxEndedError("This sandbox was destroyed.", code=ErrorCode.SANDBOX_ENDED, fields={"reason": "killed", "detail": _DESTROYED})
 
 
 class MemoryDriver:
-    """Sandboxes in memory.
+    """Driver whose sandboxes are objects in memory.
 
     Args:
-        name: Name that the driver is registered under.
+        name: Name under which the driver is registered.
         clock: Clock of the guests' timers; None: the clock of the event loop.
         capabilities: Capabilities that the driver has.
 
     Attributes:
-        faults: Failures on demand.
-        scripts: Scripts of the programs, cells and ports of all guests.
+        faults: Exceptions and waits that the test sets up.
+        scripts: Scripts of all guests, for programs, cells and TCP ports.
         booted: All instances that were started, the oldest first.
         prepared: All sandboxes that were prepared, the oldest first.
         kept_in_sweeps: Argument ``keep`` of each call of :meth:`sweep`.
@@ -308,11 +308,11 @@ class MemoryDriver:
         return [instance for instance in self.booted if not instance.has_ended]
 
     def fail_next(self, step: str, *errors: Exception) -> None:
-        """Let the next calls of a step fail, one call for each error."""
+        """Make the next calls of a step raise these errors, one error for each call."""
         self.faults.raises.setdefault(step, []).extend(errors)
 
     def hold(self, step: str) -> asyncio.Event:
-        """Let all calls of a step wait until the returned event is set. ``faults.reach`` waits until the step is called."""
+        """Block all calls of a step until the returned event is set. ``faults.reach`` waits until a call is blocked."""
         return self.faults.hold(step)
 
     def leftovers(self) -> list[str]:
@@ -320,7 +320,7 @@ class MemoryDriver:
         return sorted(self._held)
 
     def restart(self) -> None:
-        """Forget all live sandboxes, like a service that is restarted. They can then be adopted or swept."""
+        """Simulate a restart of the service: no sandbox counts as in use any more, so ``adopt`` and ``sweep`` find all sandboxes."""
         self._in_use.clear()
 
     def guest(self, ref: str) -> MemoryGuest:
@@ -330,7 +330,7 @@ class MemoryDriver:
     # -- the driver's contract ----------------------------------------------------------------------------------------
 
     def probe(self) -> Capabilities:
-        """Return the capabilities of the driver."""
+        """Return the capabilities of the driver; for each missing capability, the reason."""
         results = {
             capability: ProbeResult(ok=not self.faults.reason, reason=self.faults.reason)
             if capability in self.capabilities
@@ -348,14 +348,14 @@ class MemoryDriver:
         return Resources(memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
     def restorable(self, snapshot: Path) -> ProbeResult:
-        """Return whether a snapshot can be restored."""
+        """Return whether a snapshot can be restored, and if not, the reason."""
         if DriverCapability.SNAPSHOT not in self.capabilities:
             return ProbeResult(ok=False, reason=self.probe().why_not(DriverCapability.SNAPSHOT))
         _, problem = self.read_image(snapshot, None)
         return ProbeResult(ok=not problem, reason=problem)
 
     async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> MemoryPreparedSandbox:
-        """Prepare a sandbox."""
+        """Prepare a sandbox of this shape. ``snapshot`` is ignored."""
         del snapshot
         await self.faults.at("prepare")
         prepared = MemoryPreparedSandbox(self, shape, f"memory-{next(self._numbers)}")
@@ -365,20 +365,20 @@ class MemoryDriver:
         return prepared
 
     async def adopt(self, ref: str) -> MemoryInstance:
-        """Return a live sandbox of an earlier service."""
+        """Take over the live sandbox with this reference from an earlier service, and return the sandbox."""
         await self.faults.at("adopt")
         for instance in self.instances:
             if instance.ref == ref:
                 instance.guest.stream = None
                 self._in_use.add(ref)
                 return instance
-        raise NotFoundError(f"There is no sandbox {ref}.", code=ErrorCode.SANDBOX_NOT_FOUND)
+        raise NotFoundError(f"There is no live sandbox with the reference {ref}.", code=ErrorCode.SANDBOX_NOT_FOUND)
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Destroy the sandboxes that this service has neither prepared nor adopted, and return their number.
+        """Destroy the sandboxes that were neither prepared nor adopted since the last :meth:`restart`, and return their number.
 
         Args:
-            keep: References of sandboxes that are not destroyed.
+            keep: References of sandboxes that must not be destroyed.
         """
         self.kept_in_sweeps.append(frozenset(keep))
         await self.faults.at("sweep")
@@ -398,7 +398,7 @@ class MemoryDriver:
         can = self.probe()
         if not can.can(capability):
             reason = can.why_not(capability)
-            raise UnsupportedError(f"The driver does not support this: {reason}.", code=ErrorCode.UNSUPPORTED, fields={"reason": reason})
+            raise UnsupportedError(f"The driver does not support {capability}: {reason}.", code=ErrorCode.UNSUPPORTED, fields={"reason": reason})
 
     def add(self, instance: MemoryInstance) -> None:
         """Register a started sandbox."""
@@ -406,11 +406,11 @@ class MemoryDriver:
         self._held[instance.ref] = instance
 
     def forget(self, ref: str) -> None:
-        """Remove a destroyed sandbox from the list of leftovers. Idempotent."""
+        """Remove a sandbox from the list that :meth:`leftovers` returns. Idempotent."""
         self._held.pop(ref, None)
 
     def write_image(self, into: Path, state: dict[str, Any], shape: Shape, limits: Limits) -> int:
-        """Keep the state of a guest in memory under a token, write the token into a new folder, and return the size of the folder in bytes."""
+        """Keep the state of a guest in memory, write a token for the state into the new folder ``into``, and return the folder's size in bytes."""
         token = f"image-{next(self._numbers)}"
         new = into.with_name(f"{into.name}.new")
         shutil.rmtree(new, ignore_errors=True)
@@ -420,19 +420,19 @@ class MemoryDriver:
             (new / MANIFEST).write_text(json.dumps(manifest), "utf-8")
             new.rename(into)
         except OSError as error:
-            raise LimitError(f"The snapshot could not be written: {error.strerror}.", code=ErrorCode.DISK_FULL) from error
+            raise LimitError(f"The snapshot {into} could not be written: {error.strerror}.", code=ErrorCode.DISK_FULL) from error
         self._images[token] = state
         return sum(file.stat().st_blocks * 512 for file in into.iterdir())
 
     def read_image(self, snapshot: Path, shape: Shape | None) -> tuple[dict[str, Any], str]:
-        """Read a snapshot.
+        """Read a snapshot, and check that it can be restored.
 
         Args:
             snapshot: Folder of the snapshot.
             shape: Shape of the sandbox to restore; None: only the snapshot itself is checked.
 
         Returns:
-            The state of the guest, and the reason why the snapshot cannot be restored. The reason is empty if it can be restored.
+            The state of the guest and an empty text. If the snapshot cannot be restored: an empty state and the reason.
         """
         try:
             manifest = json.loads((snapshot / MANIFEST).read_text("utf-8"))
@@ -452,7 +452,7 @@ class MemoryDriver:
 
 
 def _shown(limits: Limits) -> list[float]:
-    """Return the limits that programs in a sandbox can see: memory in bytes, and cores."""
+    """Return the limits that programs inside a sandbox can see, as a list: memory in bytes, number of cores."""
     return [limits.memory_bytes, limits.cpus]
 
 
@@ -462,7 +462,7 @@ def _exit_of(reason: str) -> Exit:
 
 def _unusable(problem: str) -> ConflictError:
     return ConflictError(
-        f"This snapshot cannot be restored here: {problem}.",
+        f"This snapshot cannot be restored by this driver: {problem}.",
         code=ErrorCode.SNAPSHOT_UNUSABLE,
         hint="Use the limits and the template of the snapshot, or take a new snapshot.",
         fields={"reason": problem},

@@ -1,7 +1,7 @@
 """File system of a scripted guest: a table of paths in memory, with the errors of a real file system.
 
-The table has only the properties that the file calls of the link can observe: kind, content, mode, owner, time and link target. The accounts are
-``root`` (uid 0) and ``user`` (uid 1000).
+Each entry has only the properties that the guest's file calls can show: kind, content, mode, owner, modification time and link target. The accounts
+are ``root`` (uid 0) and ``user`` (uid 1000).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MemoryFiles:
         return node.data
 
     def write(self, path: str, data: bytes, uid: int, *, mode: int | None = None, parents: bool = True, append: bool = False) -> None:
-        """Write or replace a regular file."""
+        """Write a regular file: create the file, replace its content or, if ``append`` is True, append to its content."""
         self.check_write(path, uid, parents=parents)
         path = self._resolve(path)
         earlier = self._nodes.get(path)
@@ -96,10 +96,10 @@ class MemoryFiles:
         self._nodes[path] = Node("file", uid if earlier is None else earlier.uid, kept if mode is None else mode & 0o7777, self._now_ns(), content)
 
     def check_write(self, path: str, uid: int, *, parents: bool) -> None:
-        """Check that a write can succeed, before its content arrives. If ``parents`` is True, create the missing folders above the file.
+        """Check that a file can be written, before its content is known. If ``parents`` is True, create the missing folders above the file.
 
         Raises:
-            FileError: The path is a folder, a folder above it is missing, or the account may not write there.
+            FileError: The path is a folder, a folder above the path is missing, or the account has no permission to write the file.
         """
         if path.endswith("/"):
             raise FileError("path_invalid", f"{path!r} is a folder.")
@@ -126,7 +126,7 @@ class MemoryFiles:
         self._find(path, ROOT_UID)[1].uid = uid
 
     def stat(self, path: str, uid: int, *, follow: bool = True) -> dict[str, Any]:
-        """Return the properties of the file, folder or link at a path, in the form of the result of ``file.stat``."""
+        """Return the properties of the file, folder or link at a path, as the guest's call ``file.stat`` returns them."""
         resolved, node = self._find(path, uid, follow=follow)
         shown = path.rstrip("/") or "/"
         size = len(node.target or "") if node.kind == "symlink" else len(node.data)
@@ -152,13 +152,13 @@ class MemoryFiles:
         return [self.stat(posixpath.join(path, name), uid, follow=False) for name in names]
 
     def mkdir(self, path: str, uid: int, *, parents: bool = True, mode: int | None = None) -> None:
-        """Create a folder. If ``parents`` is True, missing folders above it are created too, and a folder that exists already is no error."""
+        """Create a folder. If ``parents`` is True, also create missing folders above the new folder, and accept a folder that exists already."""
         path = self._resolve(path)
         earlier = self._nodes.get(path)
         if earlier is not None:
             if earlier.kind == "directory" and parents:
                 return
-            raise FileError("path_exists", f"{path!r} exists.")
+            raise FileError("path_exists", f"{path!r} exists already.")
         self._parent(path, uid, make=parents)
         self._nodes[path] = Node("directory", uid, 0o755 if mode is None else mode & 0o7777, self._now_ns())
 
@@ -168,23 +168,23 @@ class MemoryFiles:
         self._nodes[path] = Node("symlink", uid, 0o777, self._now_ns(), target=target)
 
     def move(self, path: str, to: str, uid: int, *, overwrite: bool = False) -> None:
-        """Rename a file or a folder with everything below it."""
+        """Rename a file, or a folder with all its content. If ``overwrite`` is True, a file at ``to`` is replaced."""
         path, _ = self._find(path, uid, follow=False)
         self._parent(path, uid, make=False)
         to = posixpath.normpath(to)
         if to in self._nodes and not overwrite:
-            raise FileError("path_exists", f"{to!r} exists.")
+            raise FileError("path_exists", f"{to!r} exists already.")
         self._parent(to, uid, make=False)
         for each in list(self._below(path)):
             self._nodes[to + each[len(path) :]] = self._nodes.pop(each)
 
     def remove(self, path: str, uid: int, *, recursive: bool = False) -> int:
-        """Remove a file or a folder. Return the number of removed entries."""
+        """Remove a file or a folder, and return the number of removed entries. A folder that is not empty needs ``recursive=True``."""
         path, node = self._find(path, uid, follow=False)
         self._parent(path, uid, make=False)
         below = list(self._below(path))
         if node.kind == "directory" and len(below) > 1 and not recursive:
-            raise FileError("conflict", f"{path!r} is not empty.")
+            raise FileError("conflict", f"The folder {path!r} is not empty.")
         for each in below:
             del self._nodes[each]
         return len(below)
@@ -216,7 +216,7 @@ class MemoryFiles:
         return resolved, node
 
     def _resolve(self, path: str, *, follow: bool = True) -> str:
-        """Return a path with its symbolic links replaced by their targets. A link in the last part is replaced only if ``follow`` is True."""
+        """Replace the symbolic links in a path by their targets. A link in the last part is replaced only if ``follow`` is True."""
         resolved, parts, links = "/", [part for part in posixpath.normpath(path).split("/") if part], 0
         while parts:
             inner = posixpath.join(resolved, parts.pop(0))
@@ -224,7 +224,7 @@ class MemoryFiles:
             if node is not None and node.target is not None and (parts or follow):
                 links += 1
                 if links > _MAX_LINKS:
-                    raise FileError("path_invalid", f"{path!r} has too many symbolic links.")
+                    raise FileError("path_invalid", f"{path!r} leads through more than {_MAX_LINKS} symbolic links.")
                 parts = [part for part in posixpath.normpath(posixpath.join(resolved, node.target)).split("/") if part] + parts
                 resolved = "/"
             else:
@@ -250,7 +250,7 @@ class MemoryFiles:
         """Check that an account has a permission for a file or folder.
 
         Args:
-            path: Path for the text of the error.
+            path: Path that the error message shows.
             node: File or folder.
             uid: User id of the account.
             wanted: Permission bit: 4 read, 2 write, 1 search.
@@ -260,4 +260,4 @@ class MemoryFiles:
         """
         granted = (node.mode >> 6 if node.uid == uid else node.mode) & 7
         if uid != ROOT_UID and not granted & wanted:
-            raise FileError("permission_denied", f"{path!r} may not be used by this user.")
+            raise FileError("permission_denied", f"The user with the uid {uid} has no permission for {path!r}.")

@@ -1,12 +1,12 @@
-"""Scripted guest in the memory of the test. It speaks the real protocol, but its processes, kernels and files are simulated and take no time.
+"""Scripted guest in the memory of the test: the protocol is real, but processes, kernels and files are simulated and take no time.
 
-The host reaches the guest through a :class:`~sandlot.model.ports.ByteStream` and its real ``Link``, because the guest uses the real
-``protocol.Connection``. The guest isolates nothing and runs only registered scripts. :mod:`sandlot.testing.memory.shell` and
+The host uses its real ``Link`` over a :class:`~sandlot.model.ports.ByteStream`, and the guest uses the real ``protocol.Connection``. The guest
+isolates nothing and runs only registered scripts. :mod:`sandlot.testing.memory.shell` and
 :mod:`sandlot.testing.memory.kernels` contain the scripts that every guest has.
 
-Faults on demand: :meth:`MemoryGuest.fail_next`, :meth:`~MemoryGuest.hold`, :meth:`~MemoryGuest.drop_next`, :attr:`~MemoryGuest.delay_s` (slow),
-:meth:`~MemoryGuest.end` (dead), :attr:`~MemoryGuest.is_silent`, :meth:`~MemoryGuest.break_link`, :meth:`~MemoryGuest.send_garbage` and
-``files.capacity_bytes`` (full disk).
+A test can simulate failures: :meth:`MemoryGuest.fail_next`, :meth:`~MemoryGuest.hold`, :meth:`~MemoryGuest.drop_next`, :attr:`~MemoryGuest.delay_s`
+(slow guest), :meth:`~MemoryGuest.end` (crash), :attr:`~MemoryGuest.is_silent`, :meth:`~MemoryGuest.break_link`,
+:meth:`~MemoryGuest.send_garbage` and ``files.capacity_bytes`` (full disk).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Scripts:
 
     Args:
         programs: Name or path of a program -> script; by default the commands of :mod:`sandlot.testing.memory.shell`.
-        cells: Code of a cell -> script that runs instead of the code.
-        ports: TCP port -> script that listens on the port.
+        cells: Source code of a cell -> script that runs instead of the code.
+        ports: TCP port -> script that is called for each connection to the port.
         has_python: True if the root file system has a Python interpreter.
     """
 
@@ -51,7 +51,7 @@ class Scripts:
 
 
 class Hold:
-    """Handle of a call that the guest does not execute until the test releases the call.
+    """Handle of a blocked call: the guest does not execute the call until the test calls :meth:`release`.
 
     Attributes:
         reached: Event that is set when the call has arrived.
@@ -63,7 +63,7 @@ class Hold:
         self._is_released = False
 
     def arrive(self, carry_out: Callable[[], None]) -> None:
-        """Keep an arrived call until :meth:`release`.
+        """Block a call that has arrived until :meth:`release`. If :meth:`release` was called before, execute the call at once.
 
         Args:
             carry_out: Function that executes the call.
@@ -75,7 +75,7 @@ class Hold:
             self._continue = carry_out
 
     def release(self) -> None:
-        """Execute the call, now or when it arrives. Idempotent."""
+        """Execute the call if it has arrived; otherwise execute it as soon as it arrives. Idempotent."""
         self._is_released = True
         carry_out, self._continue = self._continue, None
         if carry_out is not None:
@@ -83,7 +83,7 @@ class Hold:
 
 
 class PortConnection:
-    """A connection of the host to a port of the sandbox, as the listening program sees the connection."""
+    """The listening program's end of a connection that the host has opened to a port of the sandbox."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -95,7 +95,7 @@ class PortConnection:
         call.on_gone = self._end
 
     async def read(self) -> bytes:
-        """Wait for the next bytes from the host and return them; return ``b""`` when the host sends no more."""
+        """Wait for the next bytes from the host and return them; return ``b""`` when the host sends no more bytes."""
         while not self._pieces:
             if self._is_over:
                 return b""
@@ -127,7 +127,7 @@ class PortConnection:
 
 
 class ServiceStream:
-    """A stream that the guest opened to a service of the host, for example ``packages``."""
+    """A stream that the guest has opened to a service of the host, for example to the service ``packages``."""
 
     def __init__(self, guest: MemoryGuest, stream: int) -> None:
         self._guest = guest
@@ -138,7 +138,7 @@ class ServiceStream:
         self._is_over = False
 
     def handle(self, event: events.StreamEvent) -> None:
-        """Record one event of the stream: bytes, a message or the end."""
+        """Keep the bytes or the message of an event for :meth:`read`, or note the end of the stream."""
         if isinstance(event, events.Bytes):
             self._items.append((event.data, event.credit))
         elif isinstance(event, events.Received):
@@ -166,7 +166,7 @@ class ServiceStream:
         self._guest.flush()
 
     def end(self) -> None:
-        """Send the END: the guest sends nothing more on this stream."""
+        """Send END on this stream. The guest sends nothing after END."""
         self._guest.connection.end(self._stream)
         self._guest.flush()
 
@@ -182,8 +182,8 @@ class MemoryGuest:
         identity: Sandbox id from the last wake; empty before the first wake.
         hostname: Host name from the last wake.
         env: Environment from the last wake.
-        delay_s: Seconds of the guest's own time that pass before each call is executed.
-        is_silent: True to make the guest ignore everything that it receives and never respond.
+        delay_s: Delay of each call in seconds. The delay does not pass while the guest is paused.
+        is_silent: If a test sets this to True, the guest ignores everything that it receives and sends nothing.
         ended: Future that gets the exit reason, ``exited`` or ``killed``, when the guest has ended.
     """
 
@@ -220,7 +220,7 @@ class MemoryGuest:
 
     @property
     def is_asleep(self) -> bool:
-        """True if the guest serves only ``guest.wake``."""
+        """True if the guest sleeps, which means that it refuses all calls except ``guest.wake``."""
         return self.connection.asleep
 
     @property
@@ -229,7 +229,7 @@ class MemoryGuest:
         return self._is_frozen
 
     def requests(self, name: str) -> list[dict[str, Any]]:
-        """Return the arguments of all calls that the guest has received, the oldest first.
+        """Return the arguments of all calls with this name that the guest has received, the oldest call first.
 
         Args:
             name: Name of the calls, such as ``process.start``.
@@ -239,7 +239,7 @@ class MemoryGuest:
     # -- faults -------------------------------------------------------------------------------------------------------
 
     def fail_next(self, name: str, code: str = "internal", message: str = "The guest failed.") -> None:
-        """Let the guest refuse the next call with an error.
+        """Make the guest refuse the next call with this name.
 
         Args:
             name: Name of the call, such as ``process.start``.
@@ -249,13 +249,13 @@ class MemoryGuest:
         self._faults.setdefault(name, []).append(RpcError(code, message))
 
     def hold(self, name: str) -> Hold:
-        """Let the next call of this name wait until the test releases the returned hold."""
+        """Block the next call with this name until the test releases the returned hold."""
         hold = Hold()
         self._faults.setdefault(name, []).append(hold)
         return hold
 
     def drop_next(self, name: str) -> None:
-        """Let the guest never respond to the next call of this name."""
+        """Make the guest ignore the next call with this name. The host gets no response to the call."""
         self._faults.setdefault(name, []).append(None)
 
     def break_link(self) -> None:
@@ -265,7 +265,7 @@ class MemoryGuest:
             self.stream.news.set()
 
     def send_garbage(self, data: bytes = b"\xff" * 4096) -> None:
-        """Let the guest send bytes that are not frames."""
+        """Make the guest send bytes that are not a frame of the protocol."""
         if self.stream is not None:
             self.stream.put(data)
 
@@ -287,7 +287,7 @@ class MemoryGuest:
             self.stream.writable.set()
 
     def out_of_memory(self) -> None:
-        """End all kernels and processes with the reason ``oom``, as the memory limit does."""
+        """End all kernels and processes with the reason ``oom``, as Linux does when the sandbox exceeds its memory limit."""
         for process in self.processes.running:
             process.kill("oom")
         for context in self.kernels.contexts.values():
@@ -301,7 +301,7 @@ class MemoryGuest:
         return self.stream
 
     def receive(self, data: bytes) -> bool:
-        """Receive bytes from the host. Return False without receiving them if the pipe of a paused guest would contain more than ``PIPE_BYTES``."""
+        """Receive bytes from the host. Return False, and receive nothing, if the guest is paused and its pipe would exceed ``PIPE_BYTES``."""
         if self._is_frozen:
             if len(self._waiting_input) + len(data) > PIPE_BYTES:
                 return False
@@ -322,7 +322,7 @@ class MemoryGuest:
             self._rpc.handle(event)
 
     def freeze(self) -> None:
-        """Pause the guest: it reads nothing, writes nothing, and its timers stand still. Idempotent."""
+        """Pause the guest: the guest reads nothing and writes nothing, and its timers stop. Idempotent."""
         self._is_frozen = True
         self.timers.hold()
 
@@ -386,9 +386,9 @@ class MemoryGuest:
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def save(self) -> dict[str, Any]:
-        """Return a copy of the state that a memory snapshot contains.
+        """Return a copy of the guest's state for a memory snapshot.
 
-        Unlike in a real snapshot, running processes and cells do not continue: a restored guest runs them again from their beginning.
+        Unlike in a real snapshot, running processes and cells do not continue: a restored guest starts them again from the beginning.
         """
         running = [(process.id, process.args) for process in self.processes.running]
         finished = [process for process in self.processes.by_id.values() if not process.running]
@@ -406,7 +406,7 @@ class MemoryGuest:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Load a state that :meth:`save` returned. The caller must call this method first on a new guest."""
+        """Load a state that :meth:`save` returned. Call this method only on a new guest, before all other methods."""
         self.files = self.processes.files = self.kernels.files = state["files"].copy()
         self.connection.asleep = state["asleep"]
         self.identity, self.hostname, self.env, self.workspace = state["identity"], state["hostname"], dict(state["env"]), state["workspace"]
@@ -479,7 +479,7 @@ class MemoryGuest:
         running = len(self.processes.running)
         if call.args["pids"] < running:
             shown = f"{running} processes and threads run in the sandbox, more than {call.args['pids']}."
-            raise RpcError("conflict", shown, "End some of them first.")
+            raise RpcError("conflict", shown, "End some processes first.")
         self.pids = call.args["pids"]
         self.memory_bytes = call.args["memory_bytes"] or self.memory_bytes
         call.result()
@@ -597,10 +597,10 @@ class MemoryGuest:
     def _connect_port(self, call: Call) -> None:
         port = call.args["port"]
         if not 0 < port <= schema.MOST_PORT:
-            raise RpcError("invalid_request", f"There is no port {port}.", f"Use a port from 1 to {schema.MOST_PORT}.")
+            raise RpcError("invalid_request", f"{port} is not a valid port.", f"Use a port from 1 to {schema.MOST_PORT}.")
         handler = self.scripts.ports.get(port)
         if handler is None:
-            raise RpcError("port_not_found", f"Nothing listens on port {port} of the sandbox.", "Start the program first.")
+            raise RpcError("port_not_found", f"Nothing listens on port {port} of the sandbox.", "Start a program that listens on the port.")
         connection = PortConnection(call)
         call.event("connected", address=schema.LOOPBACK[0])
         task = asyncio.get_running_loop().create_task(self._serve_port(call, connection, handler))
@@ -644,13 +644,13 @@ class MemoryStream:
         self.is_closed = False
 
     def put(self, data: bytes) -> None:
-        """Add bytes that the guest sends."""
+        """Queue bytes from the guest for :meth:`receive`."""
         self._pieces.append(data)
         self.buffered += len(data)
         self.news.set()
 
     async def receive(self, max_bytes: int) -> bytes:
-        """Wait for the next bytes from the guest, and return at most ``max_bytes`` of them. Return ``b""`` after the stream has ended."""
+        """Wait for the next bytes from the guest, and return at most ``max_bytes`` bytes. Return ``b""`` after the stream has ended."""
         while not self._pieces:
             if self._is_over:
                 return b""
@@ -675,11 +675,11 @@ class MemoryStream:
             BrokenPipeError: The guest has ended, or either end has closed the stream.
         """
         if self._is_over:
-            raise BrokenPipeError("the guest has ended")
+            raise BrokenPipeError("the guest has ended, or the stream is closed")
         return self._guest.receive(frame)
 
     async def wait_writable(self) -> None:
-        """Wait until :meth:`try_send` may succeed again or the stream has ended."""
+        """Wait until the guest is not paused, so that :meth:`try_send` can succeed, or until the stream has ended."""
         while self._guest.is_frozen and not self._is_over:
             self.writable.clear()
             await self.writable.wait()

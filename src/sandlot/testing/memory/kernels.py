@@ -1,8 +1,8 @@
-"""Contexts of a scripted guest. Cells run one after another in the process of the test and keep their variables.
+"""Contexts of a scripted guest. The cells of a context run one after another in the process of the test, and share variables.
 
 Python cells support ``print``, top-level ``await`` and the value of the last expression. ``time.sleep`` and ``while`` loops at the top level of a
-cell can be interrupted. Bash cells run in the scripted shell. JavaScript cells can only call ``console.log`` with a literal. A test registers a
-script for any other code in :attr:`Kernels.scripts`.
+cell can be interrupted. Bash cells run in the scripted shell. JavaScript cells can only call ``console.log`` with a literal. For any other
+code, a test registers a script in :attr:`Kernels.scripts`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cell:
     Attributes:
         id: Id of the execution in hexadecimal.
         code: Source code.
-        output: Printed text, displayed values and errors.
+        output: Printed text, displayed values and errors of the cell.
         result: Result of the cell; None until the cell has ended.
     """
 
@@ -90,15 +90,15 @@ class Cell:
         self.pump()
 
     def event(self, event: str, /, **fields: Any) -> None:  # noqa: ANN401 - any value of the protocol
-        """Append an event, for example ``display``, to the output of the cell."""
+        """Append an event to the output of the cell, for example an event with the name ``display``."""
         self.output.add_event({"event": event, **fields})
         self.pump()
 
     def display(self, data: Mapping[str, Any], *, main: bool = False) -> None:
-        """Display a value.
+        """Append the event ``display`` to the output of the cell.
 
         Args:
-            data: MIME type -> text or bytes.
+            data: MIME type -> the value in this type, as text or bytes.
             main: True for the value of the cell's last expression.
         """
         self.event("display", data=dict(data), main=main, metadata={}, display_id=None, update=None)
@@ -114,7 +114,7 @@ class Cell:
         self.event("error", name=name, value=value, traceback=lines or [])
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for some seconds of the guest's own time, which stands still while the guest is paused."""
+        """Wait for some seconds. Time during which the guest is paused does not count."""
         await self._timers.sleep(seconds)
 
     def finish(self, status: str) -> None:
@@ -124,11 +124,11 @@ class Cell:
             self.pump()
 
     def follow(self, call: Call, stdout_from: int | None, stderr_from: int | None, *, events_from: int = 0, wait: bool = True) -> None:
-        """Send output, events and the result to a call."""
+        """Send the output, the events and then the result of the cell to a call. If ``wait`` is False, do not wait for further output."""
         follower = self.output.follow(call, stdout_from, stderr_from, events_from=events_from, wait=wait)
         if follower is None:
-            message = f"`stdout_from` is {stdout_from} and `stderr_from` is {stderr_from}; one of them is beyond the end of the output."
-            raise RpcError("invalid_request", message, "Pass offsets up to the end of the output.")
+            message = f"`stdout_from` is {stdout_from} and `stderr_from` is {stderr_from}; one of them is not within the output."
+            raise RpcError("invalid_request", message, "Pass offsets in bytes, from 0 to the end of the output.")
         entry = (call, follower)
         self._followers.append(entry)
         call.on_writable = self.pump
@@ -136,7 +136,7 @@ class Cell:
         self.pump()
 
     def pump(self) -> None:
-        """Send output to all following calls until their send queues are full. Send the result to calls that have received all requested output."""
+        """Send output to all calls that follow the cell until their send queues are full. Send the result to calls that have all requested output."""
         self.output.pump()
         for entry in list(self._followers):
             call, follower = entry
@@ -175,7 +175,7 @@ class Context:
         self._end_status = ""
 
     def describe(self) -> dict[str, Any]:
-        """Return the record of the context in ``kernel.list``."""
+        """Return the properties of the context, as the guest's call ``kernel.list`` shows them."""
         state = "busy" if self.cell is not None else "idle" if self.pid is not None else "stopped"
         fields = {"kernel": self.name, "language": self.language, "cwd": self.cwd, "state": state}
         return {**fields, "execution_count": self.count, "pid": self.pid}
@@ -188,15 +188,15 @@ class Context:
             self.count = 0
 
     def submit(self, cell: Cell) -> None:
-        """Add a cell behind the waiting cells, and start the cell if no other cell is running or waiting."""
+        """Put a cell at the end of the queue. Start the cell at once if no other cell is running or waiting."""
         self.queue.append(cell)
         self._next()
 
     def interrupt(self, status: str = "error") -> bool:
-        """Interrupt the running cell. Return False if no cell is running, or if the running cell is being interrupted already.
+        """Interrupt the running cell. Return False if no cell is running or the cell was already interrupted.
 
         Args:
-            status: Status of the interrupted cell.
+            status: Status that the interrupted cell ends with.
         """
         if self.cell is None or self._task is None or self._end_status:
             return False
@@ -209,7 +209,7 @@ class Context:
 
         Args:
             cell: Waiting cell.
-            why: Reason as a sentence, for the error of the cell.
+            why: Reason as a full sentence, for the error message of the cell.
         """
         if cell in self.queue:
             self.queue.remove(cell)
@@ -217,7 +217,7 @@ class Context:
             cell.finish("aborted")
 
     def abort_all(self, why: str) -> None:
-        """End all waiting cells without running them. ``why`` is the reason as a sentence."""
+        """End all waiting cells without running them. ``why`` is the reason as a full sentence, for their error messages."""
         for cell in list(self.queue):
             self.abort(cell, why)
 
@@ -225,8 +225,8 @@ class Context:
         """End the kernel and abort all waiting cells. The variables of the kernel are lost.
 
         Args:
-            why: Reason as a sentence, for the errors of the waiting cells.
-            status: Status of the running cell.
+            why: Reason as a full sentence, for the error messages of the waiting cells.
+            status: Status that the running cell ends with.
         """
         self.abort_all(why)
         self.die(status)
@@ -284,7 +284,7 @@ class Context:
         elif (match := _LOG.fullmatch(cell.code)) is not None:
             cell.write(match["value"].strip("\"'") + "\n")
         else:
-            raise SyntaxError("The scripted guest runs console.log of a literal only. Register a script for this code.")
+            raise SyntaxError("In JavaScript, the scripted guest runs only console.log with one literal. Register a script for this code.")
 
     async def _run_bash(self, cell: Cell) -> None:
         if "shell" not in self.namespace:
@@ -309,24 +309,24 @@ class Context:
 
 
 class KernelExit(BaseException):
-    """Raised by code of a cell that ends the process of the kernel."""
+    """Raised when the code of a cell ends the process of its kernel, for example with ``os._exit``."""
 
 
 class ExitStatus(Exception):  # noqa: N818 - the name that clients see
-    """A bash cell ended with a status other than 0."""
+    """Raised when a bash cell ends with an exit status other than 0."""
 
 
 class Kernels:
-    """All contexts of a guest, and the remembered cells.
+    """All contexts of a guest, and their cells, including finished cells that are still kept.
 
     Args:
-        files: The file tree.
+        files: File tree of the guest.
         timers: Timers of the guest.
-        processes: Processes of the guest. Bash cells run their programs.
-        scripts: Code of a cell -> script that runs instead of the code.
+        processes: Processes of the guest; provides the programs that bash cells run.
+        scripts: Source code of a cell -> script that runs instead of the code.
         environment: Function that returns the environment of the sandbox.
         workspace: Function that returns the default working folder.
-        expire: Function that makes the guest refuse an execution id from now on, because the execution is no longer kept.
+        expire: Function that is called with an execution id when the execution is no longer kept. The guest then refuses the id.
     """
 
     def __init__(
@@ -361,29 +361,29 @@ class Kernels:
         }
 
     def new_cell_context(self, cwd: str, env: Mapping[str, str]) -> CellContext:
-        """Return the program context of a new bash kernel, which keeps variables and folder from cell to cell.
+        """Return the program context of a new bash kernel. The context keeps variables and the working folder between cells.
 
         Args:
-            cwd: Working folder at the start.
+            cwd: Working folder of the first cell.
             env: Variables in addition to the environment of the sandbox.
         """
         return CellContext(self._processes, self.files, {**self._processes.environment("user", {}), **env}, cwd)
 
     def forget_past(self) -> None:
-        """Forget all cells and abort the waiting cells. Called when a restored guest gets another sandbox id: the cells belong to the original."""
+        """Abort the waiting cells and forget all cells. Called when a restored guest gets a new sandbox id: the sandbox is then a copy."""
         for context in self.contexts.values():
             context.abort_all("This sandbox is a copy, and the cell belongs to the original.")
         self.cells.clear()
 
     def trim(self) -> None:
-        """Forget the oldest finished cells that no call follows, so that at most ``KEPT`` cells are remembered."""
+        """Forget the oldest finished cells, so that at most ``KEPT`` cells are kept. Cells that a call still follows are not forgotten."""
         finished = [cell for cell in self.cells.values() if cell.result is not None and not cell.is_followed]
         for cell in finished[: max(0, len(self.cells) - KEPT)]:
             del self.cells[cell.id]
             self._expire(cell.id, "kernel.execute")
 
     def copy_state(self) -> dict[str, Any]:
-        """Return a copy of the contexts and cells for a snapshot. Running and waiting cells are saved without their output."""
+        """Return a copy of the contexts and cells for a snapshot. Running and waiting cells are copied without output."""
         contexts = [
             {
                 "name": each.name,
@@ -401,7 +401,7 @@ class Kernels:
         return {"contexts": contexts, "again": [*running, *waiting], "finished": finished}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load the contexts and cells of a snapshot into a new guest. Unfinished cells run again from their beginning."""
+        """Load the contexts and cells of a snapshot into a new guest. Running and waiting cells of the snapshot are started from the beginning."""
         for saved in state["contexts"]:
             context = self.contexts[saved["name"]] = Context(self, saved["name"], saved["language"], saved["cwd"], saved["env"])
             context.boot()
@@ -484,7 +484,7 @@ class Kernels:
 
     def _cell(self, id_: str) -> Cell:
         if id_ not in self.cells:
-            raise RpcError("process_not_found", f"Execution {id_[:64]!r} does not exist or is no longer kept.", "Check the id of the execution.")
+            raise RpcError("process_not_found", f"Execution {id_[:64]!r} does not exist or is no longer kept.", "Check the execution id.")
         return self.cells[id_]
 
     def _context(self, name: str, language: str | None) -> Context:
@@ -510,7 +510,7 @@ class Kernels:
         if language not in DEFAULT_CONTEXTS.values():
             raise RpcError("invalid_request", f"The language {language[:50]!r} is unknown.", "Use one of: bash, javascript, python.")
         if language not in self.languages:
-            raise RpcError("unsupported", f"This image has no {language}, so it has no kernel.", "Run commands instead, or use another template.")
+            raise RpcError("unsupported", f"The image has no {language} interpreter.", "Use another template.")
         if cwd is not None and not (cwd.startswith("/") and self.files.is_folder(cwd)):
             raise RpcError("path_not_found", f"The folder {cwd[:200]!r} does not exist.", "Pass the absolute path of an existing folder.")
         context = self.contexts[name] = Context(self, name, language, cwd or self._workspace(), env)
@@ -518,7 +518,7 @@ class Kernels:
 
 
 class CellContext(ProgramContext):
-    """Program context of the shell that runs the cells of a bash context. This shell is not a process of the guest.
+    """Program context of the shell that runs the cells of a bash context. The guest does not list this shell as a process.
 
     Attributes:
         cell: Cell that receives the output; None before the first cell.
@@ -541,18 +541,18 @@ class CellContext(ProgramContext):
         return
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
-        """Write to the output of the present cell."""
+        """Write to the output of the cell that is running."""
         if self.cell is not None:
             self.cell.write(data, channel)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for some seconds of the guest's own time."""
+        """Wait for some seconds. Time during which the guest is paused does not count."""
         if self.cell is not None:
             await self.cell.sleep(seconds)
 
 
 class _Interruptible(ast.NodeTransformer):
-    """Rewrites a cell so that it can be interrupted in ``time.sleep`` and at each turn of a ``while`` loop, outside of functions and classes."""
+    """Rewrites the code of a cell so that ``time.sleep`` and each iteration of a ``while`` loop can be interrupted, outside functions and classes."""
 
     def visit(self, node: ast.AST) -> ast.AST:
         """Return functions, lambdas and classes unchanged; rewrite every other node."""
@@ -619,7 +619,7 @@ async def run_python(cell: Cell, namespace: dict[str, Any], files: MemoryFiles, 
 
 
 def _guest_os(env: Mapping[str, str], cwd: str) -> ModuleType:
-    """Return a module with the part of ``os`` that the cells of tests use."""
+    """Return a replacement for the module ``os`` that has only the names that cells of tests use."""
     module = ModuleType("os")
 
     def leave(_status: int) -> None:

@@ -1,9 +1,9 @@
-"""Output of a process or cell: kept in bounded channels, addressed by byte offset, and sent to the calls that follow it.
+"""Output of a process or cell, addressed by byte offset. The newest bytes are kept and sent to the calls that follow the output.
 
 Invariants:
 - Bytes of both channels and events are sent in the order in which they were written.
-- While no call follows the output, each channel keeps about the last :data:`~sandlot.protocol.schema.OUTPUT_BUFFER_BYTES` bytes. A follower that
-  requests dropped bytes gets a ``lost`` event with their number.
+- While no call follows the output, each channel keeps about the last :data:`~sandlot.protocol.schema.OUTPUT_BUFFER_BYTES` bytes. A call that
+  requests dropped bytes gets the event ``lost`` with the number of dropped bytes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ EVENT = 0
 
 
 class Follower:
-    """One call that receives the output of a log.
+    """One call that receives the output of a process or cell.
 
     Attributes:
-        position: Index of the next item of the log to send.
+        position: Index of the next item of the output to send.
         at: Channel -> offset of the next byte to send.
-        next_event: Number of the next event to send, from 0.
-        until: Number of items to send; None: all items until the end of the output.
+        next_event: Number of the next event to send; the first event has the number 0.
+        until: Number of items after which the call has all requested output; None: all items until the process or cell ends.
     """
 
     def __init__(self, call: Call, at: dict[int, int], next_event: int, until: int | None) -> None:
@@ -55,7 +55,7 @@ class OutputLog:
         self._drained = asyncio.Event()
 
     def write(self, channel: int, data: bytes) -> None:
-        """Append bytes to a channel."""
+        """Append bytes to a channel of the output."""
         for at in range(0, len(data), CHUNK_BYTES):
             piece = data[at : at + CHUNK_BYTES]
             self._starts.append(self.ends[channel])
@@ -67,14 +67,14 @@ class OutputLog:
         self.pump()
 
     def add_event(self, event: dict[str, Any]) -> None:
-        """Append an event."""
+        """Append an event to the output."""
         self._starts.append(self.events)
         self._items.append((EVENT, event))
         self.events += 1
         self.pump()
 
     async def drained(self) -> None:
-        """Wait until at most ``OUTPUT_BUFFER_BYTES`` bytes of the output are still to be sent to each follower."""
+        """Wait until no follower has more than ``OUTPUT_BUFFER_BYTES`` bytes of unsent output."""
         while any(self._behind(follower) > OUTPUT_BUFFER_BYTES for follower in self.followers):
             self._drained.clear()
             await self._drained.wait()
@@ -84,10 +84,10 @@ class OutputLog:
 
         Args:
             call: Call that receives the output.
-            stdout_from: Offset of the first byte of standard output to send; None: the first byte.
-            stderr_from: Offset of the first byte of standard error to send; None: the first byte.
-            events_from: Number of events to skip.
-            wait: True to send all further output too; False to send only the output that exists now.
+            stdout_from: Offset of the first byte of standard output to send; None: 0.
+            stderr_from: Offset of the first byte of standard error to send; None: 0.
+            events_from: Number of events to skip at the start of the output.
+            wait: If True, also send all output that is written later. If False, send only the output that exists now.
 
         Returns:
             The new follower. None if an offset is negative or beyond the end of the output.
@@ -124,14 +124,14 @@ class OutputLog:
         return follower.until is not None and follower.position >= follower.until
 
     def copy(self) -> OutputLog:
-        """Return a copy without followers."""
+        """Return a copy of the output without followers."""
         other = copy.deepcopy({name: value for name, value in vars(self).items() if name not in {"followers", "_drained"}})
         result = OutputLog()
         vars(result).update(other)
         return result
 
     def text(self, channel: int) -> str:
-        """Return the kept bytes of a channel as text."""
+        """Return the bytes of a channel that are still kept, as text."""
         return b"".join(data for kind, data in self._items if kind == channel and isinstance(data, bytes)).decode("utf-8", "replace")
 
     def _send(self, follower: Follower) -> None:

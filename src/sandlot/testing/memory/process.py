@@ -1,4 +1,4 @@
-"""Processes of a scripted guest: tasks that run registered programs, with output, input, signals and timeouts."""
+"""Processes of a scripted guest: asyncio tasks that run registered programs, with output, input, signals and timeouts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Program = Callable[["ProgramContext"], Awaitable[int | None]]
 
 
 class Killed(BaseException):
-    """Raised in the script of a program when a signal ends the program. ``number`` is the number of the signal."""
+    """Raised in a scripted program when a signal ends the program. ``number`` is the signal number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -47,18 +47,18 @@ class StandardInput:
         self.is_open = True
 
     def feed(self, data: bytes, taken: Callable[[], None]) -> None:
-        """Add bytes behind the unread bytes.
+        """Add bytes at the end of the unread input.
 
         Args:
             data: Bytes for the program.
-            taken: Function that is called when the program has read the bytes, or when they are dropped.
+            taken: Function that is called when the program has read the bytes, or when the bytes are dropped unread.
         """
         self.accepted += len(data)
         self._pieces.append((data, taken))
         self._news.set()
 
     def finish(self) -> None:
-        """End the input after the bytes that were already added. Idempotent."""
+        """End the input. The program can still read the bytes that were already added. Idempotent."""
         self.is_open = False
         self._news.set()
 
@@ -82,10 +82,10 @@ class StandardInput:
 
 
 class ProgramContext:
-    """Interface between a running program and its script.
+    """Argument of a scripted program: its command line, environment, input and output.
 
     Attributes:
-        argv: Name of the program and arguments.
+        argv: Name of the program, followed by its arguments.
         env: Environment of the program.
         cwd: Working folder of the program.
         uid: User id of the program.
@@ -112,11 +112,11 @@ class ProgramContext:
         return self._process.stdin
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
-        """Write output. Wait while more than ``OUTPUT_BUFFER_BYTES`` bytes of the output are still to be sent to a call that follows it.
+        """Write output. Wait while any call that follows the output has more than ``OUTPUT_BUFFER_BYTES`` bytes of unsent output.
 
         Args:
             data: Text or bytes.
-            channel: STDOUT or STDERR. On a terminal all output goes to STDOUT.
+            channel: STDOUT or STDERR. If the process has a terminal, all output goes to STDOUT.
         """
         raw = data.encode() if isinstance(data, str) else data
         if self._process.is_terminal:
@@ -136,11 +136,11 @@ class ProgramContext:
         return b"".join(pieces)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for some seconds of the guest's own time, which stands still while the guest is paused."""
+        """Wait for some seconds. Time during which the guest is paused does not count."""
         await self._process.timers.sleep(seconds)
 
     def kill(self, number: int) -> None:
-        """Send a signal to the process of the program. ``number`` is the number of the signal."""
+        """Send a signal to the program's own process. ``number`` is the signal number."""
         self._process.signal(number)
 
 
@@ -183,21 +183,21 @@ class Process:
         return bool(self._followers)
 
     def follow(self, call: Call, stdout_from: int | None, stderr_from: int | None) -> None:
-        """Send output and the result to a call.
+        """Send the output of the process to a call and, when the process has ended, the result.
 
         Args:
             call: Call that receives the output and the result.
-            stdout_from: Offset of the first byte of standard output to send; None: the oldest byte.
-            stderr_from: Offset of the first byte of standard error to send; None: the oldest byte.
+            stdout_from: Offset of the first byte of standard output to send; None: 0.
+            stderr_from: Offset of the first byte of standard error to send; None: 0.
 
         Raises:
-            RpcError: An offset is beyond the end of the output.
+            RpcError: An offset is negative or beyond the end of the output.
         """
         call.event("started", pid=self.pid)
         follower = self.output.follow(call, stdout_from, stderr_from)
         if follower is None:
-            message = f"Offset {stdout_from} of standard output or {stderr_from} of standard error is not within the output so far."
-            raise RpcError("invalid_request", message, "Use an offset up to the end of the output.")
+            message = f"Offset {stdout_from} of standard output or {stderr_from} of standard error is not within the output."
+            raise RpcError("invalid_request", message, "Pass offsets in bytes, from 0 to the end of the output.")
         entry = (call, follower)
         self._followers.append(entry)
         call.on_bytes = lambda channel, data, credit: self._feed(call, channel, data, credit)
@@ -207,7 +207,7 @@ class Process:
         self.pump()
 
     def wait(self, call: Call) -> None:
-        """Send the result to a call, now or when the process ends."""
+        """Send the result of the process to a call, as soon as the process has ended."""
         if not self.running:
             call.result(**self.result())
             return
@@ -215,7 +215,7 @@ class Process:
         call.on_gone = lambda: self._waiting.remove(call)
 
     def pump(self) -> None:
-        """Send output to all following calls until their send queues are full. Send the result to calls that have received all output."""
+        """Send output to all calls that follow the process until their send queues are full. Send the result to calls that have all output."""
         self.output.pump()
         if self.running:
             return
@@ -227,7 +227,7 @@ class Process:
                 call.result(**self.result())
 
     def result(self) -> dict[str, Any]:
-        """Return the result that the calls ``process.start``, ``process.attach`` and ``process.wait`` send."""
+        """Return the result of the process, with which ``process.start``, ``process.attach`` and ``process.wait`` respond."""
         return {
             "process": self.id,
             "pid": self.pid,
@@ -240,7 +240,7 @@ class Process:
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return the record of ``process.get`` and ``process.list``."""
+        """Return the properties of the process, as the guest's calls ``process.get`` and ``process.list`` show them."""
         return {
             "process": self.id,
             "pid": self.pid,
@@ -258,7 +258,7 @@ class Process:
         }
 
     def signal(self, number: int) -> None:
-        """Deliver a signal to the process. If the program has no trap for the signal, carry out the default action of the signal."""
+        """Deliver a signal to the process: call the program's trap for the signal or, if there is none, do the signal's default action."""
         if not self.running:
             return
         trap = self.context.traps.get(number) if self.context is not None and number != signals.SIGKILL else None
@@ -312,15 +312,15 @@ class Process:
 
 
 class Processes:
-    """All processes of a guest.
+    """All processes of a guest, including ended processes that are still kept.
 
     Args:
-        files: The file tree.
+        files: File tree of the guest.
         timers: Timers of the guest.
-        programs: Path or name of a program -> script. The name of a program is the last part of ``argv[0]``.
+        programs: Path or name of a program -> script. The name is the last part of the path.
         environment: Function that returns the environment of the sandbox.
         workspace: Function that returns the default working folder.
-        expire: Function that makes the guest refuse a process id from now on, because the process is no longer kept.
+        expire: Function that is called with a process id when the process is no longer kept. The guest then refuses the id.
     """
 
     def __init__(
@@ -378,22 +378,22 @@ class Processes:
         """
         argv = args["argv"]
         if not argv or not argv[0]:
-            raise RpcError("invalid_request", "The command is empty.", "Pass a program to run as the first item of `argv`.")
+            raise RpcError("invalid_request", "The command line `argv` is empty.", "Pass a program as the first item of `argv`.")
         if args["user"] not in UIDS:
             raise RpcError("invalid_request", f"There is no user {args['user'][:50]!r}.", "Use 'user' or 'root'.")
         for name in ("rows", "cols"):
             if args[name] is not None and not 1 <= args[name] <= LIMITS["screen"]:
-                raise RpcError("invalid_request", f"A terminal cannot have {args[name]} {name}.", f"Use 1 to {LIMITS['screen']}.")
+                raise RpcError("invalid_request", f"A terminal cannot have {args[name]} {name}.", f"Pass a number from 1 to {LIMITS['screen']}.")
         cwd = args["cwd"] or self._workspace()
         if not self.files.is_folder(cwd) and self.files.exists(cwd):
-            raise RpcError("path_invalid", f"The working folder {cwd!r} cannot be entered: Not a directory.", "Name a folder.")
+            raise RpcError("path_invalid", f"The working folder {cwd!r} cannot be entered: Not a directory.", "Pass the path of a folder.")
         if not self.files.is_folder(cwd):
-            raise RpcError("path_not_found", f"The working folder {cwd!r} cannot be entered: No such file or directory.", "Make the folder first.")
+            raise RpcError("path_not_found", f"The working folder {cwd!r} cannot be entered: No such file or directory.", "Create the folder first.")
         program = self.find(argv)
         if program is None and self.files.exists(argv[0]):
-            raise RpcError("permission_denied", f"{argv[0][:200]!r} cannot be run: Permission denied.", "It must be an executable file.")
+            raise RpcError("permission_denied", f"{argv[0][:200]!r} cannot be run: Permission denied.", "Pass the path of an executable file.")
         if program is None:
-            raise RpcError("path_not_found", f"The sandbox has no program {argv[0][:200]!r}.", "Check its name, or install it.")
+            raise RpcError("path_not_found", f"The sandbox has no program {argv[0][:200]!r}.", "Check the name, or install the program.")
         process = Process(id_, next(self._pids), args, self._timers)
         process.on_over = self._trim
         env = self.environment(args["user"], {**({"TERM": "xterm-256color"} if process.is_terminal else {}), **args["env"]})
@@ -405,15 +405,15 @@ class Processes:
         return process
 
     def find(self, argv: list[str]) -> Program | None:
-        """Return the script of the program that a command line names; None if the guest has no such program."""
+        """Return the script of the program ``argv[0]``; None if the guest has no program with this path or name."""
         return self._programs.get(argv[0]) or self._programs.get(argv[0].rpartition("/")[2])
 
     def forget_finished(self) -> None:
-        """Forget the processes that have ended. Called when a restored guest gets another sandbox id: the processes belong to the original."""
+        """Forget the processes that have ended. Called when a restored guest gets a new sandbox id: the sandbox is then a copy."""
         self.by_id = {id_: process for id_, process in self.by_id.items() if process.running}
 
     async def close(self) -> None:
-        """Stop all processes."""
+        """Cancel the tasks of all running processes, and wait until the tasks have ended."""
         tasks = [process.task for process in self.by_id.values() if process.task is not None and not process.task.done()]
         for task in tasks:
             task.cancel()
@@ -435,7 +435,7 @@ class Processes:
             process.end((code or 0) & 255)
 
     async def run_nested(self, context: ProgramContext) -> int:
-        """Run the command ``context.argv`` as a child of a program, and return the exit code. The child uses the program context of its parent."""
+        """Run the command ``context.argv`` for another program, in the program context ``context``, and return the exit code."""
         program = self.find(context.argv)
         if program is None:
             await context.error(f"sh: 1: {context.argv[0]}: not found\n")
@@ -460,7 +460,7 @@ class Processes:
     def _resize(self, call: Call) -> None:
         process = self._find(call)
         if not process.is_terminal:
-            raise RpcError("conflict", "The process has no terminal.", "Start the process on a terminal.")
+            raise RpcError("conflict", "The process has no terminal.", "Start a process with a terminal.")
         process.size = (call.args["rows"], call.args["cols"])
         if process.context is not None:
             process.context.size = process.size
@@ -474,7 +474,7 @@ class Processes:
     def _forget(self, call: Call) -> None:
         process = self._find(call)
         if process.running:
-            raise RpcError("conflict", "The process cannot be removed while it runs.", "Kill the process first.")
+            raise RpcError("conflict", "A running process cannot be removed from the list of processes.", "Kill the process first.")
         self._drop(process)
         call.result()
 
@@ -482,7 +482,7 @@ class Processes:
         process = self.by_id.get(call.args["process"])
         if process is None:
             shown = call.args["process"][:64]
-            raise RpcError("process_not_found", f"Process {shown!r} does not exist or is no longer kept.", "List the processes.")
+            raise RpcError("process_not_found", f"Process {shown!r} does not exist or is no longer kept.", "Check the process id.")
         return process
 
     def _drop(self, process: Process) -> None:

@@ -1,4 +1,4 @@
-"""Calls of the host to a scripted guest. They are checked against the schema, remembered by id, and their results are sent on their streams."""
+"""Calls of the host to a scripted guest. Each call is checked against the schema; a repeated call with the same id gets the first call's result."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Call:
 
     Attributes:
         name: Name of the call, for example ``process.start``.
-        id: Id of the call in hexadecimal. It is also the id of the process or cell that the call starts.
-        args: Arguments. An absent optional argument is None.
-        stream: Id of the stream of the call; ``NO_STREAM`` while the call has no stream, because the link ended.
+        id: Id of the call in hexadecimal. A process or cell that the call starts has the same id.
+        args: Name -> argument. An absent optional argument is None.
+        stream: Id of the stream of the call; ``NO_STREAM`` if the link has ended, until the host repeats the call on a new stream.
         outcome: Result or error of the call; None until the call has ended.
         on_bytes: Function that is called with channel, bytes and credit when the host has sent bytes.
         on_end: Function that is called when the host has sent END.
-        on_gone: Function that is called when the stream ends before the call.
+        on_gone: Function that is called when the stream is lost before the call has ended.
         on_writable: Function that is called when the send queue of the stream is no longer full.
     """
 
@@ -68,7 +68,7 @@ class Call:
 
         Args:
             event: Name of the event.
-            fields: Fields of the event.
+            fields: Other fields of the event: name -> value.
         """
         self._server.connection.send(self.stream, {"event": event, **fields})
         self._server.flush()
@@ -88,7 +88,7 @@ class Call:
         self._server.flush()
 
     def result(self, **fields: Any) -> None:  # noqa: ANN401 - any value of the protocol
-        """End the call with a result."""
+        """End the call with a result, whose fields are the arguments."""
         self.finish(fields)
 
     def fail(self, code: str, message: str, hint: str = "") -> None:
@@ -111,13 +111,13 @@ class Call:
 
 
 class RpcServer:
-    """Dispatches calls to handlers.
+    """Server that passes each call of the host to the handler with the call's name.
 
     Args:
         connection: The guest's end of the protocol.
         flush: Function that sends the queued frames of the connection.
         handlers: Name of a call -> handler. A handler may raise :class:`RpcError`.
-        intercept: Function that is called with each valid call and with the function that executes the call. It can delay, refuse or drop the call.
+        intercept: Called with each valid call and with a function that executes the call. An interceptor can delay, refuse or drop the call.
     """
 
     def __init__(
@@ -145,19 +145,19 @@ class RpcServer:
             self.drop_streams()
 
     def drop_streams(self) -> None:
-        """Detach all calls in progress from their streams, because the streams are gone. The calls continue unless their ``on_gone`` ends them."""
+        """Detach all calls in progress from their streams, which have ended with the link. A call continues, unless its ``on_gone`` ends the call."""
         gone, self._by_stream = self._by_stream, {}
         for call in gone.values():
             call.stream = NO_STREAM
             self._gone(call)
 
     def expire(self, id_: str, name: str) -> None:
-        """Refuse an id from now on, because its process or execution is no longer kept."""
+        """Refuse later calls with an id, because the process or execution with this id is no longer kept."""
         message = f"The call {name} with the id {id_} has ended, and its result is no longer kept."
-        self._remember(id_, name, RpcError("process_not_found", message, "Use a new id."))
+        self._remember(id_, name, RpcError("process_not_found", message, "Repeat the call with a new call id."))
 
     def settle(self, call: Call) -> None:
-        """Record the outcome of a call for repeated calls with the same id. If the host has sent END, forget the stream of the call."""
+        """Keep the outcome of an ended call for a repeated call with the same id. If the host has sent END, forget the stream of the call."""
         if call.ended:
             self._by_stream.pop(call.stream, None)
         if self._in_progress.get(call.id) is call and call.outcome is not None:
@@ -165,7 +165,7 @@ class RpcServer:
             self._remember(call.id, call.name, call.outcome)
 
     def abandon(self, call: Call) -> None:
-        """Forget a call that has no outcome, so that a later call with the same id runs."""
+        """Forget a call that has no outcome, so that a later call with the same id is executed as a new call."""
         self._in_progress.pop(call.id, None)
 
     def _opened(self, event: events.Opened) -> None:
@@ -179,7 +179,7 @@ class RpcServer:
         call = Call(self, event.stream, name, id_, head["args"])
         self._by_stream[event.stream] = call
         if (known := self.remembered.get(id_)) is not None:
-            reused = RpcError("conflict", f"The id {id_} of this {name} call was already used for a {known[0]} call.", "Use a new id.")
+            reused = RpcError("conflict", f"The id {id_} of this {name} call was already used for a {known[0]} call.", "Use a new call id.")
             call.finish(known[1] if known[0] == name else reused)
             return
         earlier = self._in_progress.get(id_)
@@ -205,7 +205,7 @@ class RpcServer:
                 "The first message of the stream must have the name of a call as text (`call`) and its arguments as a map (`args`).",
             )
         if type(head.get("id")) is not bytes or len(head["id"]) != schema.CALL_ID_BYTES:
-            return RpcError("invalid_request", f"The id of the call {head['call'][:50]!r} is not {schema.CALL_ID_BYTES} bytes.")
+            return RpcError("invalid_request", f"The id of the call {head['call'][:50]!r} is not a byte string of {schema.CALL_ID_BYTES} bytes.")
         name = head["call"]
         if name not in self._handlers:
             return RpcError("unsupported", f"The call {name[:50]!r} is unknown to this guest.")
@@ -213,7 +213,7 @@ class RpcServer:
             return RpcError("conflict", "The sandbox is suspended.", "Resume the sandbox first.")
         fields = schema.CALLS[name]["args"]
         if wrong := schema.validate_fields(fields, head["args"]):
-            return RpcError("invalid_request", f"{name}: {wrong}.")
+            return RpcError("invalid_request", f"The arguments of the call {name} are not valid: {wrong}.")
         for field in fields:
             head["args"].setdefault(field, None)
         return None

@@ -1,8 +1,9 @@
 """Programs of every scripted guest: a small shell and the commands that tests use most.
 
 The shell understands lists (``;``, newline, ``&&``, ``||``), pipes, redirections of the three standard streams, quotes, ``$NAME``,
-``$$``, ``$?``, ``cd``, ``export``, ``exit``, ``exec``, ``trap '' SIGNAL`` and ``while true; do …; done``. Anything else is a syntax
-error with status 2. A test that needs more registers its own program.
+``$$``, ``$?``, ``cd``, ``export``, ``exit``, ``exec``, ``trap '' SIGNAL`` and ``while true; do …; done``. The words of all
+other syntax are run as commands. A string without a closing quote, or a redirection without a file, is a syntax error with status 2. A test that
+needs more registers its own program.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ShellExit(Exception):  # noqa: N818 - control flow of the shell
 
 @dataclass
 class Command:
-    """One simple command of a pipeline, before its words are expanded."""
+    """One simple command of a pipeline. Quotes and variables in its words are not replaced yet."""
 
     words: list[str] = field(default_factory=list)
     redirects: list[tuple[str, str]] = field(default_factory=list)
@@ -52,7 +53,7 @@ class Command:
 
 @dataclass
 class Shell:
-    """A shell and its state between commands.
+    """A shell, with the state that it keeps between commands.
 
     Attributes:
         context: Context of the program that runs the shell.
@@ -63,7 +64,7 @@ class Shell:
     status: int = 0
 
     async def run(self, source: str) -> int:
-        """Run the source of a script, and return its exit status."""
+        """Run a script, and return its exit status."""
         try:
             await self.run_line(tokens(source))
         except ShellExit as over:
@@ -74,7 +75,7 @@ class Shell:
         return self.status
 
     async def run_line(self, parts: list[tuple[str, str]]) -> None:
-        """Run a list of commands that was split into tokens, and record the exit status of the last command."""
+        """Run the commands of a script that was split into tokens, and set ``status`` to the exit status of the last command."""
         run_next, at = True, 0
         while at < len(parts):
             if parts[at] == ("word", "while"):
@@ -172,7 +173,7 @@ class Shell:
         return await self.context.run_program(context)
 
     def expand(self, word: str) -> str:
-        """Return a word without its quotes and with its variables replaced by their values."""
+        """Return a word of a command without quotes, and with variables replaced by their values."""
         return "".join(self._piece(match) for match in _PIECE.finditer(word))
 
     def _piece(self, match: re.Match[str]) -> str:
@@ -194,8 +195,8 @@ class Piped(ProgramContext):
 
     Args:
         parent: Context of the program that runs the shell.
-        piped: Output of the previous command of the pipeline; None: the command reads the input of the shell.
-        capture: True if standard output goes to the next command.
+        piped: Output of the previous command of the pipeline; None: the command reads the standard input of the shell.
+        capture: If True, collect standard output for the next command. If False, write it to the output of the shell.
     """
 
     def __init__(self, parent: ProgramContext, piped: bytes | None, *, capture: bool) -> None:
@@ -207,7 +208,7 @@ class Piped(ProgramContext):
         self._targets: dict[int, Callable[[bytes], object] | int] = {STDOUT: self.captured.extend if capture else STDOUT, STDERR: STDERR}
 
     def redirect(self, operator: str, path: str) -> None:
-        """Apply one redirection, such as ``>>`` with a path."""
+        """Redirect a standard stream of the command. ``operator`` is, for example, ``>>``; for ``2>&1``, ``path`` is empty."""
         if operator == "2>&1":
             self._targets[STDERR] = self._targets[STDOUT]
         elif operator in {">&2", "1>&2"}:
@@ -224,11 +225,11 @@ class Piped(ProgramContext):
             self._targets[channel] = lambda data: self.files.write(full, data, self.uid, append=True, parents=False)
 
     def path(self, path: str) -> str:
-        """Return a path as an absolute path. A relative path begins at the working folder."""
+        """Return the absolute path of a path that is relative to the working folder. An absolute path is returned normalized."""
         return posixpath.normpath(posixpath.join(self.cwd, path))
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
-        """Write output to the target to which the channel is redirected."""
+        """Write output to where the channel was redirected: the shell's output, a file, or the next command."""
         raw, target = data.encode() if isinstance(data, str) else data, self._targets[channel]
         if isinstance(target, int):
             await self._parent.write(raw, target)
@@ -248,7 +249,7 @@ class Piped(ProgramContext):
 
 
 def tokens(source: str) -> list[tuple[str, str]]:
-    """Split a script into tokens. A token is ``word``, ``operator`` or ``redirect``, and its text.
+    """Split a script into tokens, each a pair of the token's kind (``word``, ``operator`` or ``redirect``) and its text.
 
     Raises:
         SyntaxError: A quoted string has no end.
@@ -272,7 +273,7 @@ def programs() -> dict[str, Program]:
 
 
 async def _sh(context: ProgramContext) -> int:
-    """Run ``sh [-lc] [SCRIPT]``. Without a script, run the lines of standard input, as an interactive shell does."""
+    """Run ``sh -c SCRIPT`` or ``sh FILE``. If there is no argument, run the lines of standard input, as an interactive shell does."""
     arguments = [each for each in context.argv[1:] if not re.fullmatch(r"-[a-z]+|--\w+", each)]
     shell = Shell(context)
     if any(re.fullmatch(r"-[a-z]*c[a-z]*", each) for each in context.argv[1:]):
@@ -309,7 +310,7 @@ async def _interactive(context: ProgramContext, shell: Shell) -> int:
 
 
 def _checked(program: Program) -> Program:
-    """Return a program that writes errors of the file tree to standard error and then exits with status 1."""
+    """Wrap a program. If the program raises FileError, write the message to standard error and exit with status 1."""
 
     async def run(context: ProgramContext) -> int:
         try:
@@ -322,7 +323,7 @@ def _checked(program: Program) -> Program:
 
 
 def _paths(context: ProgramContext) -> Iterator[str]:
-    """Yield the arguments that are not flags, as absolute paths."""
+    """Yield the arguments of a program that do not begin with ``-``, as absolute paths."""
     for each in context.argv[1:]:
         if not each.startswith("-"):
             yield posixpath.normpath(posixpath.join(context.cwd, each))
@@ -513,7 +514,7 @@ async def _seq(context: ProgramContext) -> int:
 
 
 async def _kill(context: ProgramContext, arguments: list[str]) -> int:
-    """Run ``kill [-SIGNAL] PID``. Only the process of the shell itself can be signalled."""
+    """Run ``kill [-SIGNAL] PID``. PID must be the process of the shell itself."""
     number = signals.SIGTERM
     if arguments and arguments[0].startswith("-"):
         word = arguments[0][1:]
@@ -527,9 +528,9 @@ async def _kill(context: ProgramContext, arguments: list[str]) -> int:
 
 
 async def _python(context: ProgramContext) -> int:
-    """Run ``python3 -c SOURCE``. The source must not block; it can use ``print``, and the names ``open``, ``argv`` and ``environ`` are defined."""
+    """Run ``python3 -c SOURCE``. SOURCE must not block. It can use ``print``, ``open``, ``argv`` and ``environ``."""
     if context.argv[1:2] != ["-c"] or not is_simple(context.argv[2]):
-        await context.error("python3: the scripted guest runs -c with statements that do not block\n")
+        await context.error("python3: the scripted guest runs only -c SOURCE, without while loops and with few imports\n")
         return 2
     written: list[tuple[int, str]] = []
     names = {"open": opener(context.files, context.cwd, context.uid), "argv": ["-c", *context.argv[3:]], "environ": dict(context.env)}
@@ -540,7 +541,7 @@ async def _python(context: ProgramContext) -> int:
 
 
 class GuestFile(io.BytesIO):
-    """A file of the guest that scripted Python has opened. Its content is written back when the file is closed."""
+    """A file of the guest that scripted Python has opened. Changes are written to the guest's file tree when the file is closed."""
 
     def __init__(self, files: MemoryFiles, path: str, mode: str, uid: int) -> None:
         try:
@@ -560,11 +561,11 @@ class GuestFile(io.BytesIO):
 
 
 def opener(files: MemoryFiles, cwd: str, uid: int) -> Callable[..., IO[Any]]:
-    """Return the function ``open`` for scripted Python. It opens files of the guest, never files of the machine that runs the test.
+    """Return the function ``open`` for scripted Python. The function opens files of the guest, never files of the real machine.
 
     Args:
         files: File tree of the guest.
-        cwd: Folder at which relative paths begin.
+        cwd: Folder that relative paths are relative to.
         uid: User id of the program.
     """
 
@@ -578,7 +579,7 @@ def opener(files: MemoryFiles, cwd: str, uid: int) -> Callable[..., IO[Any]]:
 def is_simple(source: str) -> bool:
     """Return whether a Python program can run inside the test's process: it has no ``while`` loop and imports only ``SAFE_MODULES``.
 
-    A program with a syntax error counts as simple, because it fails at once.
+    A program with a syntax error counts as simple, because it only reports the error.
     """
     try:
         nodes = list(ast.walk(ast.parse(source)))
@@ -595,7 +596,7 @@ def run_python(source: str, names: dict[str, Any], write: Callable[[int, str], o
     Args:
         source: Source code.
         names: Global names of the program.
-        write: Function that is called with the channel and the text of each output of ``print`` and of an uncaught exception.
+        write: Function that gets each printed text, and the text of an uncaught exception: ``write(channel, text)``.
     """
 
     def show(*values: object, sep: str = " ", end: str = "\n", file: object = None, flush: bool = False) -> None:

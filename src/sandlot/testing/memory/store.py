@@ -1,13 +1,13 @@
-"""Store and blobs in memory. They open in microseconds, keep their content over a simulated restart of the service, and fail on demand.
+"""Store and blob store in memory, for tests. They keep their content when a test restarts the service, and a test can make operations fail.
 
 Invariants:
 - :class:`MemoryDatabase` contains all records. All stores that are opened on the same database, one after the other or at once, see the same records.
-- An operation is one transaction: all of it happens in one turn of the event loop, or nothing happens. A caller that is cancelled during
-  an operation gets its cancellation after the operation is complete, as with the real store.
-- A saved record is copied, so that changes that a caller makes to the record later do not change the stored record.
+- An operation is one transaction: it is done completely in one turn of the event loop, or not at all. If the caller is cancelled during an
+  operation, CancelledError is raised after the operation is complete, as in the real store.
+- A saved record is copied. The caller can therefore change the record without changing the stored record.
 
-The content is lost when the process ends, and other processes cannot write to it. ``DurabilitySuite`` of :mod:`sandlot.testing.stores` therefore does
-not apply.
+The content is lost when the process ends, and other processes cannot write to the store. The store therefore does not pass ``DurabilitySuite`` of
+:mod:`sandlot.testing.stores`.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ _AnyT = TypeVar("_AnyT")
 
 
 class Hold:
-    """Handle of an operation that a test delays. Every call of the operation waits until :meth:`release`."""
+    """Handle of an operation that a test has blocked. Every call of the operation waits until the test calls :meth:`release`."""
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()
         self._released = asyncio.Event()
 
     async def reached(self) -> None:
-        """Wait until the operation has been called."""
+        """Wait until a call of the operation is blocked."""
         await self._reached.wait()
 
     def release(self) -> None:
-        """Let the waiting calls and all later calls of the operation proceed. Idempotent."""
+        """Let the blocked calls of the operation continue. Later calls are not blocked. Idempotent."""
         self._released.set()
 
     async def _pass(self) -> asyncio.CancelledError | None:
-        """Wait for the release. Return the cancellation of the caller that arrived while waiting; None if there was none."""
+        """Wait for :meth:`release`, even if the caller is cancelled. Return the CancelledError; None if the caller was not cancelled."""
         self._reached.set()
         cancelled: asyncio.CancelledError | None = None
         while not self._released.is_set():
@@ -79,13 +79,13 @@ class Hold:
 
 
 class StoreFaults:
-    """Failures and waits that a test arranges for the operations of a store.
+    """Exceptions and waits that a test sets up for the operations of a store.
 
-    An operation is named after the repository and the method, such as ``sandboxes.save``. Operations of blobs begin with ``blobs.``.
+    The name of an operation is repository and method, such as ``sandboxes.save``; for the blob store, for example ``blobs.write``.
 
     Attributes:
-        disk_full: True to refuse every write, as a database does whose disk is full. Reads still succeed.
-        operations: Operation -> number of its calls.
+        disk_full: If a test sets this to True, every write fails, as with a full disk. Reads still succeed.
+        operations: Name of an operation -> number of calls.
     """
 
     def __init__(self) -> None:
@@ -95,23 +95,23 @@ class StoreFaults:
         self._holds: dict[str, Hold] = {}
 
     def fail_next(self, operation: str, *errors: Exception) -> None:
-        """Let the next calls of an operation fail, one call per error, and change nothing."""
+        """Make the next calls of an operation raise these errors, one error for each call. A call that fails changes nothing."""
         self._errors.setdefault(operation, []).extend(errors)
 
     def hold(self, operation: str) -> Hold:
-        """Let all calls of an operation wait until the returned hold is released."""
+        """Block all calls of an operation until the test releases the returned hold."""
         self._holds[operation] = hold = Hold()
         return hold
 
     async def enter(self, operation: str, full: Exception | None) -> asyncio.CancelledError | None:
-        """Wait and fail as the test has arranged. Every operation calls this method first.
+        """Block, and then raise an error, if the test has set this up for an operation. Every operation calls this method first.
 
         Args:
             operation: Name of the operation, such as ``sandboxes.save``.
             full: Error to raise if ``disk_full`` is set; None for an operation that only reads.
 
         Returns:
-            The cancellation that the operation must raise when it is complete; None if the caller was not cancelled.
+            CancelledError that the operation must raise when its work is done; None if the caller was not cancelled.
         """
         self.operations[operation] += 1
         cancelled = await hold._pass() if (hold := self._holds.get(operation)) else None  # noqa: SLF001 - of this module
@@ -124,13 +124,13 @@ class StoreFaults:
 
 @dataclass
 class MemoryDatabase:
-    """All records and blobs. They stay when a store that is opened on the database is closed.
+    """All records and blobs. They are kept when a store on this database is closed.
 
     Attributes:
-        faults: Failures of all stores and blobs on this database.
+        faults: Exceptions and waits that the test sets up for all stores and blob stores on this database.
         identity: Random id of the database, 16 hexadecimal digits.
-        last_sequence: Sequence number of the newest event, even if the event was deleted.
-        execution_counts: Month, such as ``2026-11`` -> owner -> number of executions that began.
+        last_sequence: Sequence number of the last event that was appended, even if the event was deleted; 0 before the first event.
+        execution_counts: Month, such as ``2026-11`` -> owner -> number of executions that began in this month.
         blobs: File id -> content of the stored file.
     """
 
@@ -150,7 +150,7 @@ class MemoryDatabase:
     blobs: dict[FileId, bytes] = field(default_factory=dict)
 
     def append(self, events: Iterable[NewEvent | None]) -> None:
-        """Append events with the next sequence numbers. Items that are None are skipped."""
+        """Append events, and give each event the next sequence number. Items that are None are skipped."""
         for event in events:
             if event is not None:
                 self.last_sequence += 1
@@ -163,7 +163,7 @@ class MemoryStore:
     Use the store as an async context manager. A closed store refuses operations.
 
     Args:
-        database: Database of the store, which is kept when the store is closed; None: a new, empty database.
+        database: Database of the store; None: a new, empty database. Closing the store does not close the database.
     """
 
     def __init__(self, database: MemoryDatabase | None = None) -> None:
@@ -242,7 +242,7 @@ class MemorySandboxRepository:
         return await self._select("list_unfinished", lambda row: row.node == node and not is_terminal(row.state))
 
     async def list_last_ended(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
-        """Return the sandboxes of a node that ended last, the latest first."""
+        """Return at most ``limit`` sandboxes of a node: those that ended most recently, the latest first."""
         ended = await self._select("list_last_ended", lambda row: row.node == node and is_terminal(row.state) and row.ended_at is not None)
         return sorted(ended, key=lambda row: (row.ended_at, row.id), reverse=True)[:limit]
 
@@ -264,7 +264,7 @@ class MemorySandboxRepository:
         limit: int,
         name: str | None = None,
     ) -> Sequence[SandboxRecord]:
-        """Return a page of the ended sandboxes that match all filters, the oldest first."""
+        """Return at most ``limit`` ended sandboxes that match all filters and follow the position ``after``, the oldest first."""
 
         def matches(row: SandboxRecord) -> bool:
             return (
@@ -301,7 +301,7 @@ class MemorySnapshotRepository:
         await self._session.write("snapshots.save", lambda database: self._put(database, record, event))
 
     async def update(self, record: SnapshotRecord, event: NewEvent | None = None) -> bool:
-        """Replace an existing snapshot, and return whether it existed."""
+        """Replace the record of an existing snapshot. Return False, and save nothing, if there is no snapshot with this id."""
         return await self._session.write("snapshots.update", lambda database: record.id in database.snapshots and self._put(database, record, event))
 
     async def get(self, snapshot: SnapshotId) -> SnapshotRecord | None:
@@ -317,7 +317,7 @@ class MemorySnapshotRepository:
         return await self._session.read("snapshots.get_by_idempotency_key", lambda database: _of_request(database.snapshots, owner, key))
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
-        """Return a page of the snapshots that are ready, oldest first."""
+        """Return at most ``limit`` ready snapshots that follow the position ``after``, the oldest first. ``owner`` None: of all owners."""
 
         def matches(row: SnapshotRecord) -> bool:
             return row.ready and owner in {None, row.owner} and _is_after(row, after)
@@ -333,7 +333,7 @@ class MemorySnapshotRepository:
         return await self._session.read("snapshots.list_by_node", lambda database: _of_node(database.snapshots, node))
 
     async def remove(self, snapshot: SnapshotId, event: NewEvent | None = None) -> bool:
-        """Remove one snapshot, and return whether it existed."""
+        """Remove one snapshot. Return False if there is no snapshot with this id."""
 
         def work(database: MemoryDatabase) -> bool:
             if existed := database.snapshots.pop(snapshot, None) is not None:
@@ -381,7 +381,7 @@ class MemoryVolumeRepository:
         return await self._session.read("volumes.totals", lambda database: _totals(database.volumes, owner))
 
     async def remove(self, volume: VolumeId, event: NewEvent | None = None) -> bool:
-        """Remove one volume, and return whether it existed."""
+        """Remove one volume. Return False if there is no volume with this id."""
 
         def work(database: MemoryDatabase) -> bool:
             if existed := database.volumes.pop(volume, None) is not None:
@@ -408,7 +408,7 @@ class MemoryKeyRepository:
         await self._session.write("keys.add", work)
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
-        """Revoke the valid key with this id. If no valid key has this id, revoke the valid key with this name. Return the new record."""
+        """Revoke the valid key with this id or, if there is none, the valid key with this name. Return the key's new record, or None."""
 
         def work(database: MemoryDatabase) -> KeyRecord | None:
             called = [key for key in database.keys.values() if key.revoked_at is None and name_or_id in {key.id, key.name}]
@@ -440,7 +440,7 @@ class MemoryFileRepository:
         return await self._session.read("files.get", lambda database: database.files.get(file))
 
     async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
-        """Return a page of files, the newest first, and the number of all files of the owner."""
+        """Return at most ``limit`` files, the newest first, and the owner's total number of files. ``owner`` None: all owners together."""
 
         def work(database: MemoryDatabase) -> tuple[Sequence[FileRecord], int]:
             found = _sorted(file for file in database.files.values() if owner in {None, file.owner})[::-1]
@@ -449,7 +449,7 @@ class MemoryFileRepository:
         return await self._session.read("files.page", work)
 
     async def remove(self, file: FileId) -> bool:
-        """Remove one file, and return whether it existed."""
+        """Remove the record of one file. Return False if there is no record with this id."""
         return await self._session.write("files.remove", lambda database: database.files.pop(file, None) is not None)
 
     async def ids(self) -> frozenset[FileId]:
@@ -472,7 +472,7 @@ class MemoryExecutionRepository:
         return await self._session.read("executions.get", lambda database: database.executions.get(execution))
 
     async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, before: Position | None, limit: int) -> Sequence[ExecutionRecord]:
-        """Return a page of executions, newest first."""
+        """Return at most ``limit`` executions that are older than the position ``before``, the newest first. ``owner`` None: of all owners."""
 
         def matches(row: ExecutionRecord) -> bool:
             position = None if before is None else (before.at, before.id)
@@ -481,7 +481,7 @@ class MemoryExecutionRepository:
         return await self._session.read("executions.page", lambda database: _newest(filter(matches, database.executions.values()), limit))
 
     async def list_running(self, *, limit: int) -> Sequence[ExecutionRecord]:
-        """Return executions that have not ended, newest first."""
+        """Return at most ``limit`` executions that have not ended, the newest first."""
         return await self._session.read(
             "executions.list_running", lambda database: _newest((row for row in database.executions.values() if row.status == _RUNNING), limit)
         )
@@ -493,7 +493,7 @@ class MemoryExecutionRepository:
         )
 
     async def trim(self, *, keep: int) -> int:
-        """Delete all records but the newest ``keep``, and return the number of deleted records."""
+        """Delete all records except the newest ``keep`` records, and return the number of deleted records."""
 
         def work(database: MemoryDatabase) -> int:
             kept = {row.id for row in _newest(database.executions.values(), keep)}
@@ -506,7 +506,7 @@ class MemoryExecutionRepository:
         return await self._session.read("executions.monthly_counts", lambda database: dict(database.execution_counts.get(month, {})))
 
     async def add_monthly_counts(self, month: str, more: Mapping[OwnerId, int]) -> None:
-        """Add to the numbers of executions that began in a month. ``more`` is owner -> number to add."""
+        """Add to the number of executions that each owner began in a month. ``more`` is owner -> number to add."""
         await self._session.write(
             "executions.add_monthly_counts", lambda database: database.execution_counts.setdefault(month, Counter()).update(more)
         )
@@ -519,11 +519,11 @@ class MemoryEventRepository:
         self._session = session
 
     async def add(self, events: Sequence[NewEvent]) -> None:
-        """Append events in the order of the argument."""
+        """Append events in the given order."""
         await self._session.write("events.add", lambda database: database.append(events))
 
     async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, after: int, limit: int) -> Sequence[EventRecord]:
-        """Return a page of the events whose sequence number is larger than ``after``, the oldest first."""
+        """Return at most ``limit`` events whose sequence number is larger than ``after``, the oldest first."""
 
         def work(database: MemoryDatabase) -> list[EventRecord]:
             begin = bisect.bisect_right(database.events, after, key=lambda row: row.sequence)
@@ -535,7 +535,7 @@ class MemoryEventRepository:
         return await self._session.read("events.page", work)
 
     async def last_sequence(self) -> int:
-        """Return the sequence number of the newest event, even if the event was deleted; 0 if there was no event."""
+        """Return the sequence number of the last event that was appended, even if the event was deleted; 0 if there was none."""
         return await self._session.read("events.last_sequence", lambda database: database.last_sequence)
 
     async def delete_before(self, before: datetime) -> int:
@@ -543,7 +543,7 @@ class MemoryEventRepository:
         return await self._keep("delete_before", lambda events: [row for row in events if row.event.at >= before])
 
     async def trim(self, *, keep: int) -> int:
-        """Delete all records but the newest ``keep``, and return the number of deleted records."""
+        """Delete all records except the newest ``keep`` records, and return the number of deleted records."""
         return await self._keep("trim", lambda events: events[max(0, len(events) - keep) :])
 
     async def _keep(self, method: str, kept: Callable[[list[EventRecord]], list[EventRecord]]) -> int:
@@ -577,13 +577,13 @@ class MemoryWebhookRepository:
         return await self._session.read("webhooks.get", lambda database: row[0] if (row := database.webhooks.get(webhook)) else None)
 
     async def list(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
-        """Return all webhooks of an owner, the oldest first. If ``owner`` is None, return those of all owners."""
+        """Return all webhooks of an owner, the oldest first. If ``owner`` is None, return the webhooks of all owners."""
         return await self._session.read(
             "webhooks.list", lambda database: _sorted(row for row, *_ in database.webhooks.values() if owner in {None, row.owner})
         )
 
     async def update(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
-        """Change a webhook and return its new record; None if there is no webhook with this id. A new URL resets the failed attempts."""
+        """Change a webhook and return its new record; None if there is no webhook with this id. A new URL resets the number of failed attempts."""
 
         def work(database: MemoryDatabase) -> WebhookRecord | None:
             if (row := database.webhooks.get(webhook)) is None:
@@ -599,7 +599,7 @@ class MemoryWebhookRepository:
         return await self._session.write("webhooks.update", work)
 
     async def lease(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
-        """Give a node the lease of a webhook and return the webhook. Return None if another node has the lease or if there is no webhook."""
+        """Lease a webhook to a node and return the webhook. Return None if another node's lease has not ended or the webhook does not exist."""
 
         def work(database: MemoryDatabase) -> WebhookRecord | None:
             if (row := database.webhooks.get(webhook)) is None:
@@ -613,7 +613,7 @@ class MemoryWebhookRepository:
         return await self._session.write("webhooks.lease", work)
 
     async def save_progress(self, webhook: WebhookId, node: NodeId, progress: DeliveryProgress) -> bool:
-        """Save the progress of a webhook if ``node`` has the lease of the webhook. Return whether the progress was saved."""
+        """Save the delivery progress of a webhook. Return False, and save nothing, if ``node`` did not get the last lease of the webhook."""
 
         def work(database: MemoryDatabase) -> bool:
             if (row := database.webhooks.get(webhook)) is None:
@@ -627,7 +627,7 @@ class MemoryWebhookRepository:
         return await self._session.write("webhooks.save_progress", work)
 
     async def remove(self, webhook: WebhookId) -> bool:
-        """Remove one webhook, and return whether it existed."""
+        """Remove one webhook. Return False if there is no webhook with this id."""
         return await self._session.write("webhooks.remove", lambda database: database.webhooks.pop(webhook, None) is not None)
 
 
@@ -643,7 +643,7 @@ class MemoryBlobs:
 
     async def write(self, file: FileId, chunks: AsyncIterable[bytes]) -> int:
         """Store the content of a file, and return its size in bytes."""
-        await self._enter("blobs.write", LimitError("The disk of the files is full.", code=ErrorCode.DISK_FULL))
+        await self._enter("blobs.write", LimitError("The disk for stored files is full.", code=ErrorCode.DISK_FULL))
         contents = b"".join([chunk async for chunk in chunks])
         self.database.blobs[file] = contents
         return len(contents)
@@ -653,7 +653,7 @@ class MemoryBlobs:
         await self._enter("blobs.read")
         contents = self.database.blobs.get(file)
         if contents is None:
-            raise NotFoundError(f"File {file} has no content.", code=ErrorCode.NOT_FOUND)
+            raise NotFoundError(f"The blob store has no content of file {file}.", code=ErrorCode.NOT_FOUND)
         for begin in range(0, len(contents), PIECE_BYTES):
             yield contents[begin : begin + PIECE_BYTES]
 
@@ -672,7 +672,7 @@ class MemoryBlobs:
             raise cancelled
 
 
-# Rows ---------------------------------------------------------------------------------------------------------------------
+# -- types of stored records, and functions that select records ------------------------------------------------------
 
 
 class _Row(Protocol):
@@ -759,5 +759,5 @@ def _disk_full() -> HostError:
     return HostError(
         "The database in memory cannot be written: the disk is full.",
         code=ErrorCode.HOST_NOT_READY,
-        hint="Free some disk space. Nothing that was committed is lost.",
+        hint="Free disk space. Committed records are not lost.",
     )

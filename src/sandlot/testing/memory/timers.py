@@ -1,4 +1,4 @@
-"""Time inside a scripted guest. Its timers use a clock that the test passes, and stand still while the guest is paused."""
+"""Clock and timers of a scripted guest. The timers use a clock that the test passes, and stop while the guest is paused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LoopClock:
 
 
 class Timer:
-    """A function that is to be called after a delay."""
+    """Timer that calls a function once, after a delay."""
 
     __slots__ = ("_timers", "callback", "due_s", "remaining_s", "task")
 
@@ -62,11 +62,11 @@ class Timers:
         self._held_total_s = 0.0
 
     def time_s(self) -> float:
-        """Return the guest's own time in seconds, which stands still between :meth:`hold` and :meth:`release`."""
+        """Return the guest's time in seconds. The guest's time stops between :meth:`hold` and :meth:`release`."""
         return (self.clock.monotonic_s() if self._held_since_s is None else self._held_since_s) - self._held_total_s
 
     def after(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """Start a timer that calls a function after ``delay_s`` seconds of the guest's own time, and return the timer."""
+        """Start and return a timer that calls a function after ``delay_s`` seconds. Seconds between :meth:`hold` and :meth:`release` do not count."""
         timer = Timer(self, callback)
         timer.remaining_s = max(0.0, delay_s)
         self._pending.add(timer)
@@ -75,7 +75,7 @@ class Timers:
         return timer
 
     async def sleep(self, delay_s: float) -> None:
-        """Wait for ``delay_s`` seconds of the guest's own time."""
+        """Wait for ``delay_s`` seconds. Seconds between :meth:`hold` and :meth:`release` do not count."""
         if delay_s <= 0:
             await asyncio.sleep(0)
             return
@@ -87,7 +87,7 @@ class Timers:
             timer.cancel()
 
     def hold(self) -> None:
-        """Stop the guest's own time and all timers until :meth:`release`. Idempotent."""
+        """Stop the guest's time and all timers until :meth:`release`. Idempotent."""
         if self._held_since_s is not None:
             return
         self._held_since_s = self.clock.monotonic_s()
@@ -98,7 +98,7 @@ class Timers:
                 timer.task = None
 
     def release(self) -> None:
-        """Let the guest's own time and all timers continue. Idempotent."""
+        """Let the guest's time and all timers continue after :meth:`hold`. Idempotent."""
         if self._held_since_s is None:
             return
         self._held_total_s += self.clock.monotonic_s() - self._held_since_s

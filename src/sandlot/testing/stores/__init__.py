@@ -21,6 +21,6 @@ Use them in a test module::
         async def blobs(self, tmp_path):
             return await open_blobs(tmp_path / "files")
 
-If the data of a store ends with its process, leave out ``DurabilitySuite``; the fixture ``harness`` may then return any ``StoreOpener``. For a blob
-store that keeps its blobs in memory, use ``BlobsSuite`` instead of ``StreamedBlobsSuite``.
+For a store that loses its data when its process ends, leave out ``DurabilitySuite``. The fixture ``harness`` may then return any ``StoreOpener``.
+For a blob store that keeps its blobs in memory, use ``BlobsSuite`` instead of ``StreamedBlobsSuite``.
 """

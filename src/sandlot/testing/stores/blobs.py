@@ -1,4 +1,4 @@
-"""Behaviours of blobs: a blob is complete or missing, is written and read in chunks, and a failed write leaves nothing."""
+"""Tests of blob stores: a blob is complete or missing, is written and read in chunks, and a failed write leaves nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_GROWTH_BYTES = 64 * MIB
 
 
 class BlobsSuite:
-    """Behaviours of every blob store. Name the subclass ``Test...``, and define a fixture ``blobs`` that returns an empty blob store."""
+    """Tests for every blob store. Name the subclass ``Test...``, and define a fixture ``blobs`` that returns an empty blob store."""
 
     async def test_content_is_read_as_it_was_written(self, blobs: Blobs) -> None:
         names = set()
@@ -106,7 +106,7 @@ class BlobsSuite:
 
 
 class StreamedBlobsSuite(BlobsSuite):
-    """Behaviours of a blob store that does not keep its blobs in memory."""
+    """Tests for a blob store that does not keep its blobs in memory."""
 
     async def test_large_blob_is_never_held_in_memory(self, blobs: Blobs) -> None:
         name, piece = new_file_id(), bytes(MIB)
@@ -118,7 +118,7 @@ class StreamedBlobsSuite(BlobsSuite):
 
 
 def reset_peak_memory_bytes() -> int:
-    """Start a new measurement of this process's peak memory, and return the bytes of memory in use now."""
+    """Start a new measurement of this process's peak memory, and return the memory in use now, in bytes."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return peak_memory_bytes()
 
@@ -130,15 +130,15 @@ def peak_memory_bytes() -> int:
 
 
 async def chunks_of(chunks: list[bytes]) -> AsyncIterator[bytes]:
-    """Yield the chunks of a list, as an upload does."""
+    """Yield the chunks of a list one by one, as an upload provides them."""
     for chunk in chunks:
         yield chunk
 
 
 async def open_after_use(blobs: Blobs) -> Counter[str]:
-    """Write, read and remove a blob, then return the open descriptors of this process.
+    """Write, read and remove a blob. Then count the open descriptors of this process: target -> count.
 
-    The first use opens descriptors that stay open, because the threads of obstore keep an epoll instance and an eventfd.
+    The first use of obstore opens descriptors that stay open: its threads keep an epoll instance and an eventfd.
     """
     name = new_file_id()
     await blobs.write(name, chunks_of([b"x"]))

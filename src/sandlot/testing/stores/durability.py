@@ -1,6 +1,6 @@
-"""Behaviours of a store whose content survives the process: after a kill, with several processes at once, and when several open a new store.
+"""Tests of a store whose content survives its process: kills of a writer, writes by several processes, and concurrent first opens.
 
-A store in memory does not have these behaviours.
+A store in memory cannot pass these tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EVENTS = 20
 
 
 class DurabilitySuite:
-    """Behaviours of a durable store. Name the subclass ``Test...``, and define a fixture ``harness`` whose store no process has opened before."""
+    """Tests for a durable store. Name the subclass ``Test...``, and define a fixture ``harness`` with a store that was never opened before."""
 
     async def test_opening_and_closing_leaves_no_descriptor_open(self, harness: StoreHarness) -> None:
         async with harness.open():

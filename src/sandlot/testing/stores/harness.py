@@ -1,4 +1,4 @@
-"""Objects that the suites of stores use: the store under test, and records to save in it."""
+"""Objects that the suites of stores use: the store under test, and records that the tests save in the store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_sandlot_store(location: str) -> AbstractAsyncContextManager[Store]:
 
 
 class StoreOpener(Protocol):
-    """Opens the store of one test, which is empty at first. The store can be opened several times."""
+    """Opener of the store of one test. The store is empty at first, and can be opened several times."""
 
     def open(self) -> AbstractAsyncContextManager[Store]:
         """Open the store, as a service does when it starts."""
@@ -47,10 +47,10 @@ class StoreOpener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreHarness:
-    """The store under test: empty, used by one test, and opened by several processes.
+    """The store under test. The store is empty at first, and is used by only one test, which may open it in several processes.
 
     Args:
-        opener: ``module:function``. The function takes the location and returns an async context manager of the store.
+        opener: Function that opens the store, as ``module:function``. Takes the location, returns an async context manager of the store.
         location: Location of the store, in the form that the opener expects.
     """
 
@@ -63,7 +63,7 @@ class StoreHarness:
         return cast("AbstractAsyncContextManager[Store]", getattr(importlib.import_module(module), name)(self.location))
 
     def writer(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start another process, :mod:`sandlot.testing.stores.writer`, that writes to the store. The caller must end the process.
+        """Start the program :mod:`sandlot.testing.stores.writer`, which writes to the store. The caller must end the process.
 
         Args:
             arguments: Mode of the program and the arguments of the mode.
@@ -73,7 +73,7 @@ class StoreHarness:
 
 
 def moment(seconds: float) -> datetime:
-    """Return the time this many seconds after ``BEGINNING``."""
+    """Return the time ``seconds`` seconds after ``BEGINNING``, a fixed time in 2026."""
     return BEGINNING + timedelta(seconds=seconds)
 
 
@@ -81,7 +81,7 @@ def sandbox(**changes: Any) -> SandboxRecord:  # noqa: ANN401 - any field of the
     """Return the record of a sandbox that is being created.
 
     Args:
-        changes: Values that replace fields of the record. ``metadata`` is set in the record's spec.
+        changes: Values that replace fields of the record. ``metadata`` replaces the metadata in the record's spec.
     """
     node = changes.pop("node", NODE)
     spec = changes.pop("spec", None) or SandboxSpec(id=new_sandbox_id(node), metadata=changes.pop("metadata", {}))
@@ -125,7 +125,7 @@ def event(at_s: float = 0, **changes: Any) -> NewEvent:  # noqa: ANN401
 
 
 async def every_event(store: Store, page: int = 1000) -> list[EventRecord]:
-    """Return all events of a store. They are read in pages of at most ``page`` events."""
+    """Read all events of a store in pages of at most ``page`` events, and return the events."""
     found: list[EventRecord] = []
     while more := await store.events.page(owner=None, sandbox=None, after=found[-1].sequence if found else 0, limit=page):
         found += more

@@ -1,4 +1,4 @@
-"""Behaviours of the repositories of sandboxes, keys, files, executions and events: exact values, order, pages, filters and owners."""
+"""Tests of the repositories of sandboxes, keys, files, executions and events: saved values, order, pages, filters and separation of owners."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MANY, _PAGE = 2400, 600
 
 
 class RowsSuite:
-    """Behaviours of the repositories of sandboxes, keys, files, executions and events. Needs a fixture ``harness``."""
+    """Tests of the repositories of sandboxes, keys, files, executions and events. Needs a fixture ``harness``."""
 
     @pytest.fixture
     async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:
@@ -154,7 +154,7 @@ class RowsSuite:
         assert await self._ended_page(store, metadata={"a": "b"}) == []
 
     async def _ended_page(self, store: Store, **filters: object) -> list[SandboxRecord]:
-        """Return a page of ended sandboxes. ``filters`` are arguments of ``list_ended``; by default the page has the sandboxes of all owners."""
+        """Return a page of ended sandboxes. ``filters`` are arguments of ``list_ended``; by default all ended sandboxes match."""
         values = {"owner": None, "metadata": {}, "states": (), "after": None, "limit": 100, **filters}
         return list(await store.sandboxes.list_ended(**values))  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Behaviours of the repository of snapshots: exact values, unique names, pages and owners."""
+"""Tests of the repository of snapshots: saved values, unique names, pages and separation of owners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandlot.testing.stores.harness import ALICE, BOB, HOSTILE_TEXT, NODE, Store
 
 
 class SnapshotsSuite:
-    """Behaviours of the repository of snapshots. Needs a fixture ``harness``."""
+    """Tests of the repository of snapshots. Needs a fixture ``harness``."""
 
     @pytest.fixture
     async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:

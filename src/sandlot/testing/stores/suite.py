@@ -1,4 +1,4 @@
-"""Suites of the behaviours that Sandlot's core expects of a store."""
+"""Suites that test the behaviours which Sandlot's core expects of a store."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ __all__ = ["BlobsSuite", "DurabilitySuite", "StoreSuite", "StreamedBlobsSuite"]
 
 
 class StoreSuite(RowsSuite, SnapshotsSuite, VolumesSuite, WebhooksSuite, TransactionsSuite):
-    """Behaviours of every store. Name the subclass ``Test...``, and define a fixture ``harness`` whose store is empty."""
+    """Tests for every store. Name the subclass ``Test...``, and define a fixture ``harness`` whose store is empty."""

@@ -1,4 +1,4 @@
-"""Behaviours of a store's transactions: concurrent tasks, cancelled writes, and records that are kept when the store is closed and opened again."""
+"""Tests of a store's transactions: concurrent tasks, cancelled writes, and records that are still there when the store is opened again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sandlot.testing.stores.harness import StoreOpener, event, every_event, key,
 
 
 class TransactionsSuite:
-    """Behaviours of transactions. Needs a fixture ``harness``."""
+    """Tests of transactions. Needs a fixture ``harness``."""
 
     async def test_records_are_kept_when_the_store_is_closed_and_opened_again(self, harness: StoreOpener) -> None:
         record, made = sandbox(), key("name")

@@ -1,4 +1,4 @@
-"""Behaviours of the repository of volumes: exact values, nodes, unique names and owners."""
+"""Tests of the repository of volumes: saved values, unique names, and separation of nodes and owners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandlot.testing.stores.harness import ALICE, BOB, NODE, StoreOpener, event,
 
 
 class VolumesSuite:
-    """Behaviours of the repository of volumes. Needs a fixture ``harness``."""
+    """Tests of the repository of volumes. Needs a fixture ``harness``."""
 
     @pytest.fixture
     async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:

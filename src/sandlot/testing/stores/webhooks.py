@@ -1,4 +1,4 @@
-"""Behaviours of the repository of webhooks: exact values, changes, and leases of one node at a time."""
+"""Tests of the repository of webhooks: saved values, changes, and leases that only one node has at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def webhook(at_s: float = 0, owner: OwnerId = ALICE) -> WebhookRecord:
 
 
 class WebhooksSuite:
-    """Behaviours of the repository of webhooks. Needs a fixture ``harness``."""
+    """Tests of the repository of webhooks. Needs a fixture ``harness``."""
 
     @pytest.fixture
     async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:

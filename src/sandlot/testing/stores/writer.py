@@ -1,4 +1,4 @@
-"""A program that writes to a store in another process, until the program is finished or a test kills it with SIGKILL.
+"""A program that writes to a store in its own process, until everything is written or a test kills the program with SIGKILL.
 
 The program is ``python -m sandlot.testing.stores.writer OPENER LOCATION MODE [COUNT]``. The modes:
 
@@ -33,8 +33,8 @@ async def main(opener: str, location: str, mode: str, count: str = "0") -> None:
     """Open the store and run a mode of the program.
 
     Args:
-        opener: Opener of the store, as in ``StoreHarness``.
-        location: Location of the store, as in ``StoreHarness``.
+        opener: Function that opens the store, as ``module:function``.
+        location: Location of the store, in the form that the opener expects.
         mode: ``churn`` or ``events``.
         count: Number of events to add in the mode ``events``.
     """
