@@ -1,7 +1,7 @@
-"""Debian bookworm's own runsc, of December 2022: below the floor of what Sandlot starts sandboxes on, and another build than any later one.
+"""Debian bookworm's own runsc, of December 2022, as a second build of the runtime for tests. Sandlot itself refuses a release this old.
 
-It knows less: no systrap, no directfs, one image in place of three. What is said to it here is what its own release takes; everything
-else is Sandlot's.
+This release has no systrap and no directfs, and writes one image file instead of three. Only the flags and commands that differ are replaced here;
+everything else is Sandlot's own code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNKNOWN = ("--directfs=", "--host-fifo=")
 
 
 def download(folder: Path) -> Program | None:
-    """It, from Debian's archive by apt; None where that has it not."""
+    """Download the old runsc from Debian's archive with apt. Return None if the archive does not have it or apt is not installed."""
     folder.mkdir()
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         return None
@@ -40,7 +40,7 @@ def download(folder: Path) -> Program | None:
 
 
 def flags(program: Program, disk_bytes: int) -> tuple[str, ...]:
-    """What is said to a build, whichever it is."""
+    """Return the global flags for a build of runsc, old or new."""
     told = gvisor.flags(program, disk_bytes)
     if not is_old(program):
         return told
@@ -49,12 +49,12 @@ def flags(program: Program, disk_bytes: int) -> tuple[str, ...]:
 
 
 def is_old(program: Program) -> bool:
-    """Whether it is this one."""
+    """Return True if a program is older than the oldest release that Sandlot accepts."""
     return gvisor.release_date(program.version) < gvisor.MIN_RELEASE
 
 
 class OldEngine(CliEngine):
-    """Its command line writes one image and ends the sandbox; it restores into sandboxes of its own making only, its control socket into any."""
+    """Commands of the old runsc: a checkpoint writes one image file and ends the sandbox, and only the control socket can restore."""
 
     async def save(self, running: RunningOciRuntime, image: Path) -> None:
         await self._run(running, "checkpoint", image=image)
@@ -75,7 +75,7 @@ def _restore(ref: str, image: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EitherRunsc(Runsc):
-    """A runtime that starts any build with what that build takes."""
+    """Runtime that starts old and new builds, each with the flags that the build accepts."""
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
         return (*flags(program, disk_bytes), "run", "-detach", *_BUNDLE, ref)
