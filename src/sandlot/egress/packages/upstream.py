@@ -248,7 +248,7 @@ def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
             context.load_cert_chain(access.client_cert)
     except (OSError, ValueError) as error:
         _log.warning(
-            "a configured certificate for package indexes cannot be read; this certificate and all later certificates are skipped: %s",
+            "a configured certificate for package indexes cannot be read; the certificates that follow it are skipped too: %s",
             type(error).__name__,
         )
     if not verify:
