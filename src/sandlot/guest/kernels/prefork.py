@@ -20,7 +20,7 @@ Invariants:
   is a kernel. If no kernel is ready by then, the response is None and the fork server is ended.
 - In lean mode (argument ``lean`` of ``guest.warm``), the fork server is ended as soon as the spare is ready, to save memory. A new fork server
   is started when a context needs a kernel and there is no spare.
-- A wake of the sandbox does not end the spare if the interpreter and the start-up variables stay the same. The spare gets the entropy of the wake.
+- A wake of the sandbox ends the spare only if the interpreter or the start-up variables have changed. Otherwise the spare gets fresh entropy.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class KernelForkServer:
         startup_variables: Variables in the fork server's environment that match ``languages.STARTUP_VARIABLES``.
         python: Path of the interpreter that runs the fork server.
         env: Environment variables of the sandbox when the fork server was started.
-        package_times: Folder of installed packages -> modification time in nanoseconds. The packages that the fork server
-            has imported have the state of these times or a newer state.
+        package_times: Folder of installed packages -> modification time in nanoseconds. As long as the folders have these times,
+            the packages that the fork server has imported are up to date.
         is_ready: True if the fork server can fork kernels.
         is_warm: True if the fork server has imported all packages.
         pid: Pid of the fork server.
@@ -338,7 +338,10 @@ class Prefork:
             self._server.stop()
 
     def resume(self) -> None:
-        """Continue the work on the fork server and the spare that was postponed while commands ran. Called when the last command has ended."""
+        """Continue a suspended fork server, or schedule the start of a postponed one. Called when the last command has ended.
+
+        In lean mode, drop the spare if commands have installed or removed packages, and schedule the preparation of a new spare.
+        """
         self._commands_run = False
         if self._server is not None:
             self._server.resume()
@@ -363,8 +366,8 @@ class Prefork:
     def on_wake(self, env: dict[str, str], python: str | None) -> None:
         """End the fork server and the spare if a wake has changed the interpreter or the start-up variables. Otherwise, wake the spare.
 
-        Schedule the next step towards a spare, except in lean mode or if the memory limit is too small for a spare. If there is neither a fork
-        server nor a spare, the image must also have IPython.
+        Then schedule the preparation of a spare. Nothing is scheduled in lean mode, if the memory limit is too small for a spare, or if there is
+        neither a fork server nor a spare and the image has no IPython.
 
         Args:
             env: Complete environment of ``user`` after the wake.
@@ -375,8 +378,8 @@ class Prefork:
         if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
             self.drop()
         if self._spare is not None:
-            # After a restore, a process needs some time until it runs again. Wake the spare now, so that the next context does not have to wait
-            # until the spare runs. The context that gets the spare wakes it again, with the environment of the context.
+            # After a restore, a process needs some time until it runs again. This message makes the spare run before a context needs a kernel.
+            # The context that later gets the spare sends another message of this kind, with the environment of the context.
             self._spare.wake(dict(self._identity.env), self._identity.fresh_entropy(), "")
         if self._is_lean:
             return
@@ -428,7 +431,11 @@ class Prefork:
             self._timer = self._loop.call_later(delay_s, self._make_ahead)
 
     def _make_ahead(self) -> None:
-        """Start the next step towards a spare if neither a command nor a cell runs. Postpone the step if one of them runs."""
+        """Start a fork server, or let the existing fork server prepare the next spare.
+
+        While a command runs, no fork server is started. While a command or a cell runs, an existing fork server prepares a spare only at the last
+        of ``MAX_POSTPONEMENTS`` attempts.
+        """
         self._timer = None
         self._is_postponed = self._server is None and self._commands_run
         if self._is_postponed:
@@ -456,7 +463,7 @@ class Prefork:
         return self._server
 
     def _advance(self) -> None:
-        """Do the next step towards a kernel for a waiting request or towards a spare: check the imports, hand over the spare, or fork a kernel."""
+        """Do the step that comes next: let the fork server check its imports, give the spare to a waiting request, or fork a kernel."""
         server = self._server
         if server is None or not server.is_ready or self._forking is not None or self._check is not None:
             return
@@ -507,7 +514,7 @@ class Prefork:
             self._on_forked(message["pid"], pipes, server)
 
     def _on_forked(self, pid: Any, pipes: KernelPipes, server: KernelForkServer) -> None:
-        """Give a kernel that the fork server has forked to a waiting request, or keep it as the spare.
+        """Give a kernel that the fork server has forked to a waiting request. If no request waits, keep the kernel as the spare.
 
         Args:
             pid: Pid that the fork server has reported; may be any value.
@@ -544,7 +551,7 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def _rehearse(self, spare: KernelProcess, done: Callable[[bool], object]) -> None:
-        """Let a spare run a cell without output, so that its first real cell is fast: the first access to a memory page after a restore is slow.
+        """Let a spare run a cell without output. The first access to a memory page after a restore is slow; this makes the next cell fast.
 
         Args:
             spare: The spare.
@@ -562,7 +569,7 @@ class Prefork:
         look(MAX_REHEARSAL_POLLS)
 
     def _report_warm(self, *, has_spare: bool) -> None:
-        """Call the callbacks that were passed to :meth:`warm`. In lean mode, end the fork server if the spare is ready.
+        """Call the callbacks that were passed to :meth:`warm`. In lean mode, first end the fork server if the spare is ready and no request waits.
 
         Args:
             has_spare: Argument of the callbacks: True if the spare is ready.
@@ -581,7 +588,7 @@ class Prefork:
         self._report_warm(has_spare=False)
 
     def _on_server_end(self) -> None:
-        """Handle a fork server that has ended, has not responded in time, or has sent an invalid message: waiting requests get no kernel."""
+        """Drop a fork server that has ended, has not responded in time, or has sent an invalid message. Waiting requests get None."""
         self._failures += 1
         self.drop()
         self._refuse_waiting()
