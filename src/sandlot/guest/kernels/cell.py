@@ -63,7 +63,7 @@ class OutputInterleaving:
     A run is a sequence of consecutive bytes of one channel, or a sequence of consecutive events.
 
     Attributes:
-        first: Number of the oldest run in ``runs``, counted from 0 over all runs of the cell.
+        first: Index of the oldest run in ``runs`` among all runs of the cell, forgotten runs included. The first run of a cell has the index 0.
         runs: Kind and end of each run, oldest first. The kind is a channel (1 or 2) or ``EVENTS``. The end is the byte offset in the channel
             after the run, or the number of events up to the end of the run.
     """

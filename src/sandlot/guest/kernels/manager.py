@@ -3,10 +3,10 @@
 Invariants:
 - A context has one language and at most one kernel process, which runs as ``user`` on an interpreter of the image. The exception is the bash
   kernel: its program runs on the guest's interpreter and controls the bash of the image.
-- A default context (``languages.DEFAULTS``) that does not exist, or was removed, is created when a call uses it. At most ``MAX_CONTEXTS``
-  contexts exist in addition to the default contexts.
+- A default context (``languages.DEFAULTS``) that does not exist is created when a cell needs the context, also after its removal. At most
+  ``MAX_CONTEXTS`` contexts exist in addition to the default contexts.
 - Waiting cells are limited in number for each context, and in total size for all contexts.
-- The id of a cell is the id of the ``kernel.execute`` call that submitted it. A repeated call with this id follows the existing cell.
+- The id of a cell is the id of the ``kernel.execute`` call that submitted it. A repeated call with this id gets the output of the existing cell.
 """
 
 from __future__ import annotations

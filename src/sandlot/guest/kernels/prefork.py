@@ -551,7 +551,7 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def _rehearse(self, spare: KernelProcess, done: Callable[[bool], object]) -> None:
-        """Let a spare run a cell without output. The first access to a memory page after a restore is slow; this makes the next cell fast.
+        """Let a spare run a cell without output, to load the memory pages that cells need. The first access to a page after a restore is slow.
 
         Args:
             spare: The spare.
