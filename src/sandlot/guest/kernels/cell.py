@@ -90,7 +90,7 @@ class OutputInterleaving:
 
 
 class CellOutputBuffer(Buffer):
-    """Buffer for the output of one channel of a cell. Adds all output that is written also to the cell's :class:`OutputInterleaving`."""
+    """Buffer for the output of one channel of a cell. Each write is also recorded in the cell's :class:`OutputInterleaving`."""
 
     __slots__ = ("_channel", "_order")
 
@@ -234,7 +234,7 @@ class Cell:
         """Apply the cell's limits to a new result: ``MAX_RESULTS_BYTES`` and the number of events. Return the event to keep.
 
         Returns:
-            The result, if the limits allow it. Otherwise a note, for the first result that exceeds a limit, and None for all later results that do.
+            The result, if the limits allow it. A note for the first result that exceeds a limit; None for every later result that exceeds a limit.
         """
         if self._clears:
             self._clears = False

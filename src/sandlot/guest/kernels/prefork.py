@@ -1,7 +1,7 @@
 """Forked Python kernels, which start faster than a new program.
 
-The fork server is a process that has imported the packages that kernels use (IPython, numpy, pandas, Matplotlib). Each kernel is forked from it.
-A spare is one such kernel that waits, ready and idle, until a context needs a kernel.
+The fork server is a process that has imported the packages that kernels use (IPython, numpy, pandas, Matplotlib). Kernels are forked from it.
+A spare kernel (a spare) is a forked kernel that waits, ready and idle, until a context needs a kernel.
 
 A fork server is started in three cases:
 
@@ -59,7 +59,7 @@ The imports of a fork server take 0.3 to 1.5 s of CPU time in gVisor. The delay 
 MAX_POSTPONEMENTS = 25
 """Number of attempts, ``AHEAD_S`` apart, to fork the next spare. Every attempt except the last is postponed if a command or a cell runs."""
 REFILL_S = 0.25
-"""Seconds from the handover of a spare to a context until the next spare is forked, so that the fork does not slow down the context's first cell."""
+"""Seconds from the handover of a spare kernel to a context until the next fork, so that the fork does not slow down the context's first cell."""
 START_TIMEOUT_S, FORK_TIMEOUT_S = 15.0, 5.0
 """Maximum time in seconds until a request for a kernel gets its response: while the fork server imports packages, and after its imports."""
 MAX_FAILURES = 3
@@ -208,14 +208,14 @@ class KernelForkServer:
 
 
 class Prefork:
-    """The source of forked Python kernels: the fork server, the spare, and the requests that wait for a kernel.
+    """The source of forked Python kernels: the fork server, the spare kernel, and the requests that wait for a kernel.
 
     Args:
         loop: The guest's loop.
         spawner: Starts the fork server.
         children: Table of child processes, to which each forked kernel is added.
         identity: Environment and entropy of the sandbox.
-        oom: Decides whether the memory limit is large enough for a spare.
+        oom: Decides whether the memory limit is large enough for a spare kernel.
         groups: Creates the process group of each forked kernel.
     """
 
@@ -272,7 +272,7 @@ class Prefork:
 
     @property
     def is_up(self) -> bool:
-        """True if there is a spare, or a fork server that can fork kernels. Each of these proves that the image can run Python."""
+        """True if there is a spare kernel, or a fork server that can fork kernels. Either shows that the image can run Python."""
         return self._spare is not None or (self._server is not None and self._server.is_ready)
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -308,11 +308,11 @@ class Prefork:
         return True
 
     def warm(self, done: Callable[[bool], object], *, lean: bool) -> None:
-        """Prepare a spare now, even if a command runs: start the fork server if necessary, and fork the spare.
+        """Prepare a spare kernel now, even if a command runs: start the fork server if necessary, and fork the kernel.
 
         Args:
-            done: Called once: with True when the spare is ready and idle, or with False if there will be no spare.
-            lean: True to end the fork server when the spare is ready, to save memory.
+            done: Called once: with True when the spare kernel is ready and idle, or with False if no spare kernel can be prepared.
+            lean: True to end the fork server when the spare kernel is ready, to save memory.
         """
         self._is_lean = lean
         if self._server is None and self._spare is not None and lean:
@@ -340,7 +340,7 @@ class Prefork:
     def resume(self) -> None:
         """Continue a suspended fork server, or schedule the start of a postponed one. Called when the last command has ended.
 
-        In lean mode, drop the spare if commands have installed or removed packages, and schedule the preparation of a new spare.
+        In lean mode, drop the spare kernel if commands have installed or removed packages, and schedule the preparation of another kernel.
         """
         self._commands_run = False
         if self._server is not None:
@@ -354,7 +354,7 @@ class Prefork:
                 self._schedule(AHEAD_S)
 
     def on_cells(self, *, running: bool) -> None:
-        """Record whether a cell runs. If no cell runs any more and there is no spare, schedule the fork of the next spare.
+        """Record whether a cell runs. If no cell runs any more and there is no spare kernel, schedule the fork of the next spare kernel.
 
         Args:
             running: True if a cell of any context runs.
@@ -364,10 +364,10 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def on_wake(self, env: dict[str, str], python: str | None) -> None:
-        """End the fork server and the spare if a wake has changed the interpreter or the start-up variables. Otherwise, wake the spare.
+        """End the fork server and the spare kernel if a wake has changed the interpreter or the start-up variables.
 
-        Then schedule the preparation of a spare. Nothing is scheduled in lean mode, if the memory limit is too small for a spare, or if there is
-        neither a fork server nor a spare and the image has no IPython.
+        Otherwise send a ``wake`` message to the spare kernel. Then schedule the preparation of a spare kernel. Nothing is scheduled in lean mode,
+        if the memory limit is too small for a spare kernel, or if there is neither a fork server nor a spare kernel and the image has no IPython.
 
         Args:
             env: Complete environment of ``user`` after the wake.
@@ -378,8 +378,8 @@ class Prefork:
         if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
             self.drop()
         if self._spare is not None:
-            # After a restore, a process needs some time until it runs again. This message makes the spare run before a context needs a kernel.
-            # The context that later gets the spare sends another message of this kind, with the environment of the context.
+            # After a restore, a process needs some time until it runs again. This message makes the spare kernel run before it is needed.
+            # The context that later gets the kernel sends another ``wake`` message, with the environment of the context.
             self._spare.wake(dict(self._identity.env), self._identity.fresh_entropy(), "")
         if self._is_lean:
             return
@@ -387,7 +387,7 @@ class Prefork:
             self._schedule(AHEAD_S)
 
     def drop(self) -> None:
-        """End the fork server, the spare, and a fork in progress. Requests that wait for a kernel then wait for the next fork server."""
+        """End the fork server, the spare kernel, and a fork in progress. Waiting requests are kept for the next fork server."""
         server, self._server = self._server, None
         spare, self._spare = self._spare, None
         forking, self._forking = self._forking, None
@@ -431,10 +431,10 @@ class Prefork:
             self._timer = self._loop.call_later(delay_s, self._make_ahead)
 
     def _make_ahead(self) -> None:
-        """Start a fork server, or let the existing fork server prepare the next spare.
+        """Start a fork server, or let the existing fork server prepare the next spare kernel.
 
-        While a command runs, no fork server is started. While a command or a cell runs, an existing fork server prepares a spare only at the last
-        of ``MAX_POSTPONEMENTS`` attempts.
+        While a command runs, no fork server is started. While a command or a cell runs, an existing fork server prepares a spare kernel
+        only at the last of ``MAX_POSTPONEMENTS`` attempts.
         """
         self._timer = None
         self._is_postponed = self._server is None and self._commands_run
@@ -463,7 +463,7 @@ class Prefork:
         return self._server
 
     def _advance(self) -> None:
-        """Do the step that comes next: let the fork server check its imports, give the spare to a waiting request, or fork a kernel."""
+        """Do the step that is due next: let the fork server check its imports, give the spare kernel to a waiting request, or fork a kernel."""
         server = self._server
         if server is None or not server.is_ready or self._forking is not None or self._check is not None:
             return
@@ -514,7 +514,7 @@ class Prefork:
             self._on_forked(message["pid"], pipes, server)
 
     def _on_forked(self, pid: Any, pipes: KernelPipes, server: KernelForkServer) -> None:
-        """Give a kernel that the fork server has forked to a waiting request. If no request waits, keep the kernel as the spare.
+        """Give a kernel that the fork server has forked to a waiting request. If no request waits, keep it as the spare kernel.
 
         Args:
             pid: Pid that the fork server has reported; may be any value.
@@ -551,11 +551,11 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def _rehearse(self, spare: KernelProcess, done: Callable[[bool], object]) -> None:
-        """Let a spare run a cell without output, to load the memory pages that cells need. The first access to a page after a restore is slow.
+        """Let the spare kernel run a cell without output, to load the memory that cells need. After a restore, the first access to a page is slow.
 
         Args:
-            spare: The spare.
-            done: Called with True when the spare has run the cell or ``MAX_REHEARSAL_POLLS`` is reached, and with False if the spare is gone.
+            spare: The spare kernel.
+            done: Called with True when the kernel has run the cell or ``MAX_REHEARSAL_POLLS`` is reached, and with False if the kernel has ended.
         """
         before = spare.read_ahead()
         spare.send({"op": "rehearse"})
@@ -569,10 +569,12 @@ class Prefork:
         look(MAX_REHEARSAL_POLLS)
 
     def _report_warm(self, *, has_spare: bool) -> None:
-        """Call the callbacks that were passed to :meth:`warm`. In lean mode, first end the fork server if the spare is ready and no request waits.
+        """Call the callbacks that were passed to :meth:`warm`.
+
+        In lean mode, first end the fork server, if the spare kernel is ready and no request waits.
 
         Args:
-            has_spare: Argument of the callbacks: True if the spare is ready.
+            has_spare: Argument of the callbacks: True if the spare kernel is ready.
         """
         warming, self._warming = self._warming, []
         if warming and has_spare and self._is_lean and self._server is not None and self._spare is not None and not self._waiting:
