@@ -61,16 +61,16 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
     if language == "python":
         python = find_python(env)
         if python is None:
-            raise RpcError("unsupported", "The image has no python, so it cannot run Python code.", "Use a template with Python.")
+            raise RpcError("unsupported", "The image has no python, so it cannot run Python code.", "Use a template with Python, or run commands.")
         return [python, f"{PROGRAMS}/python/kernel.py", *(["--instead"] if plain else [])]
     if language == "bash":
         if not os.path.exists(BASH):
-            raise RpcError("unsupported", "The image has no bash, so it cannot run bash code.", "Use a template with bash.")
+            raise RpcError("unsupported", "The image has no bash, so it cannot run bash code.", "Use a template with bash, or run commands.")
         return [*OWN_PYTHON, f"{PROGRAMS}/bash/kernel.py"]
     if language == "javascript":
         node = find(("node", "nodejs"), env)
         if node is None:
-            hint = "Use a template with Node.js."
+            hint = "Use a template with Node.js, or install Node.js."
             raise RpcError("unsupported", "The image has no Node.js, so it cannot run JavaScript code.", hint)
         # Pass --openssl-config only if the option has an effect, because a Node.js that was built without this option would not start.
         random = [] if plain or "OPENSSL_CONF" in env or not _has_randomness() else [f"--openssl-config={PROGRAMS}/javascript/openssl.cnf"]
