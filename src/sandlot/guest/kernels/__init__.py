@@ -1,1 +1,1 @@
-"""Code contexts: their kernels, which are the processes that run cells, and the cells."""
+"""Code contexts, their kernels (the processes that run code), and their cells (the executions of code)."""

@@ -1,8 +1,8 @@
-"""Cells: the output, the events and the result of one execution, and the followers, which are the calls that receive them.
+"""Cells: the output, the events and the result of one execution. A follower is a call that receives the output, events and result of a cell.
 
 Invariants:
-- A follower receives output and events in their original order, across standard output and standard error. The order is kept for the last
-  ``MAX_RUNS`` runs. A run is a sequence of consecutive bytes of one channel, or of consecutive events.
+- A follower receives output and events in their original order, across standard output and standard error. The guest remembers this order for the
+  last ``MAX_RUNS`` runs only. A run is a sequence of consecutive bytes of one channel, or of consecutive events.
 - If a follower does not read and the buffer of the running cell is full, the guest stops reading from the kernel. The kernel then blocks when it
   writes.
 - After an interrupt or the end of the cell, the guest reads from the kernel even if a follower does not read. Output that a follower has not read
@@ -10,8 +10,8 @@ Invariants:
 - A follower that was attached with ``wait=False`` receives the output and events that existed when it was attached. The call of the follower then
   ends, even if the cell is still running.
 - A cell that has ended still accepts output of its threads and child processes, as long as the guest remembers the cell.
-- The results of a cell together take at most ``MAX_RESULTS_BYTES``; cleared and replaced results are not included. A result that would
-  exceed this limit is dropped, and the follower gets a note in place of the first dropped result. Errors have a separate limit, ``MAX_ERRORS_BYTES``.
+- The results of a cell together take at most ``MAX_RESULTS_BYTES``, without cleared and replaced results. A result that would exceed this
+  limit is dropped, and the follower gets a note in place of the first dropped result. Errors have a separate limit, ``MAX_ERRORS_BYTES``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class OutputInterleaving:
     A run is a sequence of consecutive bytes of one channel, or a sequence of consecutive events.
 
     Attributes:
-        first: Number of the oldest run in ``runs``, counted from 0 over all runs of the cell.
+        first: Index of the oldest run in ``runs`` among all runs of the cell, forgotten runs included. The first run of a cell has the index 0.
         runs: Kind and end of each run, oldest first. The kind is a channel (1 or 2) or ``EVENTS``. The end is the byte offset in the channel
             after the run, or the number of events up to the end of the run.
     """
@@ -90,7 +90,7 @@ class OutputInterleaving:
 
 
 class CellOutputBuffer(Buffer):
-    """Buffer for the output of one channel of a cell, which also records the output's position in an :class:`OutputInterleaving`."""
+    """Buffer for the output of one channel of a cell. Each write is also recorded in the cell's :class:`OutputInterleaving`."""
 
     __slots__ = ("_channel", "_order")
 
@@ -100,7 +100,7 @@ class CellOutputBuffer(Buffer):
         self._order = order
 
     def append(self, data: bytes) -> None:
-        """Append bytes that the cell has written to this channel, and record their position among other output and events."""
+        """Append bytes that the cell has written to this channel, and record that they follow all earlier output and events of the cell."""
         super().append(data)
         self._order.note(self._channel, self.end)
 
@@ -138,7 +138,7 @@ class Cell:
         kernel: Id of the context that the cell belongs to.
         interrupt_cause: ``interrupt`` or ``timeout`` if the cell was interrupted; empty if the cell was not interrupted.
         result: Status, execution count and duration of the ended cell; None until the cell has ended.
-        on_sent: Called while the cell runs, when followers have received output and the guest may read more from the kernel.
+        on_sent: Called while the cell runs, whenever the buffers may have room again, so that the guest can read more from the kernel.
         on_late: Called when a cell that has ended may have received more output from its threads or child processes.
         request_bytes: Size in bytes of the code and the environment, for the limits on queued cells; 0 after the end of the cell.
     """
@@ -231,10 +231,10 @@ class Cell:
             self.pump()
 
     def _add_display(self, event: dict[str, Any], size: int) -> dict[str, Any] | None:
-        """Count a result against the cell's limit of ``MAX_RESULTS_BYTES``, and return the event to keep for it.
+        """Apply the cell's limits to a new result: ``MAX_RESULTS_BYTES`` and the number of events. Return the event to keep.
 
         Returns:
-            The result if it fits, a note in place of the first result that does not fit, or None for all later ones.
+            The result, if the limits allow it. A note for the first result that exceeds a limit; None for every later result that exceeds a limit.
         """
         if self._clears:
             self._clears = False
@@ -265,9 +265,10 @@ class Cell:
         self._results_bytes = 0
 
     def _add_error(self, event: dict[str, Any], size: int) -> dict[str, Any] | None:
-        """Return the event to keep for an error, shortened if it exceeds ``MAX_ERRORS_BYTES``; None if the cell already has ``MAX_EVENTS`` events.
+        """Return the event to keep for an error, or None if the cell already has ``MAX_EVENTS`` events.
 
-        The texts of all earlier errors are dropped if all errors together would exceed ``MAX_ERRORS_BYTES``.
+        An error that is larger than ``MAX_ERRORS_BYTES`` is shortened. If all errors of the cell together would exceed this limit, the texts of
+        all earlier errors are dropped.
         """
         if len(self.events) >= MAX_EVENTS:
             return None
@@ -349,7 +350,7 @@ class Cell:
             if (has_all and self.result is not None) or follower.has_enough:
                 self._remove(follower)
                 follower.call.on_gone = None
-                # A follower that has not received everything gets the status "running", even if the cell has ended.
+                # A follower with ``wait=False`` that has not received all output and events gets the status "running", even if the cell has ended.
                 follower.call.result(**((has_all and self.result) or self._state("running")))
         if self.on_sent is not None:
             self.on_sent()
@@ -358,7 +359,7 @@ class Cell:
 
     def _on_lost(self, follower: CellFollower) -> None:
         self._remove(follower)
-        # A restarted service may attach to the cell again. Until HOLD_S has passed, a full buffer blocks the kernel, and no output is dropped.
+        # A restarted service may attach to the cell again. For HOLD_S seconds, a full buffer therefore blocks the kernel, and no output is dropped.
         self.outputs.held = True
         self._loop.call_later(HOLD_S, self._release)
         if self.on_sent is not None:
@@ -382,7 +383,7 @@ class CellFollower:
         call: The call.
         reader: Byte offsets in standard output and standard error of the next bytes to send.
         next_event: Index of the next event to send, counted from 0.
-        until: Byte offset in each channel, and number of events, after which the call ends; None to follow until the end of the cell.
+        until: Byte offset in each channel, and number of events, after which the call ends. None if the call ends with the cell.
     """
 
     __slots__ = ("_next_event", "_run", "_until", "call", "reader")
@@ -396,7 +397,7 @@ class CellFollower:
 
     @property
     def has_enough(self) -> bool:
-        """True if the call does not wait for the end of the cell, and has received everything up to ``until``."""
+        """True if the call was attached with ``wait=False`` and has received all output and events that existed at that time."""
         if self._until is None:
             return False
         ends, events = self._until
@@ -418,7 +419,7 @@ class CellFollower:
             if self._run == last:
                 break  # the cell may still extend the last run
             self._run += 1
-        # If ``order`` has forgotten runs, some of their bytes and events may still be unsent. Send these in any order.
+        # ``order`` forgets runs before the last MAX_RUNS. Bytes and events of forgotten runs that are still unsent are sent in any order.
         return self.reader.pump(cell.outputs.buffers) and self._send_events(cell, len(cell.events))
 
     def _send_events(self, cell: Cell, end: int) -> bool:
@@ -442,8 +443,8 @@ def kernel_death_message(status: str, language: str, *, began: bool, late: bool)
         status: Status of the cell: ``killed``, ``died`` or ``oom``.
         language: Language of the cell.
         began: True if the cell was sent to the kernel; False if the kernel ended during its start.
-        late: For a cell that was sent to the kernel, True if the cell was interrupted before the kernel ended. For a cell that was not sent,
-            True if the kernel did not start in time.
+        late: If ``began`` is True: True if the cell was interrupted before the kernel ended. If ``began`` is False: True if the kernel was
+            killed because it did not start in time.
     """
     if status == "oom":
         return "The kernel was killed because the sandbox ran out of memory. Its variables are lost."

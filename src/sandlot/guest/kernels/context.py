@@ -49,7 +49,7 @@ class CodeContext(KernelEventHandler):
 
     Args:
         loop: The guest's loop.
-        identity: Environment and entropy of the sandbox.
+        identity: The sandbox's identity, which includes its environment variables and entropy.
         starter: Starts kernels.
         oom: Decides whether a kernel was killed because the sandbox ran out of memory.
         cells: Store of the cells of all contexts.
@@ -199,12 +199,12 @@ class CodeContext(KernelEventHandler):
         self._apply(states.KERNEL_ENDING, reason)
 
     def on_wake(self) -> None:
-        """Send the kernel the sandbox's new environment after a wake, and entropy that no copy of this kernel in another sandbox receives."""
+        """After a wake, send the kernel the sandbox's new environment, and entropy that differs from the entropy of copies in other sandboxes."""
         if self.kernel is not None:
             self.kernel.wake(self.env, self._identity.fresh_entropy(), "")  # empty: keep the working directory that cells have set
 
     def on_copied(self) -> None:
-        """Abort the queued cells, because this sandbox was created as a copy: the clients follow the same cells in the original sandbox."""
+        """Abort the queued cells, because this sandbox was created as a copy. The clients wait for these cells in the original sandbox."""
         self._abort_queue("This sandbox is a copy, and the cell belongs to the original.")
         self._last_cell = self.cell
 
@@ -264,10 +264,10 @@ class CodeContext(KernelEventHandler):
         self.end_kernel("oom" if was_killed and self._oom.explains(peak_bytes) else "died")
 
     def on_killed(self, reason: str) -> None:
-        """Kill the processes that the kernel has left behind, if the guest has killed the kernel for lack of memory.
+        """Kill all processes of the kernel, if the guest has killed the kernel's own process for lack of memory.
 
         Args:
-            reason: ``oom`` for lack of memory, ``pids`` for too many processes. For ``pids``, nothing is done: :meth:`on_exit` handles the end.
+            reason: ``oom`` for lack of memory, ``pids`` for too many processes. For ``pids``, nothing is done here: :meth:`on_exit` handles the end.
         """
         if reason == "oom":
             self.end_kernel(reason)
@@ -392,7 +392,7 @@ class CodeContext(KernelEventHandler):
             self._ignore_backpressure()
 
     def _ignore_backpressure(self) -> None:
-        """Read from the kernel from now on, even if followers of the cell do not read. The message about the end of the cell can then arrive."""
+        """Read from the kernel from now on, even if followers of the cell do not read, so that the message about the end of the cell can arrive."""
         if self.cell is not None:
             self.cell.outputs.ignores_backpressure = True
         if self.kernel is not None:

@@ -7,7 +7,7 @@ Invariants:
 - For each cell that was sent to a kernel, exactly one of the actions ``FINISH_CELL`` and ``FAIL_CELL`` ends the cell.
 - In a state whose name begins with ``ENDING``, a context sends neither cells nor signals. Such a state lasts until the process of the kernel
   has ended and all its output was read.
-- An event without an entry for the present state is ignored.
+- An event that has no entry in ``TRANSITIONS`` for the present state is ignored.
 """
 
 from __future__ import annotations
@@ -194,5 +194,5 @@ def step(state: str, event: str) -> tuple[str, tuple[str, ...]]:
 
 
 def has_interruptible_cell(state: str) -> bool:
-    """Return True if a context in this state has a cell that was sent and has not ended, and the kernel is not ending."""
+    """Return True if, in this state, a cell was sent to the kernel and has not ended, and the kernel itself is not ending."""
     return state in {SENT, RUNNING, INTERRUPTING_SENT, INTERRUPTING}

@@ -2,14 +2,14 @@
 
 Invariants:
 - The guest limits the size of a kernel's messages and validates them. A kernel that sends an invalid message is killed.
-- C code and child processes of the kernel write to two pipes. Before the guest handles a message other than ``started``, it reads both pipes,
-  so that output that was written before the message is delivered first.
+- C code and child processes of the kernel write to two pipes. Before the guest handles a message other than ``started``, the guest reads
+  both pipes, so that output that was written before the message is delivered before the message.
 - If the buffer of a cell is full because a client does not read, the guest stops reading from this cell's kernel, but not from other kernels.
 - The guest delivers all output of a kernel before it reports the end of the kernel.
 - The guest handles at most ``MESSAGES_PER_TURN`` messages of a kernel in one turn of the loop, so that a busy kernel does not delay
   other kernels and calls.
-- A kernel cannot make the guest block in a write: the two ends of the flush pipe are separate open files, so the kernel cannot make the
-  guest's end a blocking descriptor.
+- A kernel cannot make the guest block in a write to the flush pipe. O_NONBLOCK is a flag of an open file, and the two ends of a pipe are
+  separate open files, so the kernel cannot change the flag of the guest's end.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class KernelPipes:
         return [self._kernel_socket.fileno(), *([self._kernel_flush] if self._kernel_flush >= 0 else [])]
 
     def close_kernel_ends(self) -> None:
-        """Close the guest's copies of the kernel's ends. Call this after the kernel's process has inherited or received the descriptors."""
+        """Close the guest's copies of the descriptors for the kernel. Call this after the kernel's process has inherited or received them."""
         self._kernel_socket.close()
         os.close(self._kernel_out)
         os.close(self._kernel_err)
@@ -296,12 +296,13 @@ class KernelProcess:
         pid: Pid of the kernel, which leads its session.
         pipes: Socket and pipes to the kernel. Ownership of the guest's ends passes to this object.
         group: Process group of the kernel, to interrupt and kill the kernel with all processes that it starts.
-        env: Environment variables that the kernel got from the sandbox and the context, without the variables of its user account.
+        env: Environment variables of the sandbox and the context with which the kernel was started. Variables of the user account, such as
+            HOME, are not included.
 
     Attributes:
         pid: Pid of the kernel.
         end_reason: Reason for the end: ``killed``, ``died``, ``oom`` or ``late``; empty until :meth:`end`.
-        handler: Context that receives the events of the kernel; None while the kernel is a spare.
+        handler: Context that receives the events of the kernel; None until a context gets the kernel.
         on_unused_exit: Called if the process ends while ``handler`` is None.
     """
 
@@ -359,7 +360,7 @@ class KernelProcess:
     # -- before the first cell -----------------------------------------------------------------------------------------
 
     def serve(self, handler: KernelEventHandler) -> None:
-        """Start to read the messages of the kernel and to pass its events to ``handler``, including messages that :meth:`read_ahead` received."""
+        """Start to read the messages of the kernel, and pass its events to ``handler``: first those that :meth:`read_ahead` has received."""
         self.handler = handler
         self._channel.serve(self._read)
         if self._channel.received_bytes:
@@ -396,8 +397,8 @@ class KernelProcess:
         Called after a wake of the sandbox, and when a context gets the kernel.
 
         Args:
-            env: New variables of the sandbox and the context. A variable that is equal to its previous value in ``env`` is not sent, so that
-                the kernel keeps a value that cells have set.
+            env: New variables of the sandbox and the context. A variable that has the same value as in the previous call, or as at the start
+                of the kernel, is not sent: the kernel keeps a value that cells have set.
             entropy: 64 random bytes that no other kernel receives.
             cwd: New working directory; empty to keep the present directory.
         """
@@ -410,7 +411,7 @@ class KernelProcess:
         self.send({"op": "wake", "entropy": entropy, "env": changed, "gone": removed, "cwd": cwd})
 
     def request_flush(self) -> None:
-        """Request the messages that the kernel delays. Does nothing if the kernel has no flush pipe."""
+        """Ask the kernel to send the messages that it has delayed. Does nothing if the kernel has no flush pipe."""
         if self._flush_fd >= 0:
             try:
                 os.write(self._flush_fd, b"\0")
@@ -494,7 +495,7 @@ class KernelProcess:
         if received:
             self._deliver()
         elif received == 0:
-            # Usually the kernel's process has ended and is about to be reaped. A kernel that has only closed its socket is killed after EXIT_S.
+            # The socket is closed, usually because the kernel's process has ended. A kernel whose process still runs after EXIT_S is killed.
             self._channel.end_input()
             self._loop.call_later(EXIT_S, self._report_violation)
 
@@ -538,7 +539,7 @@ class KernelProcess:
             if self._next_event is None:
                 return not self.end_reason or self._drain_pipes()
             message, size = self._next_event
-            # Read the pipes once for all messages received so far, but not for "started": the pipes may already contain output of the new cell.
+            # Read the pipes once, before the first received message that is not "started". Before "started", they may contain output of the new cell.
             if message["event"] != "started" and not (drained := drained or self._drain_pipes()):
                 return False
             self._next_event = None
@@ -567,7 +568,7 @@ class KernelProcess:
             self._deliver()
 
     def _drain_pipes(self) -> bool:
-        """Read both output pipes. Return True if both are empty now. Usually a single poll(2) shows that both are empty."""
+        """Read both output pipes, unless poll(2) shows that they are empty already, which is the usual case. Return True if they are empty now."""
         return not self._output_poll.poll(0) or all([pipe.drain() for pipe in self._output_pipes if pipe.is_open])  # noqa: C419 - each, also after a full one
 
     def _deliver_output(self) -> bool:

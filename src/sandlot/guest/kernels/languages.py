@@ -65,14 +65,14 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
         return [python, f"{PROGRAMS}/python/kernel.py", *(["--instead"] if plain else [])]
     if language == "bash":
         if not os.path.exists(BASH):
-            raise RpcError("unsupported", "The image has no bash, so it has no bash context.", "Use a template with bash, or run commands.")
+            raise RpcError("unsupported", "The image has no bash, so it cannot run bash code.", "Use a template with bash, or run commands.")
         return [*OWN_PYTHON, f"{PROGRAMS}/bash/kernel.py"]
     if language == "javascript":
         node = find(("node", "nodejs"), env)
         if node is None:
             hint = "Use a template with Node.js, or install Node.js."
             raise RpcError("unsupported", "The image has no Node.js, so it cannot run JavaScript code.", hint)
-        # Pass the option only if it has an effect: a Node.js that was built without OpenSSL options does not start with this option.
+        # Pass --openssl-config only if the option has an effect, because a Node.js that was built without this option would not start.
         random = [] if plain or "OPENSSL_CONF" in env or not _has_randomness() else [f"--openssl-config={PROGRAMS}/javascript/openssl.cnf"]
         # Terminating a cell leaves node's stack of asynchronous calls unbalanced. Without --no-force-async-hooks-checks, node would then abort.
         return [node, "--no-force-async-hooks-checks", *random, f"{PROGRAMS}/javascript/kernel.mjs"]

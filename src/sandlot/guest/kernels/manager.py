@@ -3,10 +3,10 @@
 Invariants:
 - A context has one language and at most one kernel process, which runs as ``user`` on an interpreter of the image. The exception is the bash
   kernel: its program runs on the guest's interpreter and controls the bash of the image.
-- A default context (``languages.DEFAULTS``) is created when a call first uses it, and again after its removal. At most ``MAX_CONTEXTS``
-  contexts exist in addition to the default contexts.
+- A default context (``languages.DEFAULTS``) that does not exist is created when a cell needs the context, also after its removal. At most
+  ``MAX_CONTEXTS`` contexts exist in addition to the default contexts.
 - Waiting cells are limited in number for each context, and in total size for all contexts.
-- The id of a cell is the id of the ``kernel.execute`` call that submitted it. A repeated call with this id follows the existing cell.
+- The id of a cell is the id of the ``kernel.execute`` call that submitted it. A repeated call with this id gets the output of the existing cell.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KernelManager:
 
     Args:
         loop: The guest's loop.
-        identity: Environment and workspace of the sandbox.
+        identity: The sandbox's identity, which includes its environment variables and its default working directory.
         starter: Starts the kernels of contexts.
         prefork: Keeps a spare Python kernel.
         oom: Watches free memory while cells run.
@@ -94,7 +94,7 @@ class KernelManager:
         call.result()
 
     def execute(self, call: Call) -> None:
-        """Handle ``kernel.execute``: queue a cell and follow it. If the call's id is the id of a known cell, only follow this cell."""
+        """Handle ``kernel.execute``: queue a cell and send its output to the call. If a cell with the call's id exists already, no cell is queued."""
         cell = self._cells.get(call.id)
         if cell is not None:
             cell.follow(call, 0, 0, 0)
@@ -115,9 +115,9 @@ class KernelManager:
         cell.follow(call, args["events_from"], args["stdout_from"], args["stderr_from"], wait=args["wait"] is not False)
 
     def interrupt(self, call: Call) -> None:
-        """Handle ``kernel.interrupt``: interrupt the cell ``execution``, or the running cell of the context ``kernel`` if ``execution`` is None.
+        """Handle ``kernel.interrupt``: interrupt the cell with the id ``execution``. A cell that is still queued is aborted.
 
-        If the cell is still queued, it is aborted.
+        If ``execution`` is None, interrupt the running cell of the context ``kernel``.
         """
         execution = call.args["execution"]
         if execution is None:
@@ -148,9 +148,10 @@ class KernelManager:
         call.result()
 
     def warm(self, call: Call) -> None:
-        """Handle ``guest.warm``: prepare a spare kernel and respond when the spare is idle.
+        """Handle ``guest.warm``: prepare a spare kernel and respond when the spare kernel is idle.
 
-        If there can be no spare and ``lean`` is not True, start the kernel of the default context instead.
+        If no spare kernel can be prepared, start the kernel of the default context instead. If the argument ``lean`` of the call is True, respond
+        without starting this kernel.
         """
         lean = call.args["lean"] is True
 
@@ -181,7 +182,7 @@ class KernelManager:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def on_wake(self, memory_bytes: int | None, env: dict[str, str], python: str | None) -> None:
-        """Tell all kernels that the sandbox was woken, and prepare a spare kernel if the image has IPython, whose import takes long.
+        """Set the memory limit, send the new environment to all kernels, and prepare a spare kernel if the image has IPython.
 
         Args:
             memory_bytes: Memory limit of the sandbox in bytes; None if unknown.
@@ -200,7 +201,7 @@ class KernelManager:
         self._cells.clear()
 
     def _on_activity(self) -> None:
-        """Tell the prefork, the memory watcher and the store of cells that a cell of a context has started or ended."""
+        """Inform the prefork (which keeps the spare kernel), the memory watcher and the store of cells that a cell has started or ended."""
         busy = self._busy_pids()
         self._prefork.on_cells(running=bool(busy))
         if busy:

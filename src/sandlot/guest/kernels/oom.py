@@ -134,7 +134,7 @@ class OomWatcher:
         self._limit_bytes = limit_bytes
 
     def watch(self, busy_pids: Callable[[], list[int]]) -> None:
-        """Start to measure free memory. The measurements end when no cell runs. Does nothing in a container: /proc/meminfo describes the host.
+        """Start to measure free memory. The measurements end when no cell runs. Does nothing in a container, where /proc/meminfo describes the host.
 
         Args:
             busy_pids: Returns the pids of the kernels that run a cell.
@@ -198,9 +198,10 @@ class OomWatcher:
             self._children.report_kill(pid, "oom")
 
     def _find_largest(self) -> int:
-        """Return the pid of the process with the most resident memory; 0 if each uses less than the limit divided by ``MIN_VICTIM_SHARE``.
+        """Return the pid of the largest process by resident memory; 0 if every process uses less than the limit divided by ``MIN_VICTIM_SHARE``.
 
-        Kernels that run a cell are examined first, because examining all processes takes longer.
+        Kernels that run a cell are examined first. If one of these uses more than half of the limit, the other processes are not examined,
+        because this would take longer.
         """
         largest = max(self._busy_pids(), key=resident_bytes, default=0)
         if largest and resident_bytes(largest) * LARGE_SHARE > self._limit_bytes:
@@ -236,8 +237,8 @@ def pause_s(room: int, rate: float) -> float:
         room: Bytes that processes may still use before a process must be killed.
         rate: Bytes per second by which ``room`` has shrunk between the last two measurements; 0 if there was only one measurement.
     """
-    # Choose the time so that four measurements take place before no memory is left, if processes use memory at the highest possible rate. If
-    # less than NEAR_BYTES are left, use the rate that was measured last instead, but at least half of the highest rate.
+    # Four measurements take place until ``room`` is used up at the rate ``fastest``. If ``room`` is large, this is the highest possible rate. If at
+    # most NEAR_BYTES are left, this is the measured rate, but at least half of the highest possible rate.
     fastest = FILL_RATE_BYTES if room > NEAR_BYTES else max(FILL_RATE_BYTES // 2, rate)
     return min(MAX_PAUSE_S, max(MIN_PAUSE_S, room / (4 * fastest)))
 

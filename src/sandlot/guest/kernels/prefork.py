@@ -1,7 +1,7 @@
 """Forked Python kernels, which start faster than a new program.
 
-The fork server is a process that has imported the packages that kernels use (IPython, numpy, pandas, Matplotlib). Each kernel is forked from it.
-A spare is one such kernel that waits, ready and idle, until a context needs a kernel.
+The fork server is a process that has imported the packages that kernels use (IPython, numpy, pandas, Matplotlib). Kernels are forked from it.
+A spare kernel (a spare) is a forked kernel that waits, ready and idle, until a context needs a kernel.
 
 A fork server is started in three cases:
 
@@ -20,7 +20,7 @@ Invariants:
   is a kernel. If no kernel is ready by then, the response is None and the fork server is ended.
 - In lean mode (argument ``lean`` of ``guest.warm``), the fork server is ended as soon as the spare is ready, to save memory. A new fork server
   is started when a context needs a kernel and there is no spare.
-- A wake of the sandbox does not end the spare if the interpreter and the start-up variables stay the same. The spare gets the entropy of the wake.
+- A wake of the sandbox ends the spare only if the interpreter or the start-up variables have changed. Otherwise the spare gets fresh entropy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ The imports of a fork server take 0.3 to 1.5 s of CPU time in gVisor. The delay 
 MAX_POSTPONEMENTS = 25
 """Number of attempts, ``AHEAD_S`` apart, to fork the next spare. Every attempt except the last is postponed if a command or a cell runs."""
 REFILL_S = 0.25
-"""Seconds from the handover of a spare to a context until the next spare is forked, so that the fork does not slow down the context's first cell."""
+"""Seconds from the handover of a spare kernel to a context until the next fork, so that the fork does not slow down the context's first cell."""
 START_TIMEOUT_S, FORK_TIMEOUT_S = 15.0, 5.0
 """Maximum time in seconds until a request for a kernel gets its response: while the fork server imports packages, and after its imports."""
 MAX_FAILURES = 3
@@ -88,8 +88,8 @@ class KernelForkServer:
         startup_variables: Variables in the fork server's environment that match ``languages.STARTUP_VARIABLES``.
         python: Path of the interpreter that runs the fork server.
         env: Environment variables of the sandbox when the fork server was started.
-        package_times: Folder of installed packages -> modification time in nanoseconds. The packages that the fork server
-            has imported have the state of these times or a newer state.
+        package_times: Folder of installed packages -> modification time in nanoseconds. As long as the folders have these times,
+            the packages that the fork server has imported are up to date.
         is_ready: True if the fork server can fork kernels.
         is_warm: True if the fork server has imported all packages.
         pid: Pid of the fork server.
@@ -208,14 +208,14 @@ class KernelForkServer:
 
 
 class Prefork:
-    """The source of forked Python kernels: the fork server, the spare, and the requests that wait for a kernel.
+    """The source of forked Python kernels: the fork server, the spare kernel, and the requests that wait for a kernel.
 
     Args:
         loop: The guest's loop.
         spawner: Starts the fork server.
         children: Table of child processes, to which each forked kernel is added.
         identity: Environment and entropy of the sandbox.
-        oom: Decides whether the memory limit is large enough for a spare.
+        oom: Decides whether the memory limit is large enough for a spare kernel.
         groups: Creates the process group of each forked kernel.
     """
 
@@ -272,7 +272,7 @@ class Prefork:
 
     @property
     def is_up(self) -> bool:
-        """True if there is a spare, or a fork server that can fork kernels. Each of these proves that the image can run Python."""
+        """True if there is a spare kernel, or a fork server that can fork kernels. Either shows that the image can run Python."""
         return self._spare is not None or (self._server is not None and self._server.is_ready)
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -308,11 +308,11 @@ class Prefork:
         return True
 
     def warm(self, done: Callable[[bool], object], *, lean: bool) -> None:
-        """Prepare a spare now, even if a command runs: start the fork server if necessary, and fork the spare.
+        """Prepare a spare kernel now, even if a command runs: start the fork server if necessary, and fork the kernel.
 
         Args:
-            done: Called once: with True when the spare is ready and idle, or with False if there will be no spare.
-            lean: True to end the fork server when the spare is ready, to save memory.
+            done: Called once: with True when the spare kernel is ready and idle, or with False if no spare kernel can be prepared.
+            lean: True to end the fork server when the spare kernel is ready, to save memory.
         """
         self._is_lean = lean
         if self._server is None and self._spare is not None and lean:
@@ -338,7 +338,10 @@ class Prefork:
             self._server.stop()
 
     def resume(self) -> None:
-        """Continue the work on the fork server and the spare that was postponed while commands ran. Called when the last command has ended."""
+        """Continue a suspended fork server, or schedule the start of a postponed one. Called when the last command has ended.
+
+        In lean mode, drop the spare kernel if commands have installed or removed packages, and schedule the preparation of another kernel.
+        """
         self._commands_run = False
         if self._server is not None:
             self._server.resume()
@@ -351,7 +354,7 @@ class Prefork:
                 self._schedule(AHEAD_S)
 
     def on_cells(self, *, running: bool) -> None:
-        """Record whether a cell runs. If no cell runs any more and there is no spare, schedule the fork of the next spare.
+        """Record whether a cell runs. If no cell runs any more and there is no spare kernel, schedule the fork of the next spare kernel.
 
         Args:
             running: True if a cell of any context runs.
@@ -361,10 +364,10 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def on_wake(self, env: dict[str, str], python: str | None) -> None:
-        """End the fork server and the spare if a wake has changed the interpreter or the start-up variables. Otherwise, wake the spare.
+        """End the fork server and the spare kernel if a wake has changed the interpreter or the start-up variables.
 
-        Schedule the next step towards a spare, except in lean mode or if the memory limit is too small for a spare. If there is neither a fork
-        server nor a spare, the image must also have IPython.
+        Otherwise send a ``wake`` message to the spare kernel. Then schedule the preparation of a spare kernel. Nothing is scheduled in lean mode,
+        if the memory limit is too small for a spare kernel, or if there is neither a fork server nor a spare kernel and the image has no IPython.
 
         Args:
             env: Complete environment of ``user`` after the wake.
@@ -375,8 +378,8 @@ class Prefork:
         if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
             self.drop()
         if self._spare is not None:
-            # After a restore, a process needs some time until it runs again. Wake the spare now, so that the next context does not have to wait
-            # until the spare runs. The context that gets the spare wakes it again, with the environment of the context.
+            # After a restore, a process needs some time until it runs again. This message makes the spare kernel run before it is needed.
+            # The context that later gets the kernel sends another ``wake`` message, with the environment of the context.
             self._spare.wake(dict(self._identity.env), self._identity.fresh_entropy(), "")
         if self._is_lean:
             return
@@ -384,7 +387,7 @@ class Prefork:
             self._schedule(AHEAD_S)
 
     def drop(self) -> None:
-        """End the fork server, the spare, and a fork in progress. Requests that wait for a kernel then wait for the next fork server."""
+        """End the fork server, the spare kernel, and a fork in progress. Waiting requests are kept for the next fork server."""
         server, self._server = self._server, None
         spare, self._spare = self._spare, None
         forking, self._forking = self._forking, None
@@ -428,7 +431,11 @@ class Prefork:
             self._timer = self._loop.call_later(delay_s, self._make_ahead)
 
     def _make_ahead(self) -> None:
-        """Start the next step towards a spare if neither a command nor a cell runs. Postpone the step if one of them runs."""
+        """Start a fork server, or let the existing fork server prepare the next spare kernel.
+
+        While a command runs, no fork server is started. While a command or a cell runs, an existing fork server prepares a spare kernel
+        only at the last of ``MAX_POSTPONEMENTS`` attempts.
+        """
         self._timer = None
         self._is_postponed = self._server is None and self._commands_run
         if self._is_postponed:
@@ -456,7 +463,7 @@ class Prefork:
         return self._server
 
     def _advance(self) -> None:
-        """Do the next step towards a kernel for a waiting request or towards a spare: check the imports, hand over the spare, or fork a kernel."""
+        """Do the step that is due next: let the fork server check its imports, give the spare kernel to a waiting request, or fork a kernel."""
         server = self._server
         if server is None or not server.is_ready or self._forking is not None or self._check is not None:
             return
@@ -507,7 +514,7 @@ class Prefork:
             self._on_forked(message["pid"], pipes, server)
 
     def _on_forked(self, pid: Any, pipes: KernelPipes, server: KernelForkServer) -> None:
-        """Give a kernel that the fork server has forked to a waiting request, or keep it as the spare.
+        """Give a kernel that the fork server has forked to a waiting request. If no request waits, keep it as the spare kernel.
 
         Args:
             pid: Pid that the fork server has reported; may be any value.
@@ -544,11 +551,11 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def _rehearse(self, spare: KernelProcess, done: Callable[[bool], object]) -> None:
-        """Let a spare run a cell without output, so that its first real cell is fast: the first access to a memory page after a restore is slow.
+        """Let the spare kernel run a cell without output, to load the memory that cells need. After a restore, the first access to a page is slow.
 
         Args:
-            spare: The spare.
-            done: Called with True when the spare has run the cell or ``MAX_REHEARSAL_POLLS`` is reached, and with False if the spare is gone.
+            spare: The spare kernel.
+            done: Called with True when the kernel has run the cell or ``MAX_REHEARSAL_POLLS`` is reached, and with False if the kernel has ended.
         """
         before = spare.read_ahead()
         spare.send({"op": "rehearse"})
@@ -562,10 +569,12 @@ class Prefork:
         look(MAX_REHEARSAL_POLLS)
 
     def _report_warm(self, *, has_spare: bool) -> None:
-        """Call the callbacks that were passed to :meth:`warm`. In lean mode, end the fork server if the spare is ready.
+        """Call the callbacks that were passed to :meth:`warm`.
+
+        In lean mode, first end the fork server, if the spare kernel is ready and no request waits.
 
         Args:
-            has_spare: Argument of the callbacks: True if the spare is ready.
+            has_spare: Argument of the callbacks: True if the spare kernel is ready.
         """
         warming, self._warming = self._warming, []
         if warming and has_spare and self._is_lean and self._server is not None and self._spare is not None and not self._waiting:
@@ -581,7 +590,7 @@ class Prefork:
         self._report_warm(has_spare=False)
 
     def _on_server_end(self) -> None:
-        """Handle a fork server that has ended, has not responded in time, or has sent an invalid message: waiting requests get no kernel."""
+        """Drop a fork server that has ended, has not responded in time, or has sent an invalid message. Waiting requests get None."""
         self._failures += 1
         self.drop()
         self._refuse_waiting()

@@ -1,4 +1,4 @@
-"""Search for all processes of a kernel: the kernel's own process and all processes that it started, even if they are no longer its descendants.
+"""Search for all processes of a kernel: the kernel's own process, and all processes that it started, also if these are no longer descendants.
 
 A :class:`ProcessGroup` is not a process group of setpgid(2), which programs can leave. The guest must find all processes of a kernel to kill them.
 A process can get another parent (as an orphan), another process group and session (setsid(2)) and another environment (exec). But a process
@@ -6,7 +6,7 @@ inherits resource limits and keeps them in all these cases. Each kernel is there
 limits are so high that no program reaches them. Programs that the guest itself starts (commands, ``sudo``) do not have these limits.
 
 A process may lower its own limits, as ``ulimit -f`` does. Each kernel therefore has two marked limits, and a process is recognized by either
-of them. A process that lowers both limits and is no longer a descendant of the kernel is not killed with the kernel; it ends with the sandbox.
+of them. A process that lowers both limits and is no longer a descendant of the kernel survives the kernel and ends with the sandbox.
 """
 
 from __future__ import annotations

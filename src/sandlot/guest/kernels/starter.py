@@ -1,7 +1,7 @@
 """The ways to start a kernel, in the order in which a context tries them.
 
-If a kernel ends before its first message, the context tries the next way. For Python and JavaScript, the last way omits what is not essential
-and may have prevented the start: IPython and other packages of the image, or options of node.
+If a kernel ends before its first message, the context tries the next way. For Python and JavaScript, the last way omits
+optional parts that may have prevented the start: IPython and other packages of the image, or options of node.
 """
 
 from __future__ import annotations

@@ -106,11 +106,11 @@ class Shell:
         """Read what bash has reported on ``events_fd``. Return None if the cell still runs, or if bash can report nothing any more.
 
         Returns:
-            ``done`` if the cell has ended by itself or ``abandoned`` if an interrupt has ended it, and the exit status of the cell.
+            ``done`` if the cell has ended by itself, or ``abandoned`` if an interrupt has ended the cell; and the exit status of the cell.
         """
         data = os.read(self.events_fd, 4096)
         if not data:
-            # Bash has ended, or a cell has closed descriptor 61: bash cannot report the end of a cell any more, so it is killed.
+            # Bash has ended, or a cell has closed the descriptor for reports (EVENTS_FD). Bash cannot report the end of a cell any more: kill bash.
             self.is_mute = True
             os.kill(self.pid, signal.SIGKILL)
             return None
@@ -206,7 +206,7 @@ class BashKernel:
         return True
 
     def _wake(self, message: dict[str, Any]) -> None:
-        """Apply a ``wake`` message: set variables in this process now, and set variables and ``RANDOM`` in the shell before its next cell.
+        """Apply a ``wake`` message: set its variables in this process now, and in the shell before the next cell. Also seed the shell's ``RANDOM``.
 
         If there is no shell, the message also sets the working directory, and a shell is started.
         """
@@ -253,7 +253,7 @@ class BashKernel:
     def _on_cell_end(self, how: str, status: int) -> None:
         if self._cell is None:
             return
-        # After an interrupt, bash may report the end of the cell before this program has received its own SIGINT.
+        # "abandoned" means that an interrupt has ended the cell, even if this program itself has not handled SIGINT yet.
         if (how == "abandoned" or self._is_interrupted) and status in (0, SIGNAL_STATUS + signal.SIGINT):
             self._fail("KeyboardInterrupt", "")
         elif status:
@@ -306,7 +306,7 @@ def quote(text: str) -> str:
 
 
 def main() -> None:
-    """Run the kernel on the socket whose descriptor is the first argument, until the guest closes the socket. Then end all its processes."""
+    """Run the kernel on the socket whose descriptor is the first argument, until the guest closes the socket. Then kill the whole process group."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     try:

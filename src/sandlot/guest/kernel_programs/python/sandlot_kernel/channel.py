@@ -1,12 +1,12 @@
 """The kernel's end of the socket to the guest, on which both sides send messages in the encoding of ``values``.
 
 Invariants:
-- A message is always sent completely. If an interrupt ends the sending of a message because the guest does not read, the rest of the message
-  is sent before the next message.
-- The guest kills a kernel that sends a message above its limits. Such a message is shortened before it is sent, and contains a note.
+- A message is always sent completely. If an interrupt arrives while the guest does not read, sending stops, and the rest of the message is sent
+  before the next message.
+- A message that exceeds the guest's limits is shortened before it is sent, and gets a note. The guest would otherwise kill the kernel.
 - Sending a message usually takes one system call, because a system call takes tens of microseconds in gVisor.
-- An interrupt can end the wait for the guest to read. It cannot end any other step that changes the state of the channel (``interrupts``).
-- The socket has a high descriptor number, because cells that close a range of descriptors rarely go so high.
+- While the channel waits until the guest reads, an interrupt can end the wait. No other step that changes the channel's state can be interrupted.
+- The socket has a high descriptor number, because a cell that closes a range of descriptors rarely includes such high numbers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ MIN_DESCRIPTOR = 700
 
 
 def duplicate_high(fd: int) -> int:
-    """Return a duplicate of a descriptor, with a number from ``MIN_DESCRIPTOR`` on. The duplicate is closed by exec(2).
+    """Return a duplicate of a descriptor, with a number of at least ``MIN_DESCRIPTOR``. The duplicate is closed by exec(2).
 
-    If RLIMIT_NOFILE does not allow such a number, the duplicate has a number from 3 on.
+    If RLIMIT_NOFILE does not allow such a number, the duplicate has a number of at least 3.
     """
     try:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, MIN_DESCRIPTOR)
@@ -57,7 +57,7 @@ def encode(message: dict[str, Any]) -> bytes:
     except (values.EncodingError, RecursionError):
         return bytes(values.encode_message(shortened(message)))
     size = len(raw) - values.HEAD_BYTES
-    # A value takes at least one byte, so a short message has few values.
+    # Count the items only if the message has more than MAX_ITEMS bytes: each item takes at least one byte.
     is_too_large = size > MESSAGE_MAX_BYTES or (size > values.MAX_ITEMS and _items(message) > values.MAX_ITEMS)
     return bytes(values.encode_message(shortened(message))) if is_too_large else raw
 
@@ -88,7 +88,7 @@ def _short(text: Any) -> str:
 
 
 def _items(value: Any) -> int:
-    """Return the number of items in a value, as ``values.decode`` counts them."""
+    """Return the number of nested items in a value, counted in the same way as by ``values.decode``."""
     if isinstance(value, dict):
         return 2 * len(value) + sum(map(_items, value.values()))
     return len(value) + sum(map(_items, value)) if isinstance(value, (list, tuple)) else 0
@@ -231,7 +231,7 @@ class Channel:
             timeout_s: Maximum time to wait in seconds; None for no limit.
 
         Returns:
-            True if there is something to read: a message, the beginning of a message, or the end of the socket. False after the timeout.
+            True if a message, a part of a message, or the end of the stream can be read. False after the timeout.
         """
         return self.has_message or self._wait(select.POLLIN, timeout_s)
 

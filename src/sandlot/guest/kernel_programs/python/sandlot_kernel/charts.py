@@ -282,7 +282,7 @@ def _omitted(whole: Any, kept: int) -> dict[str, int]:
 
 
 def _is_rule(line: Any) -> bool:
-    """Return True if a line was drawn by axhline() or axvline(), so that it is an auxiliary line and not data."""
+    """Return True if a line was drawn by axhline() or axvline(), which means that the line is an auxiliary line and not data."""
     return bool(line.get_transform() != line.axes.transData)
 
 
@@ -314,7 +314,7 @@ def _is_dates(axis: Any) -> bool:
 
 
 def _value(value: Any, axis: Any) -> Any:
-    """Return what a number on an axis stands for: a date as text, the name of a category, or the number itself. None if it is not finite."""
+    """Return what a number on an axis stands for: a date as text, the name of a category, or the number itself. None if the number is not finite."""
     if _is_dates(axis):
         date = _module("dates").num2date(value)
         return date.date().isoformat() if date.time() == type(date.time())() else date.replace(tzinfo=None).isoformat()

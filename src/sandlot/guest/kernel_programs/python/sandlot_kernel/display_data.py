@@ -2,10 +2,10 @@
 
 Invariants:
 - text/plain above ``MAX_TEXT_CHARS`` is cut and ends with a note. Any other representation is sent whole or not at all, because a part of an
-  image is useless. If it is larger than ``MAX_REPRESENTATION_BYTES``, or would make the message too large, it is left out, and a note is added
-  to the metadata or to text/plain.
+  image is useless. A representation that is larger than ``MAX_REPRESENTATION_BYTES``, or would make the message too large, is left out. A note
+  in the metadata or in text/plain then gives its MIME type and size.
 - Metadata and representations together take at most ``MAX_BUNDLE_BYTES``. Metadata is added first, because it is small.
-- An entry of metadata that is too large is replaced by a note as a whole. Metadata may contain reference cycles: nesting is limited.
+- An entry of metadata that is too large is replaced by a note. Nesting of metadata is limited, because metadata may contain reference cycles.
 - Binary MIME types are sent as bytes, even if an object returns base64. JSON is sent as text.
 """
 
@@ -45,7 +45,7 @@ def is_json(mime: str) -> bool:
 
 
 def cut_text(text: str) -> str:
-    """Return a text unchanged if it has at most ``MAX_TEXT_CHARS`` characters, or else its beginning and a note."""
+    """Return a text unchanged if it has at most ``MAX_TEXT_CHARS`` characters, otherwise its beginning and a note."""
     if len(text) <= MAX_TEXT_CHARS:
         return text
     return f"{text[:MAX_TEXT_CHARS]}\n[... cut after {MAX_TEXT_CHARS:,} of {len(text):,} characters]"
@@ -177,7 +177,7 @@ def _plain(item: Any, depth: int, room: _Room) -> Any:
 
     Args:
         item: The value; may be of any type.
-        depth: Number of nested dicts and lists that are kept. A deeper value is converted to text.
+        depth: Maximum number of nested dicts and lists, ``item`` included. A dict or list at a deeper level is converted to text.
         room: Remaining bytes and values.
 
     Raises:

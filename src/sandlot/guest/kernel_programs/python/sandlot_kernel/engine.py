@@ -42,14 +42,14 @@ NO_DEBUGGER = "A debugger cannot be used, because standard input is not availabl
 class StdinNotImplementedError(EOFError):
     """Error of ``input()``, ``getpass()`` and debuggers in a cell.
 
-    The name is the one that Jupyter kernels use. The class is an EOFError, because that is what programs expect if there is no input.
+    Jupyter kernels use the same name. The base class is EOFError, because programs expect EOFError if there is no input.
     """
 
     __module__ = "builtins"  # tracebacks show the name without a module
 
 
 class KernelFacade:
-    """The part of the kernel that a shell uses: to report results and errors, and to mark where code of a cell begins and ends.
+    """The part of the kernel that a shell uses: methods to report results and errors, and to mark where code of a cell begins and ends.
 
     Args:
         output: Queue of the kernel's output.
@@ -94,7 +94,7 @@ class KernelFacade:
             self._interrupts.enter()
 
     def leave(self) -> None:
-        """Mark that code of a cell has ended. Calls may be nested; the outermost call switches back to the state of the kernel."""
+        """Mark that code of a cell has ended. Pairs of :meth:`enter` and ``leave`` may be nested; only the outermost pair has an effect."""
         if self._levels == 1:
             self._interrupts.in_user_code = False  # the first step, and no call: KeyboardInterrupt could still be raised inside a call
             self.guard.builtins.leave()
@@ -204,7 +204,7 @@ class Engine:
         self.has_ipython = True
 
     def prepare(self) -> None:
-        """Patch ``input``, ``getpass``, the debugger hook and threads, and connect the shell. Kernels that are forked later inherit the result."""
+        """Patch ``input``, ``getpass``, the debugger hook and threads, and connect the shell. Kernels that are forked later inherit the patches."""
         builtins.input = _raise_no_input
         getpass.getpass = _raise_no_input  # type: ignore[assignment]
         sys.breakpointhook = _raise_no_debugger
@@ -342,7 +342,7 @@ class Engine:
         return not facade.failed, count
 
     def _flush_others(self) -> None:
-        """Flush ``sys.stdout`` and ``sys.stderr`` if a cell has replaced them by its own streams."""
+        """Flush ``sys.stdout`` and ``sys.stderr`` if a cell has replaced these streams by other streams."""
         for name in ("stdout", "stderr"):
             stream: Any = getattr(sys, name, None)
             if type(stream) is not Stream:
@@ -353,10 +353,10 @@ class Engine:
 
 
 def _translate_error(kind: Any, raised: Any, *, interrupted: Interrupts) -> tuple[Any, Any]:
-    """Return class and exception to report instead of an exception that users would not understand.
+    """Return the class and the exception to report: a clearer exception in place of an exception that users would not understand.
 
-    The CancelledError of a cell that was cancelled by an interrupt becomes KeyboardInterrupt. The error of a debugger that found no input gets a
-    message. All other exceptions are returned unchanged.
+    The CancelledError of a cell that was cancelled by an interrupt becomes KeyboardInterrupt. The error of a debugger that finds no standard input
+    gets a message. All other exceptions are returned unchanged.
 
     Args:
         kind: Class of the exception.

@@ -4,7 +4,7 @@
 - Any other cell runs outside the loop, while the loop is paused. ``asyncio.create_task`` works in such a cell, because the loop is set as the
   running loop; the task starts after the cell. ``asyncio.run`` and ``run_until_complete`` work too, because asyncio is patched so that they find
   no running loop.
-- If a cell stops the loop, the loop is continued. If a cell closes the loop, a new loop is created.
+- If a cell stops the loop, the kernel runs the loop again. If a cell closes the loop, the kernel creates a new loop.
 """
 
 from __future__ import annotations

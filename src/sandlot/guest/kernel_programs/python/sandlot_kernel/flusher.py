@@ -26,7 +26,7 @@ class Flusher:
 
     Attributes:
         request_fd: The argument ``request_fd``, or -1 after a cell has closed the pipe.
-        is_over: True if the thread has ended without :meth:`end`, because a cell has closed its pipe or the socket to the guest is closed.
+        is_over: True if the thread has ended: after :meth:`end`, or because the socket to the guest or the thread's own pipe was closed.
 
     Raises:
         RuntimeError: No further thread can be started.
@@ -57,7 +57,7 @@ class Flusher:
 
     @property
     def is_requested_by_guest(self) -> bool:
-        """True if the guest can request flushes from this thread, so that the start of a cell need not wake the thread."""
+        """True if the guest can request flushes from this thread, so that :meth:`wake` need not be called at the start of a cell."""
         return self.request_fd >= 0 and not self.is_over
 
     def wake(self) -> None:

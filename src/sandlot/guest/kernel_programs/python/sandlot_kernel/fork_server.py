@@ -10,7 +10,7 @@ Messages of the guest, and the responses of the fork server:
 In addition, the fork server sends ``{"event": "ready"}`` when it can fork, and ``{"event": "warm"}`` when it has imported all modules of its
 command line.
 
-A forked kernel is a child of PID 1 and leads a session. Of the state of the fork server, it keeps only the imported modules and the engine.
+A forked kernel is a child of PID 1 and leads a session. The kernel uses only the imported modules and the engine of the fork server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ForkServer:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
         self._modules = modules
-        # Recorded before any import, so that the repair of a package whose import fails here changes the recorded versions.
+        # Recorded before any import: if the import of a broken package fails now, a later repair of the package is recognized by the changed folder.
         self._folders = {path: _file_version(path) for path in _package_folders()}
         self.engine = create_engine()
         self.engine.rehearse_shell()
@@ -92,7 +92,7 @@ class ForkServer:
         """Record the versions of the imported files and their folders for :meth:`_is_fresh`, and hide all objects from garbage collection.
 
         The garbage collector writes to each object that it examines, so that forked kernels no longer share the memory page of the object with
-        the fork server. If a folder was recorded before, the earlier record is kept, because it was made before the imports from this folder.
+        the fork server. If the version of a folder was recorded earlier, the earlier record is kept, because it precedes the imports from the folder.
         """
         self._folders = {path: _file_version(path) for path in _package_folders()} | self._folders
         self._files = {path: _file_version(path) for path in _imported_files()}

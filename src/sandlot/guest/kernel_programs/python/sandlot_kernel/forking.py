@@ -38,7 +38,7 @@ class ForkHooks:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Patch functions of ``os`` and ``subprocess`` that start a process or end this process, so that they send queued output first."""
+        """Patch functions of ``os`` and ``subprocess`` that start a process or end this process, so that these functions send queued output first."""
         self.become_kernel()
         output = self._output
         os.register_at_fork(before=output.before_fork, after_in_child=self._after_fork_in_child)
@@ -76,7 +76,7 @@ class ForkHooks:
 
 
 def _call_first(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``first``, ignores an OSError of it, and then calls ``function``."""
+    """Return a function that calls ``first``, ignores an OSError that ``first`` raises, and then calls ``function``."""
 
     def flushed(*args: Any, **named: Any) -> Any:
         try:
@@ -95,7 +95,7 @@ def run_command(command: str) -> int:
     """Run the command line of a ``!command`` in a cell, with bash if the image has bash, and with sh if not.
 
     The command inherits the kernel's standard output and standard error, so that its output reaches the client while the command runs. If a
-    cell has replaced a stream, the output is written to the replacement at the end.
+    cell has replaced ``sys.stdout`` or ``sys.stderr``, the output is written to these streams when the command has ended.
 
     Args:
         command: The command line.

@@ -57,13 +57,13 @@ class Interrupts:
         self.cancelled = False
 
     def install(self, *, anew: bool = False) -> None:
-        """Install this handler of SIGINT before a cell, unless the handler is certainly still installed.
+        """Install this handler of SIGINT if it may have been replaced. Called before each cell.
 
-        The handler is also installed again if modules were imported since the last call, because C code may replace a handler without Python's
-        knowledge.
+        Python does not notice if C code of a module replaces the handler. The handler is therefore also installed again if modules were imported
+        since the last call.
 
         Args:
-            anew: True to install the handler even if it seems to be still installed.
+            anew: True to install the handler in any case.
         """
         known = len(sys.modules)
         if anew or known != self._known or signal.getsignal(signal.SIGINT) != self._on_sigint:

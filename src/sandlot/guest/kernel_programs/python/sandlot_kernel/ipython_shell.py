@@ -57,7 +57,7 @@ class Compiler(CachingCompiler):  # type: ignore[misc]
 
 
 class Exit(ExitAutocall):  # type: ignore[misc]
-    """The objects ``exit`` and ``quit`` of cells, which also work without parentheses. They end the cell, not the kernel."""
+    """The objects ``exit`` and ``quit`` of cells, which also work without parentheses. Both end the cell, not the kernel."""
 
     def __call__(self, *code: object) -> None:
         """End the cell by raising SystemExit. The first argument is the exit code."""
@@ -88,7 +88,7 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
         """Print no prompt such as ``Out[1]:``."""
 
     def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
-        """Report the representations of the value to the guest.
+        """Report the representations of the last expression's value to the guest.
 
         Args:
             format_dict: MIME type -> representation.
@@ -97,22 +97,22 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
         self.shell.facade.display(format_dict, md_dict, main=True)
 
     def update_user_ns(self, result: object) -> None:
-        """Store the value as ``_`` and in ``Out``, if the cell is stored in the history."""
+        """Store the last expression's value as ``_`` and in ``Out``, if the cell is stored in the history."""
         if self.shell.cell_stored:
             super().update_user_ns(result)
 
     def log_output(self, format_dict: Any) -> None:
-        """Store the text/plain representation for the magic ``%history -o``, if the cell is stored in the history."""
+        """Store the text/plain representation of the value for the magic ``%history -o``, if the cell is stored in the history."""
         if self.shell.cell_stored and "text/plain" in format_dict:
             self.shell.history_manager.output_hist_reprs[self.prompt_count] = str(format_dict["text/plain"])[:MAX_METADATA_TEXT_CHARS]
 
     def finish_displayhook(self) -> None:
-        """Mark that the value was displayed. Unlike IPython's method, this one flushes no stream."""
+        """Mark that the value of the last expression was displayed. Unlike IPython's method, this method flushes no stream."""
         self._is_active = False
 
 
 class DisplayMessages(DisplayPublisher):  # type: ignore[misc]
-    """Publisher that reports what cells display with ``display()`` to the guest."""
+    """Publisher that reports to the guest what cells display with ``display()``."""
 
     def publish(self, data: Any, metadata: Any = None, *_source: Any, transient: Any = None, update: bool = False, **_more: Any) -> None:
         """Report an object that a cell displays.
@@ -172,7 +172,7 @@ class NoProfile(ProfileDir):  # type: ignore[misc]
 
     @observe("location")  # type: ignore[untyped-decorator]
     def _location_changed(self, change: Any) -> None:
-        """Create no folder when the path of the profile is set."""
+        """Do nothing when the path of the profile folder is set. IPython's own method would create the folder."""
 
 
 class IPythonShell(InteractiveShell):  # type: ignore[misc]
@@ -245,7 +245,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
     def _transformed(self, code: str) -> str:
         """Return the code of a cell as Python code, with magics translated and the prompts of pasted sessions removed.
 
-        If the code is valid Python already, prompts are removed only at its beginning, because a string in the code may contain a prompt.
+        If the code is valid Python already, prompts are removed only if the code begins with a prompt: a string in the code may contain prompts.
         """
         manager = self.input_transformer_manager
         cleanup = manager.cleanup_transforms
@@ -269,7 +269,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
             self.events.trigger("post_run_cell", self.last_execution_result)
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
-        """Run a part of a cell, and report its exception if it raises one. Return True if it has raised an exception.
+        """Run a part of a cell. If the part raises an exception, report the exception and return True. Otherwise return False.
 
         Args:
             code_obj: Compiled code of the part.
@@ -350,7 +350,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         raise SystemExit
 
     def enable_gui(self, gui: Any = None) -> None:
-        """Start no event loop of a graphical interface, because figures are shown inline."""
+        """Do nothing: figures are shown inline, so no event loop of a graphical interface is started."""
 
     def init_ipython_dir(self, _given: Any) -> None:
         """Set IPython's folder to a path that does not exist, and create nothing."""
@@ -358,7 +358,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
 
     @observe("ipython_dir")  # type: ignore[untyped-decorator]
     def _ipython_dir_changed(self, change: Any) -> None:
-        """Create no folder when IPython's folder is set."""
+        """Do nothing when the path of IPython's folder is set. IPython's own method would create the folder."""
 
     def init_profile_dir(self, _given: Any) -> None:
         """Set the profile folder to a path that does not exist, and create nothing."""

@@ -7,10 +7,10 @@ Invariants:
 - The output of programs reaches the guest through pipes, past this queue. Before a program starts, the main thread therefore waits until the
   guest has read all earlier output. Other threads, and tasks between cells, do not wait.
 - Delayed text is sent by a separate thread, the flusher. Waking the flusher takes 0.1 ms or more, longer than most cells run. The start of a cell
-  therefore does not wake it: the guest requests a flush a little later if the cell still runs.
-- The thread that writes the first ``IMMEDIATE_LINES`` lines of a cell sends them itself, and also the first ``IMMEDIATE_LINES`` lines after
-  ``SILENCE_S`` without output. Later lines wait for the flusher, which cannot run while other code does not release the interpreter lock
-  (``sum(range(10**9))``, a long match of a regular expression).
+  therefore does not wake the flusher. Instead, the guest requests a flush a little later if the cell still runs.
+- The first ``IMMEDIATE_LINES`` lines of a cell are sent without delay, by the thread that writes the lines. The same is true for the first
+  ``IMMEDIATE_LINES`` lines after ``SILENCE_S`` without output. Later lines wait for the flusher, which cannot run while other code holds the
+  interpreter lock (``sum(range(10**9))``, a long match of a regular expression).
 - Writing never fails because of a character: characters that UTF-8 cannot encode are written as backslash escapes.
 - A forked child writes its output to its descriptors 1 and 2, line by line, and never to the guest's socket.
 """
@@ -50,7 +50,7 @@ class Output:
     """Queue of the kernel's output, in the order of writing.
 
     Args:
-        interrupts: Handler of SIGINT, which is told not to raise while the main thread sends.
+        interrupts: Handler of SIGINT. While the main thread sends output, the handler must not raise KeyboardInterrupt.
 
     Attributes:
         parts: Unsent output, oldest first: (cell id, channel 1 or 2, text or bytes) for text, (None, 0, message) for any other message.
@@ -97,7 +97,7 @@ class Output:
         """Reset the state that controls delayed output for a new cell. An interrupt in an earlier cell may have left an inconsistent state."""
         self._immediate_lines = IMMEDIATE_LINES
         flusher = self._flusher
-        # The guest requests only one flush for each cell. If the request has arrived before the cell, no other request follows.
+        # The guest requests only one flush for each cell. If this request has arrived already, before the cell was read, no other request follows.
         self.is_flush_scheduled = flusher is not None and flusher.is_requested_by_guest and not self.was_flush_requested
         self.needs_attention = True
 
@@ -159,7 +159,7 @@ class Output:
         flusher.wake()
 
     def _start_flusher(self) -> Flusher | None:
-        """Start a flusher and return it. Return None if the process may not have a further thread or descriptor."""
+        """Start a flusher and return it. Return None if no further thread can be started or no further descriptor can be opened."""
         is_main = get_ident() == self._main_thread
         self._interrupts.depth += is_main
         try:
@@ -215,7 +215,7 @@ class Output:
         interrupts.check()
 
     def flush_and_sync(self) -> None:
-        """Send all queued output and wait until the guest has read it. The output of a program that starts afterwards then arrives later.
+        """Send all queued output and wait until the guest has read the output, so that the output of a program that starts next arrives later.
 
         Only the main thread waits, and only while a cell runs. In all other cases the output is sent without waiting.
 
@@ -287,7 +287,7 @@ class Output:
             self._channel.send_queued(give_up)
 
     def _queue(self, message: dict[str, Any], give_up: Callable[[], bool]) -> bool:
-        """Add a message to the channel's buffer, and send the buffer if it has ``CHUNK_CHARS`` bytes.
+        """Add a message to the channel's buffer, and send the buffer if it has at least ``CHUNK_CHARS`` bytes.
 
         In a forked child, the text of the message is written to a descriptor instead.
 
@@ -296,7 +296,7 @@ class Output:
             give_up: Function that returns True to stop waiting for the guest to read.
 
         Returns:
-            False if sending was given up.
+            False if ``give_up`` has ended the sending; otherwise True.
         """
         if self.is_muted:
             return True

@@ -113,7 +113,7 @@ class ChildStream(Stream):
 
 
 class Buffer(io.BufferedIOBase):
-    """Binary stream below a text stream (its attribute ``buffer``), to which cells can write bytes.
+    """Binary stream to which cells can write bytes: the attribute ``buffer`` of a text stream.
 
     Args:
         stream: The text stream.

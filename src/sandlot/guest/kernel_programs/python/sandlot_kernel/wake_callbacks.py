@@ -55,7 +55,7 @@ class WakeCallbacks:
                 self._callbacks[number] = callback
                 return callback
         if len(self._callbacks) >= MAX_CALLBACKS:
-            raise RuntimeError(f"on_wake() already has {MAX_CALLBACKS} functions, the maximum; use one of their names to replace it")
+            raise RuntimeError(f"on_wake() already has {MAX_CALLBACKS} functions, the maximum; reuse the name of a function to replace that function")
         self._callbacks.append(callback)
         return callback
 
@@ -63,8 +63,8 @@ class WakeCallbacks:
         """Call all callbacks, one after another.
 
         Args:
-            entropy: Random bytes that only this kernel gets at this wake. The bytes for each callback are derived from them.
-            interrupts: Handler of SIGINT, which is told when a callback runs and may be interrupted.
+            entropy: Random bytes that only this kernel gets at this wake. The random bytes for each callback are derived from these bytes.
+            interrupts: Handler of SIGINT. While a callback runs, the handler may raise KeyboardInterrupt.
 
         Returns:
             Text with one line for each callback that has raised an exception or was interrupted; empty if all callbacks succeeded.
