@@ -14,9 +14,9 @@ standard input and output (``launcher.py``):
 Invariants:
 - If the service dies before it sends the order, the stage ends, and its mounts and loop device end with the stage.
 - The keeper never reads or writes the two pipes between the service and the guest. It only keeps a read end of the guest's output pipe open, so that
-  the guest can write while no service is running. The keeper does not open the guest's input pipe: if the service gets EPIPE from that pipe, the
-  sandbox has ended. The runtime gets a write-only end of the output pipe: when gVisor saves its memory, it empties every pipe that it can read, and
-  output that no service has read yet would be lost.
+  the guest can write while no service is running. The keeper has no end of the guest's input pipe open: if the service gets EPIPE from that pipe,
+  the sandbox has ended. The runtime gets a write-only end of the output pipe: when gVisor saves its memory, it empties every pipe that it can read,
+  and output that no service has read yet would be lost.
 - The runtime inherits no environment variable and no descriptor of the service.
 """
 
