@@ -322,7 +322,7 @@ def translate_error(error: Exception, location: str) -> SandlotError:
         return HostError(
             f"{location} cannot be used: {_first_line(cause)}.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="See the database's log. No confirmed write is lost.",
+            hint="See the database's log.",
         )
     # No response, or a code of class 08 (connection), 40 (deadlock), 53 (too many connections), 55 (in use) or 57 (stopped by an operator).
     if state.startswith(("08", "40", "53", "55", "57")) or (not state and not isinstance(cause, sqlite3.Error) and _is_no_response(error)):
