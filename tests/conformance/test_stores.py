@@ -113,7 +113,7 @@ class MigrationsSuite:
             await store.keys.add(key("kept"))
         async with engine.open_database(_place(harness)) as database:
             await migrations.migrate(database, _steps(tmp_path, 'op.execute("ALTER TABLE keys RENAME COLUMN name TO word")'), NEXT)
-        with pytest.raises(HostError, match=rf"newer version of Sandlot \(its revision is {NEXT}, this version's {schema.HEAD}\)"):
+        with pytest.raises(HostError, match=rf"newer version of Sandlot \(the database has revision {NEXT}, this version has {schema.HEAD}\)"):
             async with harness.open():
                 pass
         async with engine.open_database(_place(harness)) as database:

@@ -1,1 +1,1 @@
-"""Linux on the host: processes, control groups, disks, the pipes of a link, files that survive a crash, and checks of the machine."""
+"""Linux on the host: processes, control groups, disks, the pipes to a guest, files that survive a crash, and checks of the machine."""

@@ -1,7 +1,8 @@
 """The machine's own apt configuration, as sources for building images. Pure.
 
 Invariants:
-- A recipe names the suite. The machine's configuration names the mirrors of the suite, how to reach them, and the keys that sign it.
+- The recipe of an image names the suite, for example ``bookworm``. The machine's configuration names the mirrors of the suite, the options that say
+  how to reach the mirrors, and the keys that sign the suite.
 - Only Debian's own ``main`` is used, so that every machine builds the same image. Archives of third parties that use the name of the suite are
   excluded, as are backports and proposed updates.
 - A machine with another Debian release uses the same mirrors for the recipe's suite. If the machine has no Debian mirrors, there are no sources, and
@@ -89,11 +90,11 @@ def parse_targets(text: str) -> tuple[Target, ...]:
 
 
 def choose(targets: Iterable[Target], suite: str, architecture: str) -> tuple[tuple[Target, str], ...]:
-    """Return the package indexes to build a suite from, each with the suite or pocket to request. The suite itself comes first.
+    """Return the package indexes from which to build an image, each with the suite or pocket to request. The suite's own index comes first.
 
     Args:
         targets: Indexes in the machine's configuration.
-        suite: Code name, for example ``bookworm``.
+        suite: Code name, for example ``bookworm``. Its pockets are ``bookworm-updates`` and ``bookworm-security``.
         architecture: Debian's name of the architecture.
 
     Returns:
@@ -141,7 +142,7 @@ def sources_text(sources: Iterable[Source]) -> str:
 
 
 def options_text(dump: str) -> str:
-    """Return those options of the machine's apt that say how to reach archives, as a configuration file for another apt.
+    """Return the options of the machine's apt that say how to reach archives, as the text of a configuration file for another apt.
 
     Args:
         dump: Output of ``apt-config dump``. Options with an empty value are omitted.
@@ -150,10 +151,10 @@ def options_text(dump: str) -> str:
 
 
 def credentials_text(paths: Mapping[str, str]) -> str:
-    """Return a configuration file that makes another apt read the machine's credentials (apt_auth.conf(5)) where they are.
+    """Return the text of a configuration file that makes another apt read the machine's own files with credentials (apt_auth.conf(5)).
 
     Args:
-        paths: ``netrc`` -> the machine's file, ``netrcparts`` -> the machine's folder. A path that does not exist must be left out.
+        paths: ``netrc`` -> path of the machine's file, ``netrcparts`` -> path of the machine's folder. Must contain only paths that exist.
     """
     return "".join(f'Dir::Etc::{name} "{path}";\n' for name, path in sorted(paths.items()))
 

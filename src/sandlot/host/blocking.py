@@ -117,7 +117,7 @@ async def finished(work: asyncio.Future[ResultT]) -> None:
 async def outlast_cancellation(awaitable: Awaitable[ResultT]) -> ResultT:
     """Await a coroutine or future to its end and return its result.
 
-    If the caller is cancelled meanwhile, the coroutine or future continues, and the cancellation is raised when it has ended.
+    If the caller is cancelled meanwhile, the coroutine or future continues. The cancellation is raised after the coroutine or future has ended.
     """
     work = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None

@@ -113,7 +113,7 @@ def read_meminfo(text: str) -> dict[str, int]:
 
 
 def count_tasks(loadavg: str) -> int:
-    """Return the number of all tasks of the machine from the text of ``/proc/loadavg``, whose fourth field is running/all (proc(5))."""
+    """Return the number of all tasks of the machine from the text of ``/proc/loadavg``, whose fourth field is ``RUNNING/ALL`` (proc(5))."""
     return int(loadavg.split()[3].partition("/")[2])
 
 
@@ -208,7 +208,7 @@ def _bounds(layout: Layout, group: Path, controller: str, file: str) -> tuple[Bo
 
 
 def _left(bounds: tuple[Bound, ...], used: Callable[[Path], int]) -> list[int]:
-    """Return the unused part of each limit. Control groups that were removed are ignored, because they contain no processes."""
+    """Return each limit minus its group's use, which ``used`` reads. Groups that were removed are omitted, because they contain no processes."""
     left: list[int] = []
     for bound in bounds:
         with contextlib.suppress(OSError, ValueError):

@@ -137,8 +137,8 @@ def change_settings(version: int, limits: GroupLimits, *, raised: bool) -> tuple
     others = _others(version, limits)
     if version == 1:
         return (*others, *reversed(memory)) if raised else (*memory, *others)
-    # If memory.max is lowered and the kernel cannot reclaim enough memory, the kernel kills processes. With memory.high it reclaims without killing
-    # (cgroup-v2.rst). A new limit is therefore first tried as memory.high, which is reset once memory.max is lowered.
+    # If memory.max is lowered and the kernel cannot reclaim enough memory, the kernel kills processes. If memory.high is lowered, the kernel kills no
+    # process (cgroup-v2.rst). A lower limit is therefore first tried as memory.high. After memory.max was lowered too, memory.high is reset.
     high = Setting("memory", MEMORY_HIGH, str(limits.memory_bytes))
     none = replace(high, value="max")
     # memory.high is reset also if the limit is raised: a service that was killed while it lowered a limit may have left a value.
@@ -149,7 +149,8 @@ def _memory(version: int, memory_bytes: int) -> tuple[Setting, ...]:
     if version == 1:
         return (
             Setting("memory", "memory.limit_in_bytes", str(memory_bytes)),
-            # The limit of memory and swap together must never be below the memory limit. To raise the limits, the caller reverses this order.
+            # memsw limits memory and swap together, and must never be below the memory limit: it is lowered last. A caller that raises both limits
+            # must reverse this order.
             Setting("memory", "memory.memsw.limit_in_bytes", str(memory_bytes), optional=True),
         )
     return (
@@ -202,7 +203,7 @@ def parse_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layo
 
 
 def missing_controllers(layout: Layout) -> tuple[str, ...]:
-    """Return the controllers of :data:`NEEDED` that the host does not have."""
+    """Return the controllers that sandboxes need (:data:`NEEDED`) and the host does not have."""
     present = frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies))
     if layout.version == UNIFIED:
         present |= {"freezer"}

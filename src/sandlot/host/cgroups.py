@@ -1,7 +1,7 @@
 """One control group of the host: created, limited, read, frozen, killed and removed.
 
 Invariants:
-- Everything is derived from the group's name. After a crash the same name finds everything that is left, in every hierarchy.
+- All paths of a group are derived from its name. After a crash, the name is enough to find what is left of the group in every hierarchy.
 - :meth:`Cgroup.kill_once` signals only processes that are in the group at that moment. It opens pidfds and reads the group again before it sends a
   signal, so a process with a reused pid is never hit (pidfd_open(2)).
 - The caller must remove a group in a loop: a group cannot be removed while a task is in it, and a killed task leaves its group only after a while.
@@ -156,7 +156,7 @@ class Cgroup:
 
         Raises:
             FileNotFoundError: The group is gone.
-            ValueError: The group has no limits.
+            ValueError: The number of tasks or, in version 2, the processor time of the group is not limited.
         """
         if self._layout.version == 1:
             quota, period = (self._read("cpu", f"cpu.cfs_{name}_us") for name in ("quota", "period"))
@@ -212,7 +212,7 @@ class Cgroup:
         return len(handles)
 
     def freeze(self) -> None:
-        """Ask the kernel to stop every task of the group. All tasks have stopped when :meth:`is_frozen` returns True."""
+        """Ask the kernel to suspend every task of the group. All tasks are suspended once :meth:`is_frozen` returns True."""
         self._set_frozen(frozen=True)
 
     def thaw(self) -> None:
@@ -221,7 +221,7 @@ class Cgroup:
             self._set_frozen(frozen=False)
 
     def is_frozen(self) -> bool:
-        """Return whether every task of the group has stopped."""
+        """Return whether every task of the group is suspended."""
         if self._layout.version == 1:
             return self._read("freezer", "freezer.state").strip() == "FROZEN"
         return parse_flat_keyed(self._read("freezer", "cgroup.events")).get("frozen") == 1
@@ -278,7 +278,7 @@ class Cgroup:
         return gone
 
     def _make(self, mount: Path, is_cpuset: bool) -> None:  # noqa: FBT001 - private
-        # An attempt fails if another process, which removes another group, also removes a parent that is empty for a moment.
+        # An attempt fails if another process removes the parent group before this group is created in it: empty parents are removed.
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 folder = mount
@@ -333,7 +333,7 @@ class Cgroup:
     def _write(self, controller: str, file: str, value: str, *, optional: bool = False) -> None:
         path = self._folder(controller) / file
         try:
-            # Without O_CREAT: the files belong to the kernel.
+            # O_CREAT is not passed: only the kernel creates files in a control group.
             handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             if optional:

@@ -6,8 +6,8 @@ Invariants:
 - No two sandboxes of this host share an id, whichever service runs them, if all services share /run and see the same control groups: there is one
   folder of links per host, and ranges are taken under a lock. A service in a container with its own /run or its own tree of groups does not see the
   ranges that other services have taken. Such a service treats ranges of live sandboxes as stale or free.
-- A crash loses no range. A link whose group is gone is stale and may be taken over. The group of a sandbox is created before its range is taken, and
-  removed only when all its processes are dead, so the link of a live sandbox never looks stale.
+- A crash makes no range unusable. A link whose group is gone is stale and may be taken over. The group of a sandbox is created before its range is
+  taken, and removed only when all its processes are dead, so the link of a live sandbox never looks stale.
 - After a boot there are no links, because the folder is below /run, and no control groups.
 
 The ids 0x70000000 to 0x7FFDFFFF are the part of the 32-bit ids that systemd's list of ranges ("Users, Groups, UIDs and GIDs on systemd Systems")
@@ -40,7 +40,7 @@ class IdRanges:
     """All id ranges of this host.
 
     Args:
-        folder: Folder of the links; created when the first range is taken.
+        folder: Folder of the symbolic links with which ranges are taken; created when the first range is taken.
     """
 
     __slots__ = ("_folder",)

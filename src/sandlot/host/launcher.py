@@ -1,4 +1,7 @@
-"""Starting the stage of a sandbox, and exchanging messages with it until the sandbox runs.
+"""Starting the stage of a sandbox, and exchanging messages with the stage until the sandbox runs.
+
+The stage is a child process that sets up the environment of a sandbox and starts the sandbox's runtime. From then on the same process is called the
+*keeper* of the sandbox, and waits until the sandbox ends (``stage/main.py``).
 
 Invariants:
 - A stage is one ``exec`` of this interpreter with an empty environment, from a worker thread. There is no shell and no ``preexec_fn``.
@@ -38,7 +41,7 @@ class Order:
     Args:
         argv: Absolute path of the runtime and its arguments.
         env: The whole environment of the runtime.
-        folder: Folder in which the keeper writes ``live``, ``exit`` and ``guest.log``.
+        folder: Folder for the keeper's files: ``live`` (the processes), ``exit`` (the exit code) and ``guest.log`` (standard error of the guest).
         stdin: Path of the named pipe to the guest.
         stdout: Path of the named pipe from the guest.
         pid_file: Path of the file to which the runtime writes the pid of the sandbox.
@@ -70,7 +73,7 @@ class StageError(Exception):
 
 
 def read_started(text: str) -> Started:
-    """Parse the keeper's message with its own identity and the sandbox's: ``SANDBOX_PID SANDBOX_START KEEPER_PID KEEPER_START``.
+    """Parse the keeper's message with the pid and the start time of both processes: ``SANDBOX_PID SANDBOX_START KEEPER_PID KEEPER_START``.
 
     Raises:
         ValueError: The text does not consist of four numbers.
@@ -80,7 +83,7 @@ def read_started(text: str) -> Started:
 
 
 class Stage:
-    """A running stage, created by :meth:`spawn`.
+    """Process of a stage, started by :meth:`spawn`.
 
     Attributes:
         ended: Task that ends when the process of the stage has ended and was reaped.
@@ -119,7 +122,7 @@ class Stage:
         return cls(spawned[0])
 
     async def carry_out(self, plan: Sequence[Operation]) -> None:
-        """Send a plan to the stage and wait until the stage has carried out all its operations.
+        """Send a plan to the stage and wait until the stage has carried out all operations of the plan.
 
         Raises:
             StageError: An operation failed, or the stage has ended.

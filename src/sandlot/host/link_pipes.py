@@ -1,10 +1,10 @@
-"""The host's side of the link to a guest: two named pipes.
+"""The host's side of the link, the connection to a guest: two named pipes.
 
 Invariants:
 - A process of the sandbox keeps each pipe open while no service runs, so the guest does not notice that a service died. The service opens only one
   end of each pipe, so it receives EOF and EPIPE when the sandbox has ended (fifo(7)).
-- A write of at most PIPE_BUF (4,096) bytes to a non-blocking pipe succeeds as a whole or fails as a whole (pipe(7)): a frame is never split.
-- Nothing here blocks. Readiness comes from the event loop.
+- A frame has at most PIPE_BUF (4,096) bytes. Such a write to a non-blocking pipe succeeds or fails as a whole (pipe(7)), so no frame is split.
+- No function blocks the event loop. The event loop reports when a pipe can be read or written.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class LockedFolder:
 
     Args:
         scratch: Scratch folder, on the same file system as the final names; created if it does not exist.
-        prefix: Prefix of the temporary folder's name. Only people who look into the scratch folder need the prefix.
+        prefix: Prefix of the temporary folder's name, by which people can recognize the folder. No code depends on the prefix.
 
     Attributes:
         path: Path of the temporary folder. The caller may write scratch files here, which are not published.
@@ -211,7 +211,7 @@ def _remove_or_log(folder: Path) -> bool:
 
 
 def _lock_abandoned(path: Path) -> int | None:
-    """Lock a folder if its creating process died, and return the descriptor. Return None if this process lives or has just removed the folder."""
+    """Lock a folder if the process that created it has died, and return the descriptor. Return None if that process lives or the folder is gone."""
     try:
         descriptor = _open_locked(path, _FOLDER | os.O_NOFOLLOW, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (FileNotFoundError, BlockingIOError):

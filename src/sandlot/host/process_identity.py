@@ -1,4 +1,4 @@
-"""Identity of a process beyond its pid, and waiting for its end.
+"""Identity of a process (its pid and its start time), and waiting for the end of a process.
 
 Invariants:
 - Once a process has ended, another process may get its pid. An identity is therefore the pid **and** the start time in clock ticks since boot
@@ -50,7 +50,7 @@ def read_start(stat: str) -> int:
 
 
 def identify(pid: int) -> Identity | None:
-    """Return the identity of the process that has this pid now, or None if no process has it."""
+    """Return the identity of the process that has this pid now, or None if there is no such process."""
     try:
         return Identity(pid, read_start(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")))
     except (OSError, ValueError):

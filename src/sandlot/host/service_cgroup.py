@@ -1,16 +1,17 @@
 """The service's own control group and out-of-memory score.
 
-The service must respond to requests even if its sandboxes use every core. If the host runs out of memory, the kernel must kill a sandbox (score 900)
-before the service, which cleans up after killed sandboxes.
+The service must respond to requests even if its sandboxes use every core. If the host runs out of memory, the kernel must kill a sandbox
+(oom_score_adj 900) before the service, which cleans up after killed sandboxes.
 
 Invariants:
-- The group is ``/sandlot/service-NNNN``, beside the group ``/sandlot/NNNN`` of the node's sandboxes. The name is not the ref of a
-  sandbox, so no sweep of sandboxes removes the group. Its weight is relative to the weight of all sandboxes together, whatever their number.
+- The group is ``/sandlot/service-NNNN``, beside the group ``/sandlot/NNNN`` of the node's sandboxes; NNNN is the id of the node. No sweep of
+  sandboxes removes the service's group, because its name is not that of a sandbox. The processor weight of the group is relative to the weight of all
+  sandboxes together, whatever their number.
 - The group has no limits: a memory limit would only get the service killed. ``memory.low`` is not set either: it has an effect only if every group
   above it has at least the same value (cgroup-v2.rst). Admission keeps a reserve of memory instead.
 - When the service ends, its process returns to its former groups and score, and no empty group is left. The group of a killed service is used by the
-  next service of the same node. It is removed when any service of the host ends, unless it contains processes.
-- Setting the score or the group may fail. The service then runs without it and reports the failure.
+  next service of the same node. If the group contains no processes, the end of any service of the host removes the group.
+- A failure to set the score or the group is reported. The service then runs with its former score or group.
 
 Child processes keep neither the group nor the score. A stage sets its own score and enters the group of its sandbox. All other child processes are
 moved out of the group with :func:`leave_service_cgroup`.
@@ -203,7 +204,7 @@ def _mounts_of(controllers: str) -> Iterator[Path]:
 
 
 def _enter(move: Move, version: int) -> None:
-    # An attempt fails if another service ends meanwhile and removes a group that is empty for a moment.
+    # An attempt fails if another service ends meanwhile and removes the parent group, which may be empty until this group is created in it.
     for attempt in range(_MAX_ATTEMPTS):
         try:
             parent = move.mount / _BELOW
@@ -226,7 +227,7 @@ def _enter(move: Move, version: int) -> None:
 
 
 def _leave(move: Move) -> None:
-    """Move all processes of the service's group to the former group, or to the root group if the former group was removed."""
+    """Move all processes out of the service's group, into the service's former group or, if that group was removed, into the root group."""
     with contextlib.suppress(OSError):
         for pid in (move.folder / "cgroup.procs").read_text(encoding="ascii").split():
             _move_back(int(pid), move.mount, move.before)
@@ -263,7 +264,7 @@ def _remove(group: Path) -> None:
 
 
 def _lower_score() -> int | None:
-    """Set the oom_score_adj of this process to ``OOM_SCORE``, unless it is lower already. Return the former value, or None if it cannot be set."""
+    """Set the oom_score_adj of this process to ``OOM_SCORE``, unless the score is lower already. Return the former score, or None on failure."""
     before = read_score(_SELF)
     if before is None:
         return None

@@ -7,7 +7,7 @@ Invariants:
   the file has a device, the device is mounted again: the kernel then uses the same file system, even if it is mounted in another namespace.
 - All volumes are mounted below one small private file system. Mount namespaces that exist already do not see later mounts. A process that
   enters a new mount namespace unmounts all volumes there with one call (``forget`` in ``stage/operations.py``).
-- The file system of each volume has a journal: after a loss of power it contains everything that was synced.
+- The file system of each volume has a journal. After a loss of power, the volume therefore contains everything that was synced.
 """
 
 from __future__ import annotations
@@ -204,9 +204,9 @@ def detach(process: int, hub: str, slot: int) -> None:
     Does nothing if no volume is mounted there. Blocks for some milliseconds. On success, no process in these namespaces has a file of the volume
     open, mapped, or as working directory: the kernel refuses to unmount a volume in use (mount_namespaces(7), umount(2)).
 
-    A runtime may keep files of the volume open after their last use. The kernel then refuses with EBUSY. To prepare for this case, this function
-    first creates :data:`CACHE_FLUSH_FILES` files in the hub's last folder, which belongs to no volume. When the guest looks up all of them,
-    the runtime closes the files of the volume, and the caller can retry.
+    A runtime may keep files of the volume open after their last use; the kernel then refuses with EBUSY. This function therefore first creates
+    :data:`CACHE_FLUSH_FILES` files in the hub's last folder, which belongs to no volume. After EBUSY, the caller can make the guest look up all these
+    files. The runtime then closes the files of the volume, and the caller can retry.
 
     Args:
         process: Pidfd of the other process.
@@ -226,7 +226,7 @@ def detach(process: int, hub: str, slot: int) -> None:
 
 
 def _create_flush_files(folder: Path) -> None:
-    """Create one empty file with :data:`CACHE_FLUSH_FILES` names in a folder. Does nothing if the folder does not exist or has the files already."""
+    """Create one empty file with :data:`CACHE_FLUSH_FILES` hard links in a folder. Does nothing if there is no folder or the links exist already."""
     if not folder.is_dir() or folder.stat().st_dev != folder.parent.stat().st_dev:
         return
     syscalls.mount("sandlot", str(folder), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755,size=64k")

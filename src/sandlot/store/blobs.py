@@ -88,7 +88,7 @@ class FolderBlobs:
         try:
             found = await obstore.get_async(self._store, file)
         except FileNotFoundError:
-            raise NotFoundError(f"The content of file {file} is not stored here.", code=ErrorCode.NOT_FOUND) from None
+            raise NotFoundError(f"The file store has no content for file {file}.", code=ErrorCode.NOT_FOUND) from None
         with self._translated_errors():
             async for piece in found.stream(min_chunk_size=PIECE_BYTES):
                 yield bytes(piece)
@@ -148,7 +148,7 @@ def translate_error(error: Exception, folder: Path) -> SandlotError:
 
 
 async def _feed(chunks: AsyncIterable[bytes], pieces: asyncio.Queue[bytes | BaseException | None]) -> None:
-    """Put all chunks into the queue. Then put None into it, or the exception if reading the chunks failed."""
+    """Put all chunks into the queue, and then None or, if reading the chunks failed, the exception."""
     end: BaseException | None = None
     try:
         async for chunk in chunks:

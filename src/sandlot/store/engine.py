@@ -1,11 +1,12 @@
 """An open SQLite or PostgreSQL database: its connections, its transactions, and the translation of its errors.
 
 Invariants:
-- One connection of this process writes to SQLite. Each of its transactions begins by locking the database (BEGIN IMMEDIATE), so two transactions
-  of the process never block each other halfway. If another process has locked the database, a transaction waits up to ``WAIT_S`` for the lock.
+- One connection of this process writes to SQLite. Each transaction on this connection begins by locking the database (BEGIN IMMEDIATE), so a
+  transaction that has begun never waits for another one of this process. If another process has locked the database, a transaction waits up to
+  ``WAIT_S`` seconds for the lock.
 - A transaction that has begun is completed, even if its caller is cancelled.
-- A transaction is one synchronous function for both databases. On SQLite the whole function runs in a thread. (Asynchronous drivers call a thread
-  for each statement, which made a commit three times slower.) On PostgreSQL the function runs in the event loop.
+- The statements of a transaction are in one synchronous function, the same for both databases. On SQLite the whole function runs in a thread.
+  (Asynchronous drivers call a thread for each statement, which made a commit three times slower.) On PostgreSQL the function runs in the event loop.
 - A transaction is on disk when the call returns. SQLite's ``synchronous`` is FULL, because in WAL mode NORMAL can lose the last transactions in a
   power failure (https://www.sqlite.org/pragma.html#pragma_synchronous). PostgreSQL's ``synchronous_commit`` is set by its operator (default: on).
 - No error message and no log line contains values of a statement, a password, or a URL with a password.
@@ -321,7 +322,7 @@ def translate_error(error: Exception, location: str) -> SandlotError:
         return HostError(
             f"{location} cannot be used: {_first_line(cause)}.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="See the database's log. No confirmed write is lost.",
+            hint="See the database's log.",
         )
     # No response, or a code of class 08 (connection), 40 (deadlock), 53 (too many connections), 55 (in use) or 57 (stopped by an operator).
     if state.startswith(("08", "40", "53", "55", "57")) or (not state and not isinstance(cause, sqlite3.Error) and _is_no_response(error)):

@@ -1,4 +1,4 @@
-"""Events. Their sequence numbers have the order in which their transactions were committed."""
+"""Records of events. Sequence numbers of events have the order in which the transactions with the events were committed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SqlEventRepository:
     """Implements :class:`sandlot.model.repositories.EventRepository`.
 
     Args:
-        database: An open database with this version's schema.
+        database: An open database that has the current schema.
     """
 
     def __init__(self, database: Database) -> None:
@@ -40,7 +40,7 @@ class SqlEventRepository:
 
         Args:
             owner: Owner of the events. None: all owners.
-            sandbox: Sandbox of the events. None: all events, also those of no sandbox.
+            sandbox: Sandbox of the events. None: all events, including events that belong to no sandbox.
             after: Sequence number of the last event that the caller has; 0 for none.
             limit: Maximum number of events.
         """
@@ -68,7 +68,7 @@ class SqlEventRepository:
 
 
 def append(connection: Connection, new_events: Sequence[NewEvent]) -> None:
-    """Append events as part of a transaction. This must be the transaction's last step, because the event counter is then locked until the commit.
+    """Append events as part of a transaction. This must be the transaction's last step, because it locks the event counter until the commit.
 
     Args:
         connection: Connection with the open transaction.

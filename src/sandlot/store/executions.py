@@ -24,7 +24,7 @@ class SqlExecutionRepository:
     """Implements :class:`sandlot.model.repositories.ExecutionRepository`.
 
     Args:
-        database: An open database with this version's schema.
+        database: An open database that has the current schema.
     """
 
     def __init__(self, database: Database) -> None:

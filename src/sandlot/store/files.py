@@ -21,7 +21,7 @@ class SqlFileRepository:
     """Implements :class:`sandlot.model.repositories.FileRepository`.
 
     Args:
-        database: An open database with this version's schema.
+        database: An open database that has the current schema.
     """
 
     def __init__(self, database: Database) -> None:
@@ -37,9 +37,9 @@ class SqlFileRepository:
         return _record(rows[0]) if rows else None
 
     async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
-        """Return a page of records, the newest first, and the number of all records of the owner.
+        """Return a page of records, the newest first, and the number of records on all pages.
 
-        Both are read in one transaction.
+        The page and the number are read in one transaction.
 
         Args:
             owner: Owner of the files. None: all owners.

@@ -22,7 +22,7 @@ class SqlKeyRepository:
     """Implements :class:`sandlot.model.repositories.KeyRepository`.
 
     Args:
-        database: An open database with this version's schema.
+        database: An open database that has the current schema.
     """
 
     def __init__(self, database: Database) -> None:

@@ -1,7 +1,7 @@
 """Records of sandboxes, live and ended.
 
-Invariant: a terminal state is final, and a sandbox that is stopping can only get a terminal state. A save that arrives late, over a slower
-connection, therefore does not revive a sandbox.
+Invariant: a terminal state is final, and a sandbox that is stopping can only get a terminal state. A late save, over a slower
+connection, therefore cannot replace a terminal state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SqlSandboxRepository:
     """Implements :class:`sandlot.model.repositories.SandboxRepository`.
 
     Args:
-        database: An open database with this version's schema.
+        database: An open database that has the current schema.
     """
 
     def __init__(self, database: Database) -> None:
@@ -45,7 +45,7 @@ class SqlSandboxRepository:
     async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
         """Insert a record or replace the record with the same id, and append an event, in one transaction.
 
-        Do nothing if the stored state is terminal, or if it is ``stopping`` and the new state is neither ``stopping`` nor terminal.
+        Do nothing if the stored state is terminal, or if the stored state is ``stopping`` and the new state is neither ``stopping`` nor terminal.
 
         Args:
             record: The record to save.
@@ -89,7 +89,7 @@ class SqlSandboxRepository:
         return next(iter(await self._all(select(sandboxes).where(sandboxes.c.id == sandbox))), None)
 
     async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
-        """Return the record of the owner's sandbox that was created with an idempotency key. Return None if there is none."""
+        """Return the record of the owner's sandbox that was created with an idempotency key. Return None if there is no such sandbox."""
         return next(iter(await self._all(filter_by(select(sandboxes), sandboxes, owner=owner, idempotency_key=key))), None)
 
     async def list_ended(

@@ -1,8 +1,8 @@
-"""The tables of the database. The steps in ``migrations/`` create the same tables; a test compares the two.
+"""The tables of the database. The steps in ``migrations/`` create the same tables; a test compares both definitions.
 
 Invariants:
-- Columns have the same meaning on SQLite and PostgreSQL. Values that one of the two cannot store exactly are encoded (:class:`UtcMicrosecondsType`,
-  :class:`ShortTextType`, :class:`Utf8TextType`, :class:`JsonType`).
+- Columns have the same meaning on SQLite and PostgreSQL. Values that one of these databases cannot store exactly are encoded
+  (:class:`UtcMicrosecondsType`, :class:`ShortTextType`, :class:`Utf8TextType`, :class:`JsonType`).
 - Every query for a page of rows has an index in the order of the page, so that its duration does not grow with the table.
 - Sequence numbers of events come from a row of ``counters`` that stays locked until the transaction with the events has committed. No number is
   assigned twice, and the order of the numbers is the order of the commits, on any number of nodes.
@@ -62,18 +62,18 @@ class _EncodedType(TypeDecorator[Any], ABC):
 
     @abstractmethod
     def encode(self, value: Any) -> Any:  # noqa: ANN401 - each type has its own
-        """Return the form in which the database stores ``value``, which is never None."""
+        """Return the encoded form in which the database stores ``value``. The argument ``value`` is never None."""
 
     @abstractmethod
     def decode(self, value: Any) -> Any:  # noqa: ANN401
-        """Return the value for a stored form ``value``, which is never NULL."""
+        """Return the decoded value. The argument ``value`` is the stored form, and never NULL."""
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:  # noqa: ANN401, ARG002 - SQLAlchemy's signature
         """Return the stored form of a value, or None for None. SQLAlchemy calls this for each parameter of a statement."""
         return None if value is None else self.encode(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ANN401, ARG002
-        """Return the value of a stored form, or None for NULL. SQLAlchemy calls this for each result of a query."""
+        """Return the decoded value of a stored form, or None for NULL. SQLAlchemy calls this for each result of a query."""
         return None if value is None else self.decode(value)
 
 
@@ -84,11 +84,11 @@ class UtcMicrosecondsType(_EncodedType):
     cache_ok: bool | None = True
 
     def encode(self, value: datetime) -> int:
-        """Return the number of microseconds from 1970 (UTC) to a time."""
+        """Return the number of microseconds from the start of 1970 (UTC) to a time."""
         return (value - _EPOCH) // _MICROSECOND
 
     def decode(self, value: int) -> datetime:
-        """Return the time that is a number of microseconds after 1970 (UTC)."""
+        """Return the time ``value`` microseconds after the start of 1970 (UTC)."""
         return _EPOCH + value * _MICROSECOND
 
 
@@ -118,7 +118,7 @@ class ShortTextType(_EncodedType):
         self.length = length
 
     def encode(self, value: str) -> str:
-        """Return the text, with characters that the database cannot store replaced by others."""
+        """Return the text. Characters that the database cannot store (NUL, lone surrogates) are replaced."""
         return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
     def decode(self, value: str) -> str:

@@ -26,7 +26,7 @@ class SqlSnapshotRepository:
     """Implements :class:`sandlot.model.repositories.SnapshotRepository`.
 
     Args:
-        database: An open database with this version's schema.
+        database: An open database that has the current schema.
     """
 
     def __init__(self, database: Database) -> None:
@@ -54,11 +54,11 @@ class SqlSnapshotRepository:
         return await self._one(select(snapshots).where(snapshots.c.id == snapshot))
 
     async def get_by_name(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
-        """Return the record of the owner's snapshot with a name, or None if there is none."""
+        """Return the record of the owner's snapshot with a name, or None if there is no such snapshot."""
         return await self._one(filter_by(select(snapshots), snapshots, owner=owner, name=name))
 
     async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
-        """Return the record of the owner's snapshot that was created with an idempotency key. Return None if there is none."""
+        """Return the record of the owner's snapshot that was created with an idempotency key. Return None if there is no such snapshot."""
         return await self._one(filter_by(select(snapshots), snapshots, owner=owner, idempotency_key=key))
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
@@ -90,7 +90,7 @@ class SqlSnapshotRepository:
         return await self._write(delete(snapshots).where(snapshots.c.id == snapshot), event)
 
     async def _write(self, statement: Executable, event: NewEvent | None) -> bool:
-        """Execute a statement that changes at most one row. If it changed a row, append the event. Return whether it changed a row."""
+        """Execute a statement that changes at most one row. If a row was changed, append the event. Return whether a row was changed."""
 
         def work(connection: Connection) -> bool:
             try:

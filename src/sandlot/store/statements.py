@@ -29,7 +29,7 @@ def upsert(
     Args:
         dialect: ``sqlite`` or ``postgresql``.
         table: The table.
-        where: Returns the condition under which an existing row is replaced; if it is false, the statement does nothing. None: always replace.
+        where: Function that returns the condition under which an existing row is replaced. None: the row is always replaced.
     """
     statement = insert(dialect, table)
     key = {column.name for column in table.primary_key}

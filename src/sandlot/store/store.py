@@ -26,7 +26,7 @@ class SqlStore:
     """Implements :class:`sandlot.model.repositories.Store`.
 
     Args:
-        database: An open database with this version's schema.
+        database: An open database that has the current schema.
     """
 
     def __init__(self, database: engine.Database) -> None:
@@ -77,7 +77,7 @@ class SqlStore:
 
     @property
     def webhooks(self) -> SqlWebhookRepository:
-        """Repository of webhooks, with the progress of their deliveries."""
+        """Repository of webhooks and of the progress of their deliveries."""
         return self._webhooks
 
     async def identity(self) -> str:

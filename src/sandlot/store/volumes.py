@@ -23,7 +23,7 @@ class SqlVolumeRepository:
     """Implements :class:`sandlot.model.repositories.VolumeRepository`.
 
     Args:
-        database: An open database with this version's schema.
+        database: An open database that has the current schema.
     """
 
     def __init__(self, database: Database) -> None:
@@ -58,7 +58,7 @@ class SqlVolumeRepository:
         return await self._write(delete(volumes).where(volumes.c.id == volume), event)
 
     async def _write(self, statement: Executable, event: NewEvent | None) -> bool:
-        """Execute a statement that changes at most one row. If it changed a row, append the event. Return whether it changed a row."""
+        """Execute a statement that changes at most one row. If a row was changed, append the event. Return whether a row was changed."""
 
         def work(connection: Connection) -> bool:
             try:

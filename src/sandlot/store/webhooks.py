@@ -1,4 +1,4 @@
-"""Records of webhooks, with the progress of the delivery of events to them."""
+"""Records of webhooks. Each record includes the progress of the delivery of events to the webhook."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SqlWebhookRepository:
     """Implements :class:`sandlot.model.repositories.WebhookRepository`.
 
     Args:
-        database: An open database with this version's schema.
+        database: An open database that has the current schema.
     """
 
     def __init__(self, database: Database) -> None:
@@ -59,7 +59,7 @@ class SqlWebhookRepository:
 
         Args:
             webhook: Id of the webhook.
-            change: New values; fields that are None stay as they are. A new URL also resets the number of failed attempts to 0.
+            change: New values; fields that are None are unchanged. A new URL also resets the number of failed attempts and the next attempt's time.
         """
         values = {name: value for name, value in asdict(change).items() if value is not None}
         if change.events is not None:
@@ -73,7 +73,7 @@ class SqlWebhookRepository:
         return None if row is None else _record(row)
 
     async def lease(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
-        """Give or renew a node's lease of a webhook and return the record. Return None if another node has the lease, or if there is no such webhook.
+        """Give a node the lease of a webhook, or renew it, and return the record. Return None if another node has the lease or the webhook is gone.
 
         Args:
             webhook: Id of the webhook.

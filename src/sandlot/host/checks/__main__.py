@@ -1,4 +1,7 @@
-"""Runs one check in its own process, started by ``runner.py``: ``python -m sandlot.host.checks MODULE:FUNCTION KEYWORDS PARENT``."""
+"""Runs one check in its own process, started by ``runner.py``: ``python -m sandlot.host.checks MODULE:FUNCTION KEYWORDS PARENT``.
+
+KEYWORDS are the keyword arguments of the function, as a JSON object. PARENT is the pid of the process that runs ``runner.py``.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _SILENCE_S = 0.1
 
 
 def check_cgroups() -> list[dict[str, Any]]:
-    """Run all checks of this module and return the dumped findings. Must run in a child process, because it may block."""
+    """Run all checks of this module and return their findings as JSON objects. Must run in a child process, because it may block."""
     try:
         layout = detect_layout()
     except HostError as error:

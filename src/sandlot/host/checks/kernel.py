@@ -36,7 +36,7 @@ _SYS_GETPRIORITY = 140
 
 
 def check_kernel() -> list[dict[str, Any]]:
-    """Run all checks of this module and return the dumped findings. Must run in a child process, because it may block."""
+    """Run all checks of this module and return their findings as JSON objects. Must run in a child process, because it may block."""
     return [finding.dump() for finding in (check_namespaces(), check_seccomp(), check_pidfds())]
 
 
@@ -104,7 +104,7 @@ def _enter(flag: int) -> None:
 
 def _check_first_pid() -> None:
     if os.getpid() != 1:
-        raise OSError(errno.EPERM, f"the first process got pid {os.getpid()}")
+        raise OSError(errno.EPERM, f"the first process of a new pid namespace has pid {os.getpid()}, not 1")
 
 
 def _enter_user_namespace() -> None:
@@ -123,7 +123,8 @@ def check_seccomp() -> Finding:
 
 
 def _filter_one_call() -> None:
-    # Each instruction is a struct sock_filter (linux/filter.h): code, jump if true, jump if false, value. Offset 0 of the data is the call's number.
+    # Each instruction is a struct sock_filter (linux/filter.h): code, jump if true, jump if false, value. The first instruction loads the number of
+    # the system call, which is at offset 0 of the data.
     program = b"".join(
         struct.pack("HBBI", *instruction)
         for instruction in (

@@ -145,7 +145,7 @@ def check_limits(open_files: tuple[int, int], pids: int) -> Finding:
 
 
 def check_core_files(pattern: str) -> Finding:
-    """Check whether the kernel passes the memory of a program that crashes in a container to a program of the host.
+    """Check that the kernel passes no core dumps to a program of the host: a program in a container could start that program as root.
 
     Args:
         pattern: Value of kernel.core_pattern (core(5)). Empty: the value could not be read, and the check passes.

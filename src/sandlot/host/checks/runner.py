@@ -7,7 +7,7 @@ Invariants:
 - A check is a function, named as ``module:function``. It takes keyword arguments and returns JSON values. Its process has one thread, so the
   function may call fork and unshare.
 - A check dies with its parent (prctl(2), PR_SET_PDEATHSIG). At its deadline, its process group is killed.
-- A process that cannot be killed is left to the kernel. The parent waits at most :data:`_REAP_S` for it.
+- The parent waits at most :data:`_REAP_S` seconds for a killed process, because a process that is blocked in the kernel may not end.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _listen(children: Sequence[_Child]) -> None:
                 child = key.data
                 more = os.read(key.fd, _PIPE_BYTES)
                 child.text = (child.text + more)[-_RESULT_BYTES:]
-                # Stop at the result, even if the pipe is still open: processes that the check started may keep it open.
+                # Read no more after the result, even if the pipe is still open: processes that the check started may keep the pipe open.
                 if not more or (_RESULT in child.text and child.text.endswith(b"\n")):
                     selector.unregister(key.fileobj)
 

@@ -50,7 +50,9 @@ class Mount:
 
 
 def check_storage(*, data_dir: str, cache_dir: str, plenty: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Check the state and cache directories and return the dumped findings. Must run in a child process, because a file system may block.
+    """Check the state and cache directories and return the findings as JSON objects.
+
+    Must run in a child process, because a file system may block.
 
     Args:
         data_dir: The state directory; may not exist yet.
@@ -65,7 +67,7 @@ def check_folder(name: str, folder: Path, plenty: int) -> Finding:
     """Check whether a folder can be written to, is on a suitable file system, and has enough free space.
 
     Args:
-        name: Name of the finding. The name of the setting is ``SANDLOT_`` and this name in capitals.
+        name: ``data-dir`` or ``cache-dir``: name of the finding. The setting is ``SANDLOT_DATA_DIR`` or ``SANDLOT_CACHE_DIR``.
         folder: The folder; may not exist yet.
         plenty: Free bytes below which the check recommends more space.
     """
@@ -145,7 +147,10 @@ def _writable(existing: Path, folder: Path) -> OSError | None:
 
 
 def check_loops(*, data_dir: str) -> list[dict[str, Any]]:
-    """Check whether a loop device can be attached to a file in the state directory, and whether it uses direct I/O. Must run in a child process."""
+    """Check whether a loop device can be attached to a file in the state directory, and whether the device uses direct I/O.
+
+    Must run in a child process.
+    """
     return [_loops(nearest(Path(data_dir))).dump()]
 
 
@@ -188,7 +193,10 @@ def loop_fix(error: OSError) -> str:
 
 
 def check_layers(*, data_dir: str, cache_dir: str) -> list[dict[str, Any]]:
-    """Check whether sandboxes can share a read-only root file system with mapped ids, below a writable layer each. Must run in a child process."""
+    """Check whether a root file system can consist of a shared read-only folder with mapped ids and a writable layer on a disk.
+
+    Must run in a child process.
+    """
     return [_layers(nearest(Path(data_dir)), nearest(Path(cache_dir))).dump()]
 
 
@@ -203,7 +211,7 @@ def _layers(data_dir: Path, cache_dir: Path) -> Finding:
 
 
 def layers_fix(why: str) -> str:
-    """Return the action that allows the layers to be mounted, after an attempt failed with the error text ``why``."""
+    """Return the action that allows the layers of a root file system to be mounted, after an attempt failed with the error text ``why``."""
     if os.strerror(errno.ENOSPC) in why or os.strerror(errno.EROFS) in why:
         return "Free some space, or set SANDLOT_DATA_DIR and SANDLOT_CACHE_DIR to folders that can be written to."
     if os.strerror(errno.EPERM) in why:

@@ -1,22 +1,22 @@
-"""The program of the stage of a sandbox. Once the sandbox runs, the same process is the keeper of the sandbox.
+"""The stage: the program that sets up the environment of a sandbox and starts the sandbox's runtime. It then becomes the sandbox's *keeper*.
 
-The program is started with ``python -SI``, imports only built-in parts of the standard library, and exchanges messages with the service over its
+The stage is started with ``python -SI``, imports only built-in parts of the standard library, and exchanges messages with the service over its
 standard input and output (``launcher.py``):
 
-1. It reads a *plan*, a list of operations that set up the environment of the sandbox: control groups, a private mount namespace, the disk. It carries
-   out these operations and writes ``ready``. The mounts and the loop device do not outlive the processes of the stage. The control groups belong to
-   the service, which removes them.
-2. It reads an *order*, starts the runtime, waits until the runtime reports that the sandbox runs, writes the identities of the sandbox's process
-   and its own to the file ``live``, and sends ``started``. From here on it does not need the service.
-3. It *keeps* the sandbox. As the nearest child subreaper it receives the sandbox's exit status, which no other process can (prctl(2),
-   PR_SET_CHILD_SUBREAPER), and writes it to the file ``exit``. It reads the guest's standard error and writes it to a log of bounded size.
+1. The stage reads a *plan*, a list of operations that set up the environment of the sandbox: control groups, a private mount namespace, the disk. The
+   stage carries out these operations and writes ``ready``. The mounts and the loop device end with the processes of the stage. The service removes
+   the control groups.
+2. The stage reads an *order*, starts the runtime, waits until the runtime reports that the sandbox runs, writes the pids and start times of the
+   sandbox's process and of the stage to the file ``live``, and sends ``started``. From here on the process does not need the service.
+3. As the keeper, the process writes the guest's standard error to a log of bounded size until the sandbox ends, and then the exit code to the file
+   ``exit``. No other process could receive the exit status: the keeper is the nearest child subreaper (prctl(2), PR_SET_CHILD_SUBREAPER).
 
 Invariants:
-- If the service dies before the order, the stage ends, and everything that it created ends with it.
-- The keeper never reads from the link and never writes to it. It only holds a read end of the guest's output pipe open, so the guest can write while
-  no service is running. It does not hold the guest's input pipe, so when the service gets EPIPE there, the sandbox has ended. The
-  runtime gets a write-only end of the output pipe: when gVisor saves its memory, it empties every pipe that it can read, and output that no service
-  has read yet would be lost.
+- If the service dies before it sends the order, the stage ends, and its mounts and loop device end with the stage.
+- The keeper never reads or writes the two pipes between the service and the guest. It only keeps a read end of the guest's output pipe open, so that
+  the guest can write while no service is running. The keeper has no end of the guest's input pipe open: if the service gets EPIPE from that pipe,
+  the sandbox has ended. The runtime gets a write-only end of the output pipe: when gVisor saves its memory, it empties every pipe that it can read,
+  and output that no service has read yet would be lost.
 - The runtime inherits no environment variable and no descriptor of the service.
 """
 
@@ -54,7 +54,7 @@ def receive_message() -> dict[str, object] | None:
 
 
 def read_exactly(count: int) -> bytes | None:
-    """Read ``count`` bytes from standard input. Return None if standard input ends before."""
+    """Read ``count`` bytes from standard input. Return None if standard input ends earlier."""
     text = b""
     while len(text) < count:
         more = os.read(0, count - len(text))
@@ -144,8 +144,8 @@ def start_ticks(pid: int) -> int:
 def spawn_runtime(order: dict[str, object], log: Log) -> int:
     """Start the runtime and return its pid.
 
-    The runtime's standard input and output are the pipes of the link; its standard error is the pipe of ``log``. This process opens a read end of the
-    guest's output pipe and never closes it.
+    The runtime's standard input and output are the pipes between the service and the guest. Its standard error is the pipe of ``log``. This process
+    opens a read end of the guest's output pipe and never closes this end.
 
     Args:
         order: Order of the service: the fields of ``launcher.Order``, and ``pipe_bytes``, the buffer size of the pipes.

@@ -237,7 +237,8 @@ def mount_image(backing: int, target: str, options: str) -> None:
     Args:
         backing: Descriptor of the image file, open for reading and writing.
         target: Path of the mount point.
-        options: Mount options of ext4. ``discard`` frees the host's space of deleted files. ``noinit_itable`` is needed by ``disk_images``.
+        options: Mount options of ext4. ``discard`` frees the host's space of deleted files. ``noinit_itable`` is
+            needed for file systems that ``disk_images`` creates.
     """
     number, device = attach_loop(backing)
     try:

@@ -1,4 +1,4 @@
-"""Migration of a database's tables to this version's schema.
+"""Migration of a database's tables to the schema of this version of Sandlot.
 
 Invariants:
 - All missing steps run in one transaction. SQLite and PostgreSQL both roll back changes of tables, so a database is never half migrated.
@@ -34,7 +34,7 @@ async def migrate(database: Database, steps: Path = STEPS, head: str = HEAD) -> 
     Args:
         database: An open database.
         steps: Folder that contains the folder ``versions`` with the migration steps.
-        head: Revision to migrate to; by default this version's.
+        head: Revision to migrate to. Default: the revision of this version of Sandlot.
 
     Raises:
         HostError: A newer version has migrated the database, or the database cannot be used.
@@ -72,7 +72,7 @@ def _run_steps(connection: Connection, location: str, folder: Path, head: str) -
         steps = scripts._upgrade_revs(head, current or "base")  # noqa: SLF001 - Alembic's own command.upgrade calls it
     except CommandError:
         raise HostError(
-            f"The database {location} was written by a newer version of Sandlot (its revision is {current}, this version's {head}).",
+            f"The database {location} was written by a newer version of Sandlot (the database has revision {current}, this version has {head}).",
             code=ErrorCode.HOST_NOT_READY,
             hint="Use a version of Sandlot that knows this revision. The database was not changed.",
         ) from None
