@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -43,6 +44,7 @@ WAIT_S: Final = 30.0
 COMMAND_TIMEOUT_S: Final = 60.0
 WAL_BYTES: Final = 64 * 1024 * 1024
 """Bytes to which SQLite truncates its write-ahead log if the log has become larger (``journal_size_limit``)."""
+_WAL_RETRY_S: Final = 0.02
 _PRIVATE = 0o600
 _SCHEMES = ("postgresql://", "postgres://")
 
@@ -234,8 +236,9 @@ def _sqlite(file: Path) -> Database:
         connections=1,
         begin="BEGIN IMMEDIATE",
         # secure_delete: SQLite overwrites deleted data with zeros, because the environment variables of sandboxes may contain secrets.
-        pragmas=("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", f"journal_size_limit = {WAL_BYTES}", "secure_delete = ON"),
+        pragmas=("synchronous = FULL", "foreign_keys = ON", f"journal_size_limit = {WAL_BYTES}", "secure_delete = ON"),
     )
+    event.listen(writer, "connect", _enable_wal)
     return Database(_ThreadRunner(reader, READERS, "store-reader"), _ThreadRunner(writer, 1, "store-writer"), str(file))
 
 
@@ -263,6 +266,22 @@ def _sqlite_engine(file: Path, *, connections: int, begin: str, pragmas: tuple[s
         connection.exec_driver_sql(begin)
 
     return engine
+
+
+def _enable_wal(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    # SQLite reports a locked database at once here, without waiting for its own timeout, if another process is just creating or converting the
+    # same new database.
+    deadline = time.monotonic() + WAIT_S
+    cursor = connection.cursor()
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(_WAL_RETRY_S)
+    cursor.close()
 
 
 def _postgresql(url: str) -> Database:

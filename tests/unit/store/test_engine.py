@@ -148,6 +148,30 @@ async def test_transaction_waits_for_another_process(tmp_path: Path) -> None:
         assert await store.events.last_sequence() == 1
 
 
+async def test_first_use_of_a_new_database_waits_for_another_process(tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "rows.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    async with engine.open_database(tmp_path / "rows.db") as database:
+        writing = asyncio.create_task(database.write(lambda connection: connection.execute(text("PRAGMA journal_mode")).scalar()))
+        await asyncio.sleep(0.3)
+        assert not writing.done()
+        other.execute("COMMIT")
+        other.close()
+        assert await writing == "wal"
+
+
+async def test_endless_lock_of_a_new_database_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "WAIT_S", 0.2)
+    other = sqlite3.connect(tmp_path / "rows.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(UnavailableError, match="Another process has locked the database"):
+        async with open_store(tmp_path / "rows.db"):
+            pass
+    other.close()
+    async with open_store(tmp_path / "rows.db") as store:
+        assert await store.events.last_sequence() == 0
+
+
 async def test_endless_lock_of_another_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "WAIT_S", 0.2)
     async with open_store(tmp_path / "rows.db") as store:
