@@ -3,7 +3,8 @@
 Laws:
 - The unix socket never exists with other permissions than 0600, and a connection counts as its owner's only where the kernel
   says that the peer is root or this very user (SO_PEERCRED, unix(7)).
-- A request's head is at most 64 KiB and 128 fields, and must be complete within 30 s; so must be the first one after connecting.
+- A request's head is at most 64 KiB and 128 fields, and must be complete within 30 s; so must be the first one after connecting. For a
+  head that began to arrive during the response to an earlier request, the 30 s begin after that response.
 - There is a bound on connections, on TCP and on the unix socket each for itself: whoever floods the one leaves the other alone.
   One too many is told so with 503 and Retry-After, and closed.
 - A client that takes nothing of what waits for it for two minutes is cut off; so is one that sends requests on ahead.
@@ -164,6 +165,13 @@ class Protocol(HttpToolsProtocol):
         self._in_head = True
         self._held_an_end = True
         self._head_bytes = 0
+
+    def on_response_complete(self) -> None:
+        """A response was sent. The time for the head of the next request begins now if only a part of this head has arrived."""
+        super().on_response_complete()
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
 
     def _watch_stall(self) -> None:
         self._unsent_bytes = self.transport.get_write_buffer_size()

@@ -120,20 +120,44 @@ async def test_pipelined_requests_are_all_answered(at: Bench, http: httpx.AsyncC
     assert (await http.get("/healthz")).status_code == 200
 
 
-async def test_a_pipelined_request_that_waits_is_not_a_slow_head(at: Bench, monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient) -> None:
-    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.2)
-    body = b'{"command": "sleep 0.6; echo done"}'
+async def received(reader: asyncio.StreamReader) -> bytes:
+    """Return the next bytes of a response, and fail if the service has closed the connection."""
+    data = await reader.read(65536)
+    assert data
+    return data
+
+
+async def test_head_that_begins_during_a_response_has_the_full_time_after_the_response(
+    at: Bench, monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient
+) -> None:
+    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.5)
+    body = b'{"command": "sleep 0.9; echo done"}'
     path = f"/v1/sandboxes/{(await at.sandbox()).id}/processes".encode()
     reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
     writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%sGET /hea" % (path, len(body), body))
+    await asyncio.sleep(0.7)  # the time-out passes while the command runs, and would pass again soon after the response
+    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 30)
     answered = b""
     while b'"stdout":"done\\n"' not in answered:
-        answered += await reader.read(65536)
-        assert answered
+        answered += await received(reader)
+    await asyncio.sleep(0.4)
     writer.write(b"lthz HTTP/1.1\r\nhost: x\r\n\r\n")
     while b'"status":"ok"' not in answered:
-        answered += await reader.read(65536)
+        answered += await received(reader)
     writer.close()
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_head_that_stays_incomplete_after_a_response_is_not_waited_for(
+    at: Bench, monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient
+) -> None:
+    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.2)
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /hea")
+    answered = await reader.read()  # up to the end: the service closes the connection
+    writer.close()
+    assert answered.count(b"HTTP/1.1 200 ") == 1
+    assert b'"status":"ok"' in answered
     assert (await http.get("/healthz")).status_code == 200
 
 

@@ -18,12 +18,12 @@ seen.file = await sandbox.files.read('/home/user/note.txt')
 
 const streamed = []
 const run = await sandbox.runCode("x = open('note.txt').read()\nprint('out')\nx.upper()", { onStdout: (message) => streamed.push(message.line) })
-seen.code = [run.text, run.logs.stdout, run.executionCount, streamed]
+seen.code = [run.text, run.logs.stdout.join(''), run.executionCount, streamed.join('')]
 const raised = await sandbox.runCode('1/0')
 seen.raised = [raised.error.name, raised.error.value, raised.error.traceback.includes('ZeroDivisionError')]
 seen.javascript = (await sandbox.runCode('[1, 2].map((each) => each * 2)', { language: 'javascript' })).text
 const context = await sandbox.createCodeContext({ language: 'bash', cwd: '/tmp' })
-seen.context = [context.language, (await sandbox.runCode('pwd', { context })).logs.stdout]
+seen.context = [context.language, (await sandbox.runCode('pwd', { context })).logs.stdout.join('')]
 
 const found = await Sandbox.list({ query: { metadata: { user: 'a b&c' } } }).nextItems()
 seen.listed = found.map((each) => [each.sandboxId === sandbox.sandboxId, each.state, each.metadata])
