@@ -7,7 +7,7 @@ Invariants:
 - A call to a sandbox that is being recovered after a restart of the service waits for the recovery; the call is not refused.
 - A call to a suspended sandbox resumes the sandbox, if ``auto_resume`` is set; otherwise the call is refused.
 - A service that stops closes its links and ends no sandbox: processes inside keep running.
-- The state of other features is not stored here: each feature has a :class:`SandboxLocal`.
+- Data that other features keep for each sandbox is not stored in the sandbox: each feature keeps its data in its own :class:`SandboxLocal`.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Cgroup:
         except OSError as error:
             raise HostError(
                 f"The host could not create the control group {self.name}: {error.strerror} ({error.filename}).",
-                hint="Run the service as root on a host whose /sys/fs/cgroup is writable; `sandlot doctor` reports what the host lacks.",
+                hint="Run the service as root on a host whose /sys/fs/cgroup is writable. `sandlot doctor` lists what the host lacks.",
             ) from error
 
     def change(self, limits: GroupLimits) -> None:
@@ -148,7 +148,7 @@ class Cgroup:
                 raise _in_use_error("memory_bytes", self.usage().memory_bytes, limits.memory_bytes, "bytes of memory") from None
             raise HostError(
                 f"The host could not change the limits of the control group {self.name}: {error.strerror} ({error.filename}).",
-                hint="`sandlot doctor` reports what the host lacks.",
+                hint="Run `sandlot doctor` to see what the host lacks.",
             ) from error
 
     def limits(self) -> GroupLimits:

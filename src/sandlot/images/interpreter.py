@@ -281,7 +281,11 @@ def _closure(python: tuple[str, ...], runner: CommandRunner) -> tuple[dict[str, 
 
 
 def _needed_libraries(binaries: Iterable[Path], loader: Path, libraries: list[Path]) -> dict[str, Path]:
-    """Return the path of each shared library that some binaries need, by the name of the library in the binaries (ld.so(8), --list)."""
+    """Find the shared libraries that some binaries need (ld.so(8), --list).
+
+    Returns:
+        Path of each library. The keys are the names under which the binaries refer to the libraries, such as ``libz.so.1``.
+    """
     found: dict[str, Path] = {}
     for binary in binaries:
         text = output_of((str(loader), "--library-path", ":".join(map(str, libraries)), "--list", str(binary)))

@@ -193,7 +193,10 @@ def lineage(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
             message = f"There is no template {wanted!r}." if not line else f"The parent {wanted!r} of the recipe {line[-1].name} does not exist."
             known = ", ".join(sorted(recipes)) or "none"
             raise NotFoundError(
-                message, code=ErrorCode.TEMPLATE_NOT_FOUND, hint=f"Known templates: {known}.", fields={"template": wanted, "known": sorted(recipes)}
+                message,
+                code=ErrorCode.TEMPLATE_NOT_FOUND,
+                hint=f"Use one of these templates: {known}.",
+                fields={"template": wanted, "known": sorted(recipes)},
             )
         if recipe in line:
             raise InvalidRequestError(f"The recipe {recipe.name} is its own ancestor: {' <- '.join(r.name for r in [*line, recipe])}.")

@@ -149,7 +149,10 @@ class ImageStore:
         return RootFs(path=folder / build.TREE, digest=digest)
 
     def find_root(self, digest: str) -> RootFs | None:
-        """Return the root file system that has a digest, or None if it was removed. A later build of the template does not remove it."""
+        """Return the root file system with this digest, or None if it was removed.
+
+        A new build of a template does not remove the root file systems of earlier builds.
+        """
         folder = self._roots.find(digest)
         return None if folder is None else RootFs(path=folder / build.TREE, digest=digest)
 

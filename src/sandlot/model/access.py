@@ -35,7 +35,7 @@ class Quota:
         volume_bytes: Largest sum of the sizes of all volumes, in bytes.
         pools: Largest number of private pools. Warm sandboxes of these pools may use only the part of ``cpus``, ``memory_bytes`` and ``disk_bytes``
             that live sandboxes do not use.
-        installs: True if ``install`` may open the package indexes to a sandbox of network ``none`` while the installation runs.
+        installs: True if a sandbox of network ``none`` may use the package indexes while an ``install`` request runs.
     """
 
     sandboxes: int | None = 50

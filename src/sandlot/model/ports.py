@@ -178,7 +178,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a live sandbox. A field that is None keeps its value. Each field needs its own capability.
+    """A change of a live sandbox. A field that is None keeps its value. The driver must have the capabilities that :meth:`needs` returns.
 
     Args:
         memory_bytes: New limit of the memory of the whole sandbox, in bytes.

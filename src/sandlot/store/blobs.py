@@ -76,7 +76,7 @@ class FolderBlobs:
             await asyncio.wait({feeding})
             while not pieces.empty():
                 pieces.get_nowait()
-            pieces.put_nowait(ConnectionAbortedError("the write of this file was aborted or has failed"))
+            pieces.put_nowait(ConnectionAbortedError("writing this file was aborted or failed"))
         return total
 
     async def read(self, file: FileId) -> AsyncIterator[bytes]:

@@ -96,7 +96,7 @@ def test_folder_of_recipes_is_read_with_its_locks(tmp_path: Path) -> None:
 
 
 def test_unknown_template_error_lists_the_known_ones() -> None:
-    with pytest.raises(NotFoundError, match=r"'nope'.*Known templates: base, code-interpreter") as caught:
+    with pytest.raises(NotFoundError, match=r"'nope'.*Use one of these templates: base, code-interpreter") as caught:
         recipes.lineage(recipes.builtin(), "nope")
     assert caught.value.code is ErrorCode.TEMPLATE_NOT_FOUND
 

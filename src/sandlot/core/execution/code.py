@@ -240,7 +240,7 @@ class CodeExecution:
             first_s: Seconds until the cell is interrupted if no client ever joins.
         """
         if self._followers is None:
-            raise RuntimeError("this execution was opened without followers, so no client can join it")
+            raise RuntimeError("this execution was opened without ExecutionFollowers, so no client can join it")
         self._closed = True
         self._followers.leave()
         await self._attend(self._followers, first_s)

@@ -52,7 +52,10 @@ def id_from(name: str) -> str:
 
 
 def not_found(error: NotFoundError) -> NotFoundError:
-    """Return a guest's error about a missing context or execution with the error code of the API. Return any other error unchanged."""
+    """Return a guest's error about a missing context or execution with the API's error code for such an object.
+
+    Any other error is returned unchanged.
+    """
     code = _ABSENT.get(error.code)
     return error if code is None else NotFoundError(error.message, code=code, hint=error.hint)
 

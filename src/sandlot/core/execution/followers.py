@@ -31,7 +31,7 @@ class ExecutionFollowers:
 
     Attributes:
         count: Number of followers, including clients that wait for the start.
-        is_attended: True once a follower reads the execution to its end.
+        is_attended: True if a follower has been added that reads the execution to its end for the execution log.
         start_lock: Lock that a client holds while it attaches to the execution or starts the execution.
     """
 

@@ -42,7 +42,7 @@ class MemoryImages:
         return await asyncio.to_thread(self.image(id_).is_dir)
 
     async def size_bytes(self, id_: str) -> int:
-        """Return the disk space of the image of a sandbox or snapshot; 0 if there is no image."""
+        """Return the number of bytes of disk space that the image of a sandbox or snapshot uses; 0 if there is no image."""
         return await asyncio.to_thread(_size_bytes, self.image(id_))
 
     async def make(self, id_: str) -> Path:

@@ -107,7 +107,7 @@ def template_strategies(admitted: Admitted, *, has_setup: bool) -> Sequence[Star
 
     Args:
         admitted: The admitted sandbox.
-        has_setup: True if setup steps follow. A claim is then recorded after the setup steps.
+        has_setup: True if setup steps follow. The claim of a warm sandbox is then recorded only after these steps.
     """
     claim = admitted.claim
     if claim is None:

@@ -234,7 +234,7 @@ async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> Non
     except SandboxEndedError:
         return
     except SandlotError as error:
-        _log.warning("sandbox.not_paused_again", sandbox=sandbox.id, error=str(error))
+        _log.warning("sandbox.repause_failed", sandbox=sandbox.id, error=str(error))
         sandbox.deadline.extend(sandbox.spec.timeout_s)
         await _go_on(supervisor, instance, "sandbox.resumed")
         await mounts.settle(supervisor)

@@ -123,10 +123,10 @@ class Templates:
         return await asyncio.shield(build)
 
     async def resolve_for(self, spec: SandboxSpec) -> ResolvedTemplate:
-        """Return the template build from which a sandbox starts: the build of the digest ``spec.root``, or the current build if the digest is empty.
+        """Return the build of a template from which a sandbox starts: the build with the digest ``spec.root``, or the current build if it is empty.
 
         Raises:
-            ConflictError: The build of the digest has been removed (``snapshot_unusable``).
+            ConflictError: The build with this digest has been removed (``snapshot_unusable``).
             SandlotError: The template cannot be built.
         """
         if not spec.root:

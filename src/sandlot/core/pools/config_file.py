@@ -69,7 +69,7 @@ class PoolConfigFile:
             try:
                 self._file.replace(self._bad_file)
             except OSError as refused:
-                _log.error("pools.not_set_aside", file=str(self._file), error=str(refused))
+                _log.error("pools.invalid_file_not_renamed", file=str(self._file), error=str(refused))
             return {}
 
     def write(self, configs: Iterable[PoolConfig]) -> None:

@@ -124,7 +124,7 @@ def find_claimable_pool(pools: Mapping[str, Pool], id_or_template: str, principa
     """Return a pool from which a principal may claim a warm sandbox: a shared pool by its id, or the principal's own pool by its id or template.
 
     Raises:
-        NotFoundError: The principal may claim from no such pool; code ``pool_not_found``.
+        NotFoundError: There is no such pool from which the principal may claim; code ``pool_not_found``.
         ConflictError: The principal has several pools of the template.
     """
     owner, pool = pool_owner(principal), pools.get(id_or_template)

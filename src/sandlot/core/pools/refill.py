@@ -252,7 +252,11 @@ class PoolRefiller:
         _log.info("pool.evicted", template=entry.spec.template, hint=reason)
 
     def _unfinished(self, *, only_private: bool = False) -> dict[asyncio.Task[None], str]:
-        """Return the running tasks that make entries or template snapshots, with the keys of their reservations."""
+        """Return the running tasks that make entries or template snapshots, each with the key of its reservation.
+
+        Args:
+            only_private: True to return only the tasks that work for private pools.
+        """
         unfinished = {task: key for task, (pool, key) in self._fills.items() if pool.is_private or not only_private}
         if self._snapshot_task is not None and (self._snapshot_is_private or not only_private):
             unfinished[self._snapshot_task] = self._snapshots.reservation_key

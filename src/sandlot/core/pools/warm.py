@@ -193,7 +193,7 @@ class _Owner:
         self._prepared: PreparedSandbox | None = None
 
     def take(self, resource: PreparedSandbox) -> None:
-        """Become the owner of a prepared sandbox."""
+        """Take over a prepared sandbox. :meth:`destroy` then destroys it."""
         self._prepared = resource
 
     def check_end(self) -> None:

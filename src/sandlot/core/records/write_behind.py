@@ -20,7 +20,8 @@ class WriteBehind:
 
     Args:
         write: Writes everything that is pending now. Returns False if the store refused a part, which stays pending.
-        refresh_s: Seconds after which ``write`` is called without a change, to read what other nodes wrote. None calls it only after a change.
+        refresh_s: Seconds after which ``write`` is called without a change, to read what other nodes wrote. If None, ``write`` is called only after
+            a change.
 
     Attributes:
         changed: Event that callers set when a change is pending.

@@ -137,7 +137,7 @@ class OciDriver:
             if isinstance(error, StageError | OSError):
                 raise HostError(
                     f"The host could not prepare a sandbox: {error}.",
-                    hint="`sandlot doctor` reports what the host lacks.",
+                    hint="Run `sandlot doctor` to see what the host lacks.",
                 ) from error
             raise
         return OciPreparedSandbox(resources, shape, self._runtime, program, first_id)

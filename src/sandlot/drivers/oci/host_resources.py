@@ -108,7 +108,7 @@ class SandboxHostResources:
             records.stage(self.folder.record, record)
 
     def commit_intent(self, record: Record) -> None:
-        """Replace the current record by the record that :meth:`stage_intent` wrote. Takes one rename(2).
+        """Replace the current record by the record that :meth:`stage_intent` wrote. The replacement is one rename(2) and therefore atomic.
 
         Raises:
             FileNotFoundError: The sandbox is being released.

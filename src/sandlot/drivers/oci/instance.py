@@ -362,7 +362,7 @@ def snapshot_error(error: Exception) -> SandlotError:
     return HostError(
         f"The snapshot could not be written: {error}. The sandbox continues.",
         code=ErrorCode.HOST_NOT_READY,
-        hint="`sandlot doctor` reports what the host lacks.",
+        hint="Run `sandlot doctor` to see what the host lacks.",
         fields=fields,
     )
 

@@ -169,7 +169,7 @@ class OciPreparedSandbox:
             if is_host_error:
                 raise HostError(
                     f"{self._program.name} could not {action}: {message or error}",
-                    hint="`sandlot doctor` reports what the host lacks.",
+                    hint="Run `sandlot doctor` to see what the host lacks.",
                 ) from error
             raise
 
@@ -233,7 +233,7 @@ class OciPreparedSandbox:
     @property
     def _record(self) -> Record:
         if self._resources.record is None:
-            raise StageError("the sandbox has no record")
+            raise StageError(f"the sandbox {self._resources.ref} has no record")
         return self._resources.record
 
 

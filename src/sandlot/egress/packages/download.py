@@ -220,7 +220,7 @@ class Download:
             length: Number of bytes to yield. None: all bytes up to the end of the file.
 
         Raises:
-            NotStorableError: The disk became full. The bytes that were yielded are not known to be wrong.
+            NotStorableError: The disk became full before the digest of the file was checked. The bytes that were yielded may be right.
             UpstreamError: The download failed, or the file is wrong.
         """
         offset = start

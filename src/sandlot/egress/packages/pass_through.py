@@ -59,7 +59,8 @@ class PassThrough:
 
         Raises:
             NotFoundError: Upstream has no such file.
-            UpstreamError: The file could not be fetched. :class:`BusyError` if too many other files were being sent for :data:`WAIT_S`.
+            BusyError: Too many other files were being sent during all of :data:`WAIT_S`.
+            UpstreamError: The file could not be fetched.
         """
         lengths: list[int | None] = []
         pieces = self.pieces(file, upstream, sandbox=sandbox, on_length=lengths.append)

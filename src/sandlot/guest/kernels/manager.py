@@ -241,8 +241,8 @@ class KernelManager:
 
     def _new_context(self, name: str, language: str, cwd: str | None, env: dict[str, str]) -> CodeContext:
         if not 0 < len(name) <= MAX_NAME_CHARS:
-            hint = f"Use an id of 1 to {MAX_NAME_CHARS} characters."
-            raise RpcError("invalid_request", f"The id {name[:64]!r} of the context has {len(name)} characters.", hint)
+            message = f"The context id {name[:64]!r} has {len(name)} characters."
+            raise RpcError("invalid_request", message, f"Use an id of 1 to {MAX_NAME_CHARS} characters.")
         if name in languages.DEFAULTS and language != languages.DEFAULTS[name]:
             message = f"The language of the default context {name!r} is {languages.DEFAULTS[name]}, not {language[:50]}."
             raise RpcError("conflict", message, "Use another id for the context.")

@@ -136,7 +136,8 @@ def user_namespace(first_id: int, count: int) -> int:
     """Create a user namespace without processes and return a descriptor of the namespace (user_namespaces(7)).
 
     The namespace belongs to the user ``first_id``, not to root. The kernel limits some resources for each user, such as inotify watches and queued
-    signals, and counts use in a namespace also against the limit of the namespace's owner. Each sandbox therefore has its own limits.
+    signals. What processes in a namespace use is counted also for the user who owns the namespace. Since each namespace has another owner, one
+    sandbox cannot use up the limit of another sandbox.
 
     Args:
         first_id: User and group id of the host to which the id 0 in the namespace is mapped.
@@ -152,7 +153,8 @@ def user_namespace(first_id: int, count: int) -> int:
             os.close(done_in)
             number = 0
             try:
-                # This bit keeps the capabilities after the change of the user id: on some hosts only root may create user namespaces.
+                # This bit keeps the capabilities when the user id changes. Without them, unshare would fail on hosts where only root may create user
+                # namespaces.
                 prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)
                 os.setresuid(-1, first_id, -1)
                 unshare(CLONE_NEWUSER)

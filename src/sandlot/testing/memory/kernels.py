@@ -124,7 +124,18 @@ class Cell:
             self.pump()
 
     def follow(self, call: Call, stdout_from: int | None, stderr_from: int | None, *, events_from: int = 0, wait: bool = True) -> None:
-        """Send the output, the events and then the result of the cell to a call. If ``wait`` is False, do not wait for further output."""
+        """Send the output and events of the cell to a call, and the result at the end.
+
+        Args:
+            call: ``kernel.execute`` or ``kernel.attach`` call that becomes a follower.
+            stdout_from: Byte offset in standard output to start at; None for the oldest byte that is kept.
+            stderr_from: Byte offset in standard error to start at; None for the oldest byte that is kept.
+            events_from: Number of events that the client has received already and that are skipped.
+            wait: True to follow until the end of the cell; False to end the call after the output and events that exist now.
+
+        Raises:
+            RpcError: ``stdout_from`` or ``stderr_from`` is negative or beyond the end of the output.
+        """
         follower = self.output.follow(call, stdout_from, stderr_from, events_from=events_from, wait=wait)
         if follower is None:
             message = f"`stdout_from` is {stdout_from} and `stderr_from` is {stderr_from}; one of them is not within the output."
@@ -376,7 +387,7 @@ class Kernels:
         self.cells.clear()
 
     def trim(self) -> None:
-        """Forget the oldest finished cells, so that at most ``KEPT`` cells are kept. Cells that a call still follows are not forgotten."""
+        """Delete the oldest finished cells, so that at most ``KEPT`` cells are kept. A cell whose output a call is still receiving is not deleted."""
         finished = [cell for cell in self.cells.values() if cell.result is not None and not cell.is_followed]
         for cell in finished[: max(0, len(self.cells) - KEPT)]:
             del self.cells[cell.id]
@@ -499,8 +510,8 @@ class Kernels:
 
     def _make(self, name: str, language: str, cwd: str | None, env: Mapping[str, str]) -> Context:
         if not 0 < len(name) <= NAME_CHARS:
-            hint = f"Use an id of 1 to {NAME_CHARS} characters."
-            raise RpcError("invalid_request", f"The id {name[:64]!r} of the context has {len(name)} characters.", hint)
+            message = f"The context id {name[:64]!r} has {len(name)} characters."
+            raise RpcError("invalid_request", message, f"Use an id of 1 to {NAME_CHARS} characters.")
         if name in DEFAULT_CONTEXTS and language != DEFAULT_CONTEXTS[name]:
             message = f"The language of the default context {name!r} is {DEFAULT_CONTEXTS[name]}, not {language[:50]}."
             raise RpcError("conflict", message, "Use another id for the context.")

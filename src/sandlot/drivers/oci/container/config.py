@@ -24,7 +24,7 @@ from sandlot.model.ports import Attachment
 from sandlot.model.specs import SandboxSpec, Shape
 
 CAPABILITIES = (
-    # Usual capabilities of root in a container: access to all files, changes of users, low ports.
+    # Usual capabilities of root in a container, for example to access all files, switch to another user, or bind to a port below 1024.
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_FOWNER",

@@ -59,8 +59,8 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         ("private_mounts",),
         ("forget", str(volume_mounts(folder.path.parent.parent))),
         ("tmpfs", VIEW_MOUNT, f"mode={_PASSABLE:o},size=1m"),
-        # The stage is in the group already, so crun must not manage groups. crun sees an empty folder in place of the host's groups, because it
-        # refuses hybrid hosts.
+        # The stage is in the group already, so crun must not manage groups. crun refuses hosts that mount cgroup v1 and v2 together, and therefore
+        # sees an empty folder instead of the host's groups.
         ("tmpfs", VIEW_CGROUPS, "mode=0700,size=4k"),
         *(("mkdir", path, _PASSABLE) for path in (VIEW, VIEW_ROOT)),
         ("hub", VIEW_VOLUMES, MAX_VOLUMES),

@@ -137,7 +137,7 @@ class Runsc:
         return ControlEngine() if program.has_control else CliEngine(flags)
 
     def after_start(self, started: Started) -> None:
-        """Give gVisor's kernel the highest out-of-memory score (``plan.py``), as runsc's command line does."""
+        """Give gVisor's kernel the highest out-of-memory score, so that the host kills it first (``plan.py``). runsc's command line does the same."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the sandbox has ended; its owner notices
             Path(f"/proc/{started.sandbox.pid}/oom_score_adj").write_text(str(KERNEL_OOM_SCORE), encoding="ascii")
 

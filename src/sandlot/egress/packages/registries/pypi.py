@@ -68,7 +68,8 @@ class PypiRegistry:
     async def _respond_with_file(self, request: Request, project: str, token: str, metadata_token: str, filename: str) -> Response:
         digest, metadata = parse_digest(token), parse_digest(metadata_token)
         if (digest is None and token != pypi_pages.NO_DIGEST) or (metadata is None and metadata_token != pypi_pages.NO_DIGEST):
-            raise HttpError(404, f"No page at /pypi/simple/NAME/ has a link with the digests {token[:64]!r} and {metadata_token[:64]!r}.")
+            invalid = f"{token[:64]!r} and {metadata_token[:64]!r}"
+            raise HttpError(404, f"The URL of {filename} has invalid digests: {invalid}. Take the URL from the page /pypi/simple/{project}/.")
         wants_metadata = filename.endswith(_METADATA)
         expected = metadata if wants_metadata else digest
         file_request = request.file_request(f'"{expected}"' if expected else None)

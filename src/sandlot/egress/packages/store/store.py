@@ -248,7 +248,12 @@ class PackageStore:
         return True
 
     def _evict(self, needed_bytes: int, short_bytes: int) -> None:
-        """Remove the least recently used files and measure the size of the store again. The caller must hold ``_making_room``."""
+        """Remove the least recently used files until there is room, and measure the size of the store again. The caller must hold ``_making_room``.
+
+        Args:
+            needed_bytes: Number of bytes that must fit in the store beside the remaining files.
+            short_bytes: Number of bytes that must become free on the disk.
+        """
         self.sweep()
         files, drafts = self._scan(), self._drafts_bytes()
         total = sum(file.size_bytes for file in files)
