@@ -216,7 +216,7 @@ class Cgroup:
         self._set_frozen(frozen=True)
 
     def thaw(self) -> None:
-        """Let every task of the group continue. An error of the kernel is ignored, for example because the group is gone."""
+        """Let every task of the group continue. Errors are ignored, for example if the group has been removed."""
         with contextlib.suppress(FileNotFoundError, OSError):
             self._set_frozen(frozen=False)
 

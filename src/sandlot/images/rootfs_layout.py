@@ -1,4 +1,4 @@
-"""The layout of a sandbox's root file system: creates its user, its folders and ``sudo``, and removes the traces of the build.
+"""Complete a root file system for sandboxes: create the user, the folders and ``sudo``, and remove the traces of the build.
 
 Invariants:
 - Nothing of the host stays in an image: no host name, resolver, apt sources, apt options, credentials, logs or device nodes.

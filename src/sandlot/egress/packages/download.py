@@ -173,7 +173,11 @@ class Download:
             self._linger = None
 
     async def leave(self) -> None:
-        """Remove a client. If no client is left, an unfinished download is cancelled, at once or after :data:`LINGER_S` without a new client."""
+        """Remove a client. If no client is left, an unfinished download is cancelled.
+
+        If upstream has responded and the function ``may_linger`` of :meth:`start` returns True, the download is cancelled only after
+        :data:`LINGER_S` without a new client. Otherwise it is cancelled at once.
+        """
         self._clients -= 1
         if self._clients:
             return

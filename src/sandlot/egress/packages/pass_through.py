@@ -98,7 +98,8 @@ class PassThrough:
                     async with asyncio.timeout(WAIT_S):
                         await self._slots.acquire()
                 except TimeoutError:
-                    raise BusyError(f"{redacted(file.urls[0])}: waited {WAIT_S:g} s, because {MAX_FILES} other files were being sent") from None
+                    url = redacted(file.urls[0])
+                    raise BusyError(f"{url} was not fetched: {MAX_FILES} other files were still being sent after {WAIT_S:g} s") from None
                 try:
                     async with aclosing(_paced(self._fetch(self._wrong_urls.sort(file), upstream, skip, on_length))) as pieces:
                         async for piece in pieces:

@@ -211,7 +211,11 @@ def _layers(data_dir: Path, cache_dir: Path) -> Finding:
 
 
 def layers_fix(why: str) -> str:
-    """Return the action that allows the layers of a root file system to be mounted, after an attempt failed with the error text ``why``."""
+    """Return what the operator should do if the layers of a root file system cannot be mounted.
+
+    Args:
+        why: Text of the error with which an attempt to mount the layers failed.
+    """
     if os.strerror(errno.ENOSPC) in why or os.strerror(errno.EROFS) in why:
         return "Free some space, or set SANDLOT_DATA_DIR and SANDLOT_CACHE_DIR to folders that can be written to."
     if os.strerror(errno.EPERM) in why:

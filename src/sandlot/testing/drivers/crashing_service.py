@@ -111,7 +111,7 @@ async def snapshots(harness: DriverHarness) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run a mode of the program.
+    """Run the program in the mode that the first argument names.
 
     Args:
         arguments: Mode of the program, name of the driver, node id, state directory, path and digest of the root file system.

@@ -141,8 +141,8 @@ class LimitsSuite:
             await asyncio.sleep(2)
             used = (await sandbox.instance.usage()).cpu_s - before
             passed_s = time.monotonic() - began_s
-            # Only an upper bound is checked, because a busy host gives the sandbox less time. The first and the last period of the quota are
-            # measured only in part, but their whole quota may be used then: this adds up to 0.3 s.
+            # Only an upper bound is checked, because a busy host gives the sandbox less time. The measurement begins and ends within a period of
+            # the quota, and the sandbox may use the whole quota of a period within the part that is measured. This adds up to 0.3 s.
             assert used <= limits.cpus * (passed_s + 0.3)
             spinning.cancel()
 

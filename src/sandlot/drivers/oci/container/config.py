@@ -71,7 +71,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
         spec: Spec of the sandbox; its id becomes the host name.
         first_id: First of the sandbox's own user and group ids on the host.
         ids: Number of these ids.
-        volumes: Volumes, which the stage has mounted in its mount namespace.
+        volumes: Volumes of the sandbox. The stage, the process that starts the runtime, has mounted them in its mount namespace.
     """
     capabilities = list(CAPABILITIES)
     mapping = [{"containerID": 0, "hostID": first_id, "size": ids}]

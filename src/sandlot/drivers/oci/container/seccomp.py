@@ -1,9 +1,9 @@
 """System calls that a container may make: a list of allowed calls. All other calls fail or have no effect.
 
 Invariants:
-- A call that is on no list fails with ENOSYS, as on a kernel without this call. Programs and libraries then use an older call, also in place of calls
-  that are newer than this list. Omitted on purpose, among others: clone3; clone with flags for namespaces; io_setup and related calls, which consume
-  a limit of the whole host (fs.aio-max-nr); io_uring, a frequent source of kernel vulnerabilities.
+- A call that this file does not list fails with ENOSYS, as on a kernel without this call. Programs and libraries then use an older call. The same is
+  true for calls that are newer than this file. Omitted on purpose, among others: clone3; clone with flags for namespaces; io_setup and related calls,
+  which consume a limit of the whole host (fs.aio-max-nr); io_uring, a frequent source of kernel vulnerabilities.
 - A call that administers the machine, opens a namespace or accesses kernel objects of another process fails with EPERM, so that programs report the
   right cause.
 - Only the native architecture is allowed: a 32-bit or x32 call ends the calling thread, which is libseccomp's default for foreign architectures.
