@@ -117,7 +117,7 @@ class SandboxManager:
         self._close_by_s = now_s + CLOSE_TIMEOUT_S if self._close_by_s is None else self._close_by_s
         _, late = await asyncio.wait(tasks, timeout=max(0.0, self._close_by_s - now_s))
         if late and first:
-            _log.error("sandboxes.not_removed", count=len(late), hint="The next start of the service removes them.")
+            _log.error("sandboxes.not_removed", count=len(late), detail="the next start of the service removes them")
 
     async def create(
         self, params: CreateSandboxParams, principal: Principal, *, key: str | None = None, source: StartSource | None = None

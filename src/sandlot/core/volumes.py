@@ -317,7 +317,7 @@ class VolumeManager:
             try:
                 await run_in_own_thread(self._disks.remove, volume)
             except OSError as error:
-                _log.warning("volume.not_removed", volume=volume, error=str(error), hint="The next start of the service tries again.")
+                _log.warning("volume.not_removed", volume=volume, error=str(error), detail="the next start of the service retries the removal")
                 return
         self._reservations.release(volume)
 

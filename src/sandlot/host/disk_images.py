@@ -120,7 +120,7 @@ def run_e2fsprogs(argv: Sequence[str], *, inherit: Sequence[int] = ()) -> None:
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_PATH, pass_fds=tuple(inherit)
         )
     except FileNotFoundError:
-        raise HostError(f"{argv[0]} is not installed.", hint="apt-get install e2fsprogs") from None
+        raise HostError(f"{argv[0]} is not installed.", hint="Run apt-get install e2fsprogs.") from None
     with process:
         leave_service_cgroup(process.pid)
         try:

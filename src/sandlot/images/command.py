@@ -91,7 +91,7 @@ class CommandRunner:
             return LimitError(
                 f"The disk is full: {what} failed.\n{end}\n",
                 code=ErrorCode.DISK_FULL,
-                hint=f"{free >> 20} MiB are free. Free more space, or set SANDLOT_CACHE_DIR to a folder on another disk. See the log {self.log}.",
+                hint=f"Free some space (now {free >> 20} MiB), or set SANDLOT_CACHE_DIR to a folder on another disk. The log is {self.log}.",
                 fields=fields,
             )
         how = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"

@@ -203,7 +203,7 @@ class ApiKeys:
                 is_failing = False
             except SandlotError as error:
                 if not is_failing:  # log only the first failure, not two failures a second
-                    _log.warning("keys.not_read", error=error.message, hint="Keys that other processes revoke stay valid until the store responds.")
+                    _log.warning("keys.not_read", error=error.message, detail="keys that other processes revoke stay valid until the store responds")
                 is_failing = True
 
 

@@ -65,7 +65,8 @@ class PoolConfigFile:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, SandlotError) as error:
-            _log.error("pools.unreadable", file=str(self._file), error=str(error), hint=f"The settings apply; the file is kept as {_BAD_FILE}.")
+            detail = f"only the pools of the settings are created; the file is kept as {_BAD_FILE}"
+            _log.error("pools.unreadable", file=str(self._file), error=str(error), detail=detail)
             try:
                 self._file.replace(self._bad_file)
             except OSError as refused:

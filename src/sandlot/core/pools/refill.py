@@ -249,7 +249,7 @@ class PoolRefiller:
         for pool in self._registry.pools.values():
             self._discard(pool, [entry])
         self._metrics.evicted()
-        _log.info("pool.evicted", template=entry.spec.template, hint=reason)
+        _log.info("pool.evicted", template=entry.spec.template, reason=reason)
 
     def _unfinished(self, *, only_private: bool = False) -> dict[asyncio.Task[None], str]:
         """Return the running tasks that make entries or template snapshots, each with the key of its reservation.
@@ -302,7 +302,7 @@ class PoolRefiller:
                 await self._registry.save(replace(pool.config, sizes=None, metadata={}))
             except SandlotError as error:  # after a restart the pool exists again, and the next check deletes it
                 _log.error("pool.not_deleted", pool=pool.id, error=error.message)
-        _log.info("pool.owner_revoked", pool=pool.id, hint="The pool was deleted because the key of its owner was revoked.")
+        _log.info("pool.owner_revoked", pool=pool.id, detail="the pool was deleted because the key of its owner was revoked")
 
     async def _make_snapshots(self) -> None:
         """Make the template snapshots that are missing or outdated, one after the other. Snapshots of shared pools come first."""

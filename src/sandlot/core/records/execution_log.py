@@ -392,7 +392,5 @@ class ExecutionLog:
 
     def _warn_of_lost(self) -> None:
         if self._lost:
-            _log.warning(
-                "execution_log.entries_lost", entries=self._lost, hint="The log has gaps; no execution was affected. Check the disk of the store."
-            )
+            _log.warning("execution_log.entries_lost", entries=self._lost, detail="no execution was affected", hint="Check the disk of the store.")
             self._lost = 0
