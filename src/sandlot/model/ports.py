@@ -178,7 +178,9 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a live sandbox. A field that is None keeps its value. The driver must have the capabilities that :meth:`needs` returns.
+    """A change of the limits or of the volumes of a live sandbox, not of both. A limit that is None keeps its value.
+
+    The driver must have the capabilities that :meth:`needs` returns.
 
     Args:
         memory_bytes: New limit of the memory of the whole sandbox, in bytes.
@@ -196,6 +198,15 @@ class Change:
     disk_bytes: int | None = None
     volumes: tuple[Attachment, ...] = ()
     without: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.changes_volumes and any(getattr(self, name) is not None for name in _FIELDS):
+            raise ValueError("a change has limits or volumes, not both")
+
+    @property
+    def changes_volumes(self) -> bool:
+        """True if volumes are attached or detached."""
+        return bool(self.volumes or self.without)
 
     def over(self, limits: Limits) -> Limits:
         """Return the limits of a sandbox after the change.
@@ -215,7 +226,7 @@ class Change:
             limits: Limits before the change.
         """
         after = self.over(limits)
-        volumes = (DriverCapability.CONFIGURE_VOLUMES,) if self.volumes or self.without else ()
+        volumes = (DriverCapability.CONFIGURE_VOLUMES,) if self.changes_volumes else ()
         return (*(capability for name, capability in _FIELDS.items() if getattr(after, name) != getattr(limits, name)), *volumes)
 
 
@@ -285,7 +296,9 @@ class Instance(Protocol):
         ...
 
     async def configure(self, change: Change) -> None:
-        """Apply a change as a whole, or not at all. Each field of the change needs its own capability.
+        """Apply a change. Either all limits of the change apply, or none of them.
+
+        Volumes are detached first and then attached. If this fails, some of them may have changed already. The caller may repeat the change.
 
         Raises:
             InvalidRequestError: A value is out of range.

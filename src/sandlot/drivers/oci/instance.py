@@ -91,9 +91,9 @@ class OciInstance:
         return self._stream
 
     async def configure(self, change: Change) -> None:
-        """Change volumes and limits of the live sandbox. The volumes change first. Then either all limits change, or none of them.
+        """Change the limits or the volumes of the live sandbox. Either all limits of the change apply, or none of them.
 
-        A field of the change that keeps its value needs no capability.
+        A limit that keeps its value needs no capability.
 
         Raises:
             InvalidRequestError: A value is out of range.
@@ -104,8 +104,9 @@ class OciInstance:
         """
         await self._check_live()
         async with self._changing:
-            if DriverCapability.CONFIGURE_VOLUMES in change.needs(self._record.limits):
+            if change.changes_volumes:
                 await self._change_volumes(change)
+                return
             limits = change.over(self._record.limits)
             if DriverCapability.CONFIGURE_DISK in change.needs(self._record.limits):
                 message = f"The disk limit of a live sandbox cannot be changed: {FIXED_DISK}."

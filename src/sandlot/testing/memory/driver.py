@@ -113,7 +113,7 @@ class MemoryInstance:
         return self.guest.connect()
 
     async def configure(self, change: Change) -> None:
-        """Apply a change of limits and volumes as a whole, or not at all. Applied changes are recorded in ``changes``."""
+        """Apply a change of limits or volumes as a whole, or not at all. Applied changes are recorded in ``changes``."""
         await self._driver.faults.at("configure")
         self._check_live()
         for capability in change.needs(self.limits):
