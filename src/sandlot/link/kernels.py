@@ -134,7 +134,8 @@ class KernelRequests:
 
         Args:
             id: Id of the execution.
-            events_from: Number of events to skip, counted from the start of the cell. Events are starts, displays, clears and errors.
+            events_from: Number of events to skip, counted from the start of the cell. The start, displays, errors and requests to clear the
+                output count as events.
             stdout_from: Offset of the first byte of standard output to send; None begins with the oldest byte that the guest keeps.
             stderr_from: Offset of the first byte of standard error to send; None begins with the oldest byte that the guest keeps.
             wait: True to follow the cell until it ends. False to get only existing output and events; the status of the result is ``running`` if

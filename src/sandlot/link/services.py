@@ -150,7 +150,7 @@ class Services:
         """
         head = event.head
         if type(head) is not dict or set(head) != {"service", "args"} or type(head["service"]) is not str or type(head["args"]) is not dict:
-            raise ProtocolError("the first message of a guest's stream must be a map of `service` (a text) and `args` (a map), and nothing else")
+            raise ProtocolError("the first message of a guest's stream must be a map with exactly two keys: `service` (a string) and `args` (a map)")
         service = self._services.get(head["service"])
         if service is None:
             self._transport.connection.reset(event.stream, "unknown_service", f"the host has no service {head['service'][:50]!r}")

@@ -191,7 +191,7 @@ class ProcessInfo:
     Args:
         process: Id of the process.
         pid: Pid inside the sandbox.
-        argv: Program and arguments; at most the first 64 texts of the command line.
+        argv: Program and arguments; at most the first 64 items of the command line.
         running: True if the process has not ended.
         reason: Reason of the end: exited, signalled, timeout, pids or oom; None while the process runs.
         exit_code: Exit code; None while the process runs, or if a signal ended it.

@@ -99,7 +99,7 @@ class Ended(StreamEvent):
 
 
 class WasReset(StreamEvent):
-    """The other end reset the stream. ``reason`` is a map that has at least the texts ``code`` and ``message``."""
+    """The other end reset the stream. ``reason`` is a map that has at least the keys ``code`` and ``message``, both with strings."""
 
     __slots__ = ("reason",)
 

@@ -237,9 +237,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.mkdir": {"args": {"path": "str", "user": "str", "parents": "bool", "mode": "int?"}, "events": {}, "result": _ENTRY},
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
-    # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. An END of the
-    # host is the end of file for the program. The event "end" is the end of file from the program. The result follows after both, or when the
-    # program has sent its end of file and no longer reads.
+    # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. If the host sends END, the program
+    # reads end of file. The event "end" reports that the program sends nothing more. The result follows after both, or when the program sends
+    # nothing more and no longer reads.
     "port.connect": {"args": {"port": "int"}, "events": {"connected": {"address": "str"}, "end": {}}, "result": {}},
 }
 

@@ -1,7 +1,7 @@
 """The streams of a connection, and the rules for opening them.
 
-- The host's ids are odd, the guest's even. Each new id of an end is higher than the last id of this end, until both ends reset the connection.
-- A frame of a stream that is over is ignored, because its sender may not have known yet that the stream is over. A frame of a stream that was never
+- The host opens streams with odd ids, the guest with even ids. Each of the two uses increasing ids, until the connection is reset.
+- A frame of a closed stream is ignored, because the sender may not have known yet that the stream was closed. A frame of a stream that was never
   opened violates the protocol.
 """
 

@@ -41,7 +41,7 @@ class SqlEventRepository:
         Args:
             owner: Owner of the events. None: all owners.
             sandbox: Sandbox of the events. None: all events, including events that belong to no sandbox.
-            after: Sequence number of the last event that the caller has; 0 for none.
+            after: Sequence number of the last event that the caller has; 0 if the caller has none.
             limit: Maximum number of events.
         """
         query = filter_by(select(events).where(events.c.sequence > after), events, owner=owner, sandbox=sandbox)

@@ -1,4 +1,5 @@
 """The values that drivers receive (:mod:`sandlot.model.ports`)."""
+
 from __future__ import annotations
 
 from pathlib import Path

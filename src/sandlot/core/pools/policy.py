@@ -48,7 +48,7 @@ class PoolContents:
         filling: Number of warm sandboxes that are being made.
         prepared: Number of prepared sandboxes.
         preparing: Number of prepared sandboxes that are being made.
-        growth: Number of warm sandboxes that the pool wants beyond ``PoolSizes.warm``, because requests found no warm sandbox.
+        growth: Number of warm sandboxes that the pool keeps beyond ``PoolSizes.warm``, because requests found no warm sandbox.
         quiet_s: Seconds since the last create request, or since the last change of ``growth`` if this is later.
         waiting_s: Seconds since the first create request after the last start of a fill; 0 if there was no such request.
     """

@@ -107,7 +107,7 @@ class Pool:
         prepared: Finished prepared sandboxes, oldest first.
         filling: Tasks that make warm sandboxes. A task leaves the set in the step in which its sandbox is added to ``ready``.
         preparing: Tasks that make prepared sandboxes. A task leaves the set in the step in which its sandbox is added to ``prepared``.
-        growth: Number of warm sandboxes that the pool wants beyond ``sizes.warm``, because requests found no warm sandbox.
+        growth: Number of warm sandboxes that the pool keeps beyond ``sizes.warm``, because requests found no warm sandbox.
         last_request_s: Monotonic time of the last create request, or of the last change of ``growth`` if this is later.
         waiting_since_s: Monotonic time of the first create request since a fill was last started. None: there was no such request.
         claims: Number of create requests for the pool's spec since the service started, by start path.

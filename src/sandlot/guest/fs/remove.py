@@ -53,11 +53,10 @@ def remove_tree(path: str, account: Account) -> Generator[int, None, None]:
 
 
 class _Removal:
-    """State of one removal: the open folder, and the folders from the root of the removal down to the open folder.
+    """State of the removal of a tree: the open folder, and the folders from the top of the tree down to the open folder.
 
     Attributes:
-        names: Path of the root of the removal, then the name of each folder from there down to the open folder. Empty when the whole
-            tree was removed.
+        names: Path of the top folder, then the name of each folder from there down to the open folder. Empty when the whole tree was removed.
     """
 
     __slots__ = ("_fd", "_identities", "_inner", "names")
@@ -75,7 +74,7 @@ class _Removal:
             self._fd = -1
 
     def enter(self, name: str) -> None:
-        """Open a subfolder of the open folder, or the root of the removal, and close the previously open folder."""
+        """Close the open folder, and open one of its subfolders. If no folder is open yet, open the top folder of the tree."""
         self._open(name)
         self.names.append(name)
         self._identities.append(self._identity())

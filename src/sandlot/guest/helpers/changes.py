@@ -119,7 +119,7 @@ class Look:
 
 
 def wait_for_next_tick(looks: list[Look]) -> None:
-    """Wait until the clock of file times has passed the time of the newest recorded file, at most ``TICK_S`` seconds."""
+    """Wait until a file that changes now gets a later time than the newest recorded file, at most ``TICK_S`` seconds."""
     newest_ns = max((look.newest_ns for look in looks), default=0)
     until_s = time.monotonic() + TICK_S
     while time.clock_gettime_ns(COARSE) <= newest_ns and time.monotonic() < until_s:

@@ -419,7 +419,7 @@ class CellFollower:
             if self._run == last:
                 break  # the cell may still extend the last run
             self._run += 1
-        # ``order`` forgets runs before the last MAX_RUNS. Bytes and events of forgotten runs that are still unsent are sent in any order.
+        # ``order`` keeps only the newest MAX_RUNS runs. Unsent bytes and events of older runs are sent in any order.
         return self.reader.pump(cell.outputs.buffers) and self._send_events(cell, len(cell.events))
 
     def _send_events(self, cell: Cell, end: int) -> bool:

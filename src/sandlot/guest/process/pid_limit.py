@@ -171,7 +171,7 @@ def _set_soft_limits(pids: list[int], before: int, after: int) -> bool:
 
 
 def _set_soft_limits_as_current_user(pids: list[int], before: int, after: int) -> tuple[bool, list[int]]:
-    """Set the soft limits of processes with the guest's current uid and gid.
+    """Set the soft limits of the given processes. The guest acts with its current uid and gid.
 
     Returns:
         A flag that is True if the limit of any process has changed, and the pids for which the kernel has denied permission.

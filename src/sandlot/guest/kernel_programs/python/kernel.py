@@ -100,7 +100,7 @@ def serve(engine: Any, fd: int, flush_fd: int = -1) -> None:
     Args:
         engine: The kernel, from :func:`create_engine`.
         fd: Descriptor of the socket to the guest.
-        flush_fd: Descriptor of the pipe on which the guest requests delayed output; -1 for none.
+        flush_fd: Descriptor of the pipe on which the guest requests delayed output; -1 if there is none.
     """
     from sandlot_kernel.channel import Channel, duplicate_high  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
 

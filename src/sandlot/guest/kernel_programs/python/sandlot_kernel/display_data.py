@@ -122,7 +122,7 @@ def _bounded_metadata(metadata: Any) -> tuple[dict[str, Any], int]:
     """Return the metadata to send, and its approximate size in bytes.
 
     Args:
-        metadata: Metadata as an object has returned it; None for none.
+        metadata: Metadata as an object has returned it; None if there is none.
     """
     about: dict[str, Any] = {}
     room = _Room()

@@ -122,7 +122,7 @@ class KernelFacade:
 
         Args:
             data: Representations of the result: MIME type -> data.
-            metadata: Metadata of the representations; None for none.
+            metadata: Metadata of the representations; None if there is none.
             main: True for the value of the last expression of the cell; False for a call of ``display()``.
             display_id: Id under which the result can be updated; None for no id.
             update: True to replace the results that have this ``display_id``.
@@ -153,7 +153,7 @@ class KernelFacade:
         Args:
             kind: Class of the exception.
             raised: The exception.
-            trace: Traceback of the exception; None for none.
+            trace: Traceback of the exception; None if there is none.
             lines: Text of the traceback, if it is not the default text; None for the default text.
             cell: Id of the cell; None for the cell to which the calling thread or task belongs.
         """
@@ -184,7 +184,7 @@ class Engine:
         shell: Shell that runs the cells: ``ipython_shell.IPythonShell`` or ``plain_shell.PlainShell``.
 
     Attributes:
-        warning: Text that the next cell writes to standard error first; empty for none.
+        warning: Text that the next cell writes to standard error first; empty if there is none.
         has_ipython: True if ``shell`` is an ``IPythonShell``.
     """
 
@@ -249,7 +249,7 @@ class Engine:
 
         Args:
             channel: Connection to the guest.
-            flush_fd: Descriptor of the pipe on which the guest requests delayed output; -1 for none.
+            flush_fd: Descriptor of the pipe on which the guest requests delayed output; -1 if there is none.
         """
         self._output.connect(channel, flush_fd)
         self._guard.install()

@@ -92,7 +92,7 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
 
         Args:
             format_dict: MIME type -> representation.
-            md_dict: Metadata of the representations; None for none.
+            md_dict: Metadata of the representations; None if there is none.
         """
         self.shell.facade.display(format_dict, md_dict, main=True)
 
@@ -119,7 +119,7 @@ class DisplayMessages(DisplayPublisher):  # type: ignore[misc]
 
         Args:
             data: MIME type -> representation of the object.
-            metadata: Metadata of the representations; None for none.
+            metadata: Metadata of the representations; None if there is none.
             transient: Dict with ``display_id``, if the display can be updated.
             update: True to replace the display with this ``display_id``.
         """
@@ -140,7 +140,7 @@ class Formatter(DisplayFormatter):  # type: ignore[misc]
         Args:
             obj: The object.
             include: MIME types to return; None for all.
-            exclude: MIME types not to return; None for none.
+            exclude: MIME types not to return; None if there is none.
         """
         shell = self.parent
         before, shell.formatting = shell.formatting, True
@@ -273,7 +273,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
 
         Args:
             code_obj: Compiled code of the part.
-            result: IPython's result object, which gets the exception; None for none.
+            result: IPython's result object, in which the exception is stored. If None, the exception is not stored.
             async_: True if the part contains a top-level ``await``.
         """
         facade = self.facade

@@ -84,7 +84,7 @@ class Output:
 
         Args:
             channel: Connection to the guest.
-            flush_fd: Descriptor of the pipe on which the guest requests a flush when a cell has run for a while; -1 for none.
+            flush_fd: Descriptor of the pipe on which the guest requests a flush when a cell has run for a while; -1 if there is none.
         """
         self._channel = channel
         self._main_thread = get_ident()

@@ -70,7 +70,7 @@ class PlainShell:
             display_id: Id under which a later call can update the displayed objects; None for no id.
             update: True to replace the objects that were displayed with ``display_id``.
             raw: True if each object is a dict of representations: MIME type -> data.
-            metadata: Metadata to add to the metadata of the objects; None for none.
+            metadata: Metadata to add to the metadata of the objects; None if there is none.
         """
         for shown in objects:
             data, about = (dict(shown), {}) if raw and isinstance(shown, dict) else representations(shown)

@@ -27,7 +27,7 @@ def error_message(kind: type[BaseException], raised: BaseException, trace: types
     Args:
         kind: Class of the exception.
         raised: The exception. The traceback text also includes the exceptions that have caused this exception.
-        trace: Traceback of the exception; None for none.
+        trace: Traceback of the exception; None if there is none.
     """
     name = name_of(kind)
     try:
@@ -49,7 +49,7 @@ def lines_of(kind: type[BaseException], raised: BaseException, trace: types.Trac
     Args:
         kind: Class of the exception.
         raised: The exception.
-        trace: Traceback of the exception; None for none.
+        trace: Traceback of the exception; None if there is none.
     """
     try:
         _strip_chain(raised, set())
