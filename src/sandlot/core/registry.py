@@ -84,7 +84,7 @@ def sort_key(sandbox: Sandbox) -> tuple[str, str]:
 
 
 class SandboxRegistry:
-    """The sandboxes of this service in memory: live ones and recently ended ones.
+    """The live and the recently ended sandboxes of this service, in memory.
 
     Args:
         recorder: Records of sandboxes.
@@ -94,7 +94,7 @@ class SandboxRegistry:
     Attributes:
         known: Id -> sandbox in memory, including recently ended sandboxes.
         tasks: Id of a live sandbox -> task that owns the sandbox.
-        without_driver: Ids of sandboxes of an earlier service whose driver this service does not have. These sandboxes are not touched.
+        without_driver: Ids of sandboxes that an earlier service created with a driver that this service does not have. They are left unchanged.
     """
 
     def __init__(self, recorder: SandboxRecorder, buffers: BufferBudget, clock: Clock) -> None:

@@ -151,7 +151,7 @@ class Loop:
                 self._epoll.register(fd, mask)
             except OSError as error:
                 del self._masks[fd], self._watched[fd]
-                log(f"cannot watch descriptor {fd} any more: {error}")
+                log(f"can no longer watch descriptor {fd}: {error}")
         before.close()
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:

@@ -67,7 +67,7 @@ class OutputPipe:
 
     @property
     def is_open(self) -> bool:
-        """True until the pipe is closed. The pipe is also closed when its end of file is read."""
+        """True if the pipe is open. The pipe is closed when its end of file is read, or by :meth:`close`."""
         return self.fd >= 0
 
     def redirect(self, outputs: OutputLog) -> None:

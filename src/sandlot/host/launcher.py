@@ -41,7 +41,7 @@ class Order:
     Args:
         argv: Absolute path of the runtime and its arguments.
         env: The whole environment of the runtime.
-        folder: Folder to which the keeper process writes: ``live`` (the processes), ``exit`` (the exit code) and ``guest.log`` (the guest's stderr).
+        folder: Folder to which the keeper process writes: ``live`` (pids), ``exit`` (exit code) and ``guest.log`` (the guest's stderr).
         stdin: Path of the named pipe to the guest.
         stdout: Path of the named pipe from the guest.
         pid_file: Path of the file to which the runtime writes the pid of the sandbox.

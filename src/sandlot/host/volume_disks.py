@@ -204,9 +204,9 @@ def detach(process: int, hub: str, slot: int) -> None:
     Does nothing if no volume is mounted there. Blocks for some milliseconds. On success, no process in these namespaces has a file of the volume
     open, mapped, or as working directory: the kernel refuses to unmount a volume in use (mount_namespaces(7), umount(2)).
 
-    A runtime may keep files of the volume open after their last use; the kernel then refuses with EBUSY. This function therefore first creates
-    :data:`CACHE_FLUSH_FILES` files in the hub's last folder, which belongs to no volume. After EBUSY, the caller can make the guest look up all these
-    files. The runtime then closes the files of the volume, and the caller can retry.
+    A runtime may keep files of the volume open after their last use. The kernel then refuses with EBUSY, until the guest has looked up
+    :data:`CACHE_FLUSH_FILES` other files, so that the runtime closes the files of the volume. This function creates such files in the last folder of
+    ``hub``. After EBUSY, the caller can make the guest look up all of them, and retry.
 
     Args:
         process: Pidfd of the other process.

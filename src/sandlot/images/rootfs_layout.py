@@ -161,7 +161,7 @@ def create_device_nodes(root: Path) -> None:
 
 
 def write_file(root: Path, path: str, text: str, mode: int) -> None:
-    """Write a file that belongs to root, replacing a file or folder at its path.
+    """Write a file whose owner is the user root, replacing a file or folder at its path.
 
     Args:
         root: Folder that contains the tree.

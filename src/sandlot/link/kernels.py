@@ -1,4 +1,4 @@
-"""The calls ``kernel.*``: contexts and their cells. A context is a language with a kernel that keeps state from cell to cell."""
+"""The calls ``kernel.*``: contexts and their cells. A context is a kernel of one language that keeps its state from cell to cell."""
 
 from __future__ import annotations
 

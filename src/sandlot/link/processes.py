@@ -101,7 +101,8 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
         if self._waits and result.reason is None:
             raise ProtocolError(f"the result of process {self.id} arrived, but says that the process has not ended")
         if self._pid not in {0, result.pid} or (self._waits and not self._pid):
-            raise ProtocolError(f"the result of process {self.id} has pid {result.pid}; the reported start has pid {self._pid or 'none'}")
+            started = f"the process was reported as started with pid {self._pid or 'none'}"
+            raise ProtocolError(f"the result of process {self.id} has pid {result.pid}, but {started}")
         self._pid = result.pid
         return result
 

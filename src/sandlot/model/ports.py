@@ -148,8 +148,8 @@ class HostReading:
     """Resources of the host at one moment.
 
     Args:
-        total: All resources of the host: memory and the largest number of tasks, both at most the limits of the service's control groups, and the
-            size of the file system.
+        total: All resources of the host: memory, the maximum number of tasks, and the size of the file system. If the service's control groups
+            have a lower limit for memory or tasks, this limit counts.
         free: Resources that no program uses.
         sandbox_disk_bytes: Bytes of disk space that the files of this node's sandboxes and volumes use.
     """
@@ -164,7 +164,7 @@ class Attachment:
     """A volume that is mounted on the host, for one sandbox.
 
     Args:
-        slot: Number of the volume slot of the sandbox that the volume occupies, counted from 0.
+        slot: Number of the sandbox's volume slot in which the volume is mounted, counted from 0.
         source: Mount point of the volume on the host.
         path: Path inside the sandbox.
         read_only: True if the sandbox cannot write to the volume.

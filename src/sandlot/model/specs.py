@@ -260,7 +260,7 @@ class SandboxSpec:
     volumes: tuple[VolumeMount, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse an environment, volumes or a timeout that are out of range."""
+        """Check that the environment, the volumes and the timeout do not exceed their limits."""
         check_env(self.env)
         check_mounts(self.volumes)
         if self.timeout_s is not None:

@@ -301,7 +301,7 @@ def check_media_type(media_type: str) -> str:
 
 
 def media_type_of(filename: str) -> str:
-    """Return the media type for a file name. Python's built-in table decides, not the types that are registered on the host."""
+    """Return the media type for a file name, from Python's built-in table. Types that are registered on the host are ignored."""
     return mimetypes.MimeTypes().guess_type(f"./{filename}")[0] or DEFAULT_MEDIA_TYPE
 
 

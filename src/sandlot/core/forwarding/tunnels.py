@@ -7,7 +7,7 @@ Invariants:
 - Data in a tunnel counts as activity of the sandbox; an idle tunnel does not.
 - Both directions have backpressure. The service buffers at most one stream window of the program's data and one message of the client. The message
   of the client counts in the buffer budget (``core/node/buffer_budget.py``).
-- If one side ends its half of the connection, the other side sees the end of the stream. If the client disconnects without ending its half, the
+- If one side shuts down its sending direction, the other side sees the end of the stream. If the client disconnects without this shutdown, the
   service stops, or the sandbox is suspended, the program sees a connection reset.
 """
 
@@ -38,7 +38,7 @@ class Peer(Protocol):
     """Set when the client has disconnected."""
 
     async def receive(self) -> bytes | None:
-        """Return the next data of the client. ``b""``: the client has ended its half of the connection. None: the client has disconnected."""
+        """Return the next data of the client, ``b""`` if the client sends nothing more, or None if the client has disconnected."""
         ...
 
     async def send(self, data: bytes) -> None:
@@ -46,12 +46,12 @@ class Peer(Protocol):
         ...
 
     async def ended(self) -> None:
-        """Report to the client that the program has ended its half of the connection."""
+        """Report to the client that the program sends nothing more."""
         ...
 
 
 class Tunnel:
-    """A connection to a port inside a sandbox. Iterate over the program's data, which ends when the program ends its half of the connection.
+    """A connection to a port inside a sandbox. Iterate over the program's data, which ends when the program sends nothing more.
 
     Args:
         sandbox: Sandbox that has the port.
@@ -112,12 +112,12 @@ class Tunnel:
         self._sandbox.activity.touch()
 
     def end(self) -> None:
-        """End the client's half of the connection: the program reads the remaining data and then sees the end of the stream. Idempotent."""
+        """Close the direction to the program: the program reads the remaining data and then sees the end of the stream. Idempotent."""
         self._ended = True
         self._call.end()
 
     async def wait_ended(self) -> None:
-        """Wait until both halves have ended, or until the program has closed the connection.
+        """Wait until both directions are closed, or until the program has closed the connection.
 
         Raises:
             SandlotError: The connection was interrupted.
@@ -128,7 +128,7 @@ class Tunnel:
             raise await self._sandbox.explain(error) from None
 
     async def aclose(self) -> None:
-        """Close the connection. If a half has not ended, the program sees a connection reset. Idempotent."""
+        """Close the connection. If one direction of the connection is still open, the program sees a connection reset. Idempotent."""
         if self._ended and self._call.program_ended:
             with suppress(SandlotError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):

@@ -92,15 +92,15 @@ async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
     """Keep the volumes of a sandbox unchanged during the body of the ``async with`` block, which forks the sandbox or takes a snapshot.
 
     Raises:
-        ConflictError: A volume is being attached or detached, or an interrupted attachment or detachment cannot be finished now.
+        ConflictError: A volume was not completely attached or detached, and the change cannot be completed now.
         SandboxEndedError: The sandbox has ended.
     """
     if _moving(sandbox):
         await sandbox.operations.submit(settle)  # runs after the operations that are in progress
     if _moving(sandbox):
         raise ConflictError(
-            f"A volume of sandbox {sandbox.id} is being attached or detached.",
-            hint="Retry while the sandbox is running, so that the attachment or detachment can be completed.",
+            f"A volume of sandbox {sandbox.id} was not completely attached or detached.",
+            hint="Resume the sandbox if it is suspended, and retry.",
             fields={"sandbox": sandbox.id},
         )
     sandbox.steady += 1

@@ -334,7 +334,7 @@ async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, Non
 
 
 async def _freeze(sandbox: Sandbox, instance: Instance) -> None:
-    # ``armed=True`` stops the clock of the guest until it is disarmed, so that no timeout inside passes while the sandbox is frozen.
+    # After ``armed=True``, the guest's clock stands still until the request ``armed=False``, so that no timeout inside expires during the pause.
     await driver_step("quiesce", _link(sandbox).checkpoint(armed=True))
     await driver_step("pause", instance.pause())
 

@@ -237,7 +237,7 @@ class PoolManager:
             ForbiddenError: The operator does not allow the isolation, or a private pool would have prepared sandboxes.
             UnsupportedError: The driver cannot freeze sandboxes.
             InvalidRequestError: The metadata is invalid, or a sandbox of these limits can never fit on this node.
-            LimitError: The quota allows no further pool, or fewer sandboxes than ``sizes.warm``; code ``quota_exceeded``.
+            LimitError: The owner has the maximum number of pools, or ``sizes.warm`` exceeds the quota; code ``quota_exceeded``.
             ConflictError: The owner has a pool of this spec.
         """
         self._templates.require(template)

@@ -302,7 +302,7 @@ class PoolRefiller:
                 await self._registry.save(replace(pool.config, sizes=None, metadata={}))
             except SandlotError as error:  # after a restart the pool exists again, and the next check deletes it
                 _log.error("pool.not_deleted", pool=pool.id, error=error.message)
-        _log.info("pool.owner_revoked", pool=pool.id, detail="the pool was deleted because the key of its owner was revoked")
+        _log.info("pool.deleted", pool=pool.id, reason="the API key of the pool's owner was revoked")
 
     async def _make_snapshots(self) -> None:
         """Make the template snapshots that are missing or outdated, one after the other. Snapshots of shared pools come first."""

@@ -206,7 +206,7 @@ class _Owner:
 
 
 async def verify_restored(factory: WarmSandboxFactory, warm: WarmSandbox) -> None:
-    """Wake a restored sandbox and run a command and, if its image has Python, a cell. The caller destroys the sandbox afterwards.
+    """Wake a restored sandbox and run a command in it. If the template has Python, also run a cell. The caller destroys the sandbox afterwards.
 
     Raises:
         HostError: The command or the cell failed.

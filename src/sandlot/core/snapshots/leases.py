@@ -19,7 +19,7 @@ class FolderLeases:
 
     Args:
         images: Folders of the snapshots.
-        tasks: Task set that runs the removals.
+        tasks: Task set that runs the removals of unused folders.
     """
 
     def __init__(self, images: MemoryImages, tasks: TaskSet) -> None:

@@ -1,10 +1,10 @@
-"""A prepared sandbox, in which no guest runs yet: it can be warmed, and is then booted, restored or destroyed.
+"""A prepared sandbox, in which no guest runs yet. It is booted, restored or destroyed, and can be warmed before that.
 
 ======  ==============================================================================================================================
 cold    Folder, group, disk, pipes and stage exist. ``boot`` starts the runtime with a guest. ``restore`` starts the runtime's own processes
         first, and then restores the snapshot.
 warm    The runtime's own processes exist, without a guest. They are frozen, because idle processes of gVisor use 3 to 4 % of a core each
-        (20240729). ``restore`` and ``boot`` thaw them.
+        (measured with runsc 20240729). ``restore`` and ``boot`` thaw them.
 ======  ==============================================================================================================================
 
 Invariant: a sandbox is adopted only if its guest runs. In the warm state and during ``restore``, the record contains the step ``prepare`` until the

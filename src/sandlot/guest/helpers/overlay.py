@@ -188,7 +188,7 @@ class LayerWriter:
 
 
 def image_entries(path: bytes) -> dict[bytes, int]:
-    """Ask the host for a folder of the image, and return the ctimes of its entries by name; empty if the image has no such folder."""
+    """Request the entries of a folder of the image from the host, and return name -> ctime; empty if the image has no such folder."""
     send_message({"folder": path})
     found: dict[bytes, int] = {}
     while True:

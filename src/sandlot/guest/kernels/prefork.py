@@ -354,7 +354,7 @@ class Prefork:
                 self._schedule(AHEAD_S)
 
     def on_cells(self, *, running: bool) -> None:
-        """Record whether a cell runs. If no cell runs any more and there is no spare kernel, schedule the fork of the next spare kernel.
+        """Record whether a cell runs. If no cell runs and there is no spare kernel, schedule the fork of the next spare kernel.
 
         Args:
             running: True if a cell of any context runs.

@@ -108,7 +108,7 @@ class Log:
     def drain(self) -> bool:
         """Move the available output, at most ``LOG_BYTES``, from the pipe to the current file.
 
-        Return False if no process can write to the pipe any more.
+        Return False if no process can write to the pipe.
         """
         try:
             text = os.read(self.pipe, LOG_BYTES)

@@ -170,10 +170,10 @@ def user_namespace(first_id: int, count: int) -> int:
     try:
         result = os.read(ready_out, 1)
         if not result:
-            raise OSError(ECHILD, "the process that creates the namespace ended", "creation of a user namespace")
+            raise OSError(ECHILD, "the process that creates the namespace ended", "cannot create a user namespace")
         number = result[0]
         if number:
-            raise OSError(number, os.strerror(number), "creation of a user namespace")
+            raise OSError(number, os.strerror(number), "cannot create a user namespace")
         for file_name in ("uid_map", "gid_map"):
             handle = os.open(f"/proc/{child}/{file_name}", os.O_WRONLY | os.O_CLOEXEC)
             try:

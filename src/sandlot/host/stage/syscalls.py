@@ -67,7 +67,8 @@ def set_seccomp_filter(instructions: bytes) -> None:
     """
     program = ctypes.create_string_buffer(instructions)
     count = len(instructions) // 8
-    # The bytes of a struct sock_fprog: a 2-byte count, 6 bytes of padding, a pointer. A little-endian 8-byte count has zeros in the padding.
+    # A struct sock_fprog has a 2-byte count, 6 bytes of padding and a pointer. The count is written as 8 little-endian bytes, which sets the padding
+    # to zero.
     head = ctypes.create_string_buffer(count.to_bytes(8, "little") + ctypes.addressof(program).to_bytes(8, "little"))
     prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(head))
 

@@ -320,7 +320,7 @@ class MemoryDriver:
         return sorted(self._held)
 
     def restart(self) -> None:
-        """Simulate a restart of the service: no sandbox counts as in use any more, so ``adopt`` and ``sweep`` find all sandboxes."""
+        """Simulate a restart of the service: no sandbox counts as in use afterwards, so ``adopt`` and ``sweep`` find all sandboxes."""
         self._in_use.clear()
 
     def guest(self, ref: str) -> MemoryGuest:

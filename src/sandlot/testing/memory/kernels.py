@@ -168,7 +168,7 @@ class Cell:
 
 
 class Context:
-    """A context: one language with a kernel that keeps variables and runs one cell at a time."""
+    """A context: a kernel of one language, which keeps variables and runs one cell at a time."""
 
     def __init__(self, kernels: Kernels, name: str, language: str, cwd: str, env: Mapping[str, str]) -> None:
         self._kernels = kernels

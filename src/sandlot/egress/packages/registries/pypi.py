@@ -78,7 +78,7 @@ class PypiRegistry:
             return stored
         source = await self._find_source(project, filename.removesuffix(_METADATA), digest)
         if source is None or (wants_metadata and not (source.has_metadata and source.metadata == metadata)):
-            raise HttpError(404, f"No package index that this host uses has {filename} any more.")
+            raise HttpError(404, f"No package index that this host uses has {filename} now.")
         urls = tuple(f"{url}{_METADATA}" for url in source.urls) if wants_metadata else source.urls
         return await self._files.respond(PackageFile(urls, expected), self._upstream, file_request)
 

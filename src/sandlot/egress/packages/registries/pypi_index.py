@@ -4,7 +4,8 @@ Invariants:
 - These attributes of a file are kept: yanked (PEP 592), requires-python (PEP 345, 503), core-metadata (PEP 658, 714), size and upload-time
   (PEP 700). Links to signatures and provenance are dropped, because they lead to other hosts.
 - No returned URL contains a user or a password. Credentials in the links of an index are dropped.
-- If several indexes have a file, the first index that has it describes the file. The URLs at other indexes are added if their digest is the same.
+- If several indexes have a file, its attributes are taken from the first of these indexes. The file's URL at another index is added if this index
+  states the same digest for the file.
 """
 
 from __future__ import annotations

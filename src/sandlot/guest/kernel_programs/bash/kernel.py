@@ -49,7 +49,7 @@ class Shell:
         cell_fd: Descriptor of a memory file with the text of the cell (memfd_create(2)).
         commands_fd: Descriptor of the write end of the pipe on which bash gets the number of the next cell.
         events_fd: Descriptor of the read end of the pipe on which bash reports that it is ready and that a cell has ended.
-        is_mute: True if no process has the write end of ``events_fd`` open any more, so that bash can report nothing.
+        is_mute: True if no process has the write end of ``events_fd`` open, so that bash can no longer report anything.
 
     Raises:
         OSError: bash cannot be started.
@@ -103,14 +103,14 @@ class Shell:
             return  # bash has ended and is about to be reaped
 
     def read_end(self) -> tuple[str, int] | None:
-        """Read what bash has reported on ``events_fd``. Return None if the cell still runs, or if bash can report nothing any more.
+        """Read what bash has reported on ``events_fd``. Return None if the cell still runs, or if bash can no longer report anything.
 
         Returns:
             ``done`` if the cell has ended by itself, or ``abandoned`` if an interrupt has ended the cell; and the exit status of the cell.
         """
         data = os.read(self.events_fd, 4096)
         if not data:
-            # Bash has ended, or a cell has closed the descriptor for reports (EVENTS_FD). Bash cannot report the end of a cell any more: kill bash.
+            # Bash has ended, or a cell has closed the descriptor for reports (EVENTS_FD). Bash can no longer report the end of a cell: kill bash.
             self.is_mute = True
             os.kill(self.pid, signal.SIGKILL)
             return None
@@ -183,7 +183,7 @@ class BashKernel:
         numbers = os.read(self._signals_fd, 4096) if self._signals_fd in ready else b""
         if signal.SIGINT in numbers and self._cell is not None:
             self._is_interrupted = True
-        # The end of a cell is handled before the end of the shell, because bash reports the end of its last cell before it ends.
+        # The end of a cell is handled before the end of the shell, because bash reports the end of its last cell and then exits.
         if self._shell is not None and self._shell.events_fd in ready:
             end = self._shell.read_end()
             if end is not None:
