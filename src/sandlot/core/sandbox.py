@@ -6,7 +6,7 @@ Invariants:
 - A call that fails because the sandbox ended reports why the sandbox ended, not how the link was lost.
 - A call to a sandbox that is being recovered after a restart of the service waits for the recovery; the call is not refused.
 - A call to a suspended sandbox resumes the sandbox, if ``auto_resume`` is set; otherwise the call is refused.
-- A service that stops closes its links and ends no sandbox: processes inside keep running.
+- A service that stops closes its links and ends no sandbox: the processes in the sandboxes keep running.
 - Data that other features keep for each sandbox is not stored in the sandbox: each feature keeps its data in its own :class:`SandboxLocal`.
 """
 
@@ -397,7 +397,7 @@ class Sandbox:
         except TimeoutError:
             raise TimeoutExceededError(
                 f"Sandbox {self.id} did not respond within {timeout_s:g} s.",
-                hint="Kill the sandbox and create a new sandbox: a process inside may prevent a response.",
+                hint="Kill the sandbox and create a new one. A process in the sandbox may keep it from responding.",
                 fields={"sandbox": self.id},
             ) from None
         finally:

@@ -299,7 +299,7 @@ class Cgroup:
                     raise
 
     def _change(self, setting: Setting, done: list[Setting]) -> None:
-        """Write one setting of a group with processes, and append a setting with the former value to ``done``."""
+        """Write one setting of a group that contains processes, and append a setting with the former value to ``done``."""
         try:
             before = self._read(setting.controller, setting.file).strip()
         except FileNotFoundError:

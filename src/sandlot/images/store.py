@@ -81,7 +81,7 @@ class CachedBuild:
 
 
 class ImageStore:
-    """Builds and finds images, guest layers and roots in a cache directory. Any number of services may share the directory.
+    """Builds and finds images, guest layers and root file systems in a cache directory, which any number of services may share.
 
     Args:
         cache: The cache directory. All its folders must be on one file system. The first build creates it if it does not exist.

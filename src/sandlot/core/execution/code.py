@@ -314,7 +314,7 @@ class CodeService:
         except TimeoutError:
             raise TimeoutExceededError(
                 f"A cell in sandbox {sandbox.id} had not ended {GRACE_S:g} s after its timeout.",
-                hint="Kill the sandbox and create a new one. A process inside may keep the sandbox from responding.",
+                hint="Kill the sandbox and create a new one. A process in the sandbox may keep it from responding.",
                 fields={"sandbox": sandbox.id},
             ) from None
         finally:

@@ -30,7 +30,7 @@ class MemoryImages:
     folder: Path
 
     def image(self, id_: str) -> Path:
-        """Return the path of the image of a sandbox or snapshot. The image need not exist."""
+        """Return the path of a sandbox's hibernation image or of a snapshot image. The image need not exist."""
         return self.folder / id_ / IMAGE
 
     def layer(self, id_: str) -> Path:
@@ -38,20 +38,20 @@ class MemoryImages:
         return self.folder / id_ / LAYER
 
     async def exists(self, id_: str) -> bool:
-        """Return whether a sandbox or snapshot has an image."""
+        """Return whether there is a hibernation image of this sandbox or a snapshot image of this snapshot."""
         return await asyncio.to_thread(self.image(id_).is_dir)
 
     async def size_bytes(self, id_: str) -> int:
-        """Return the number of bytes of disk space that the image of a sandbox or snapshot uses; 0 if there is no image."""
+        """Return the number of bytes of disk space that a hibernation image or snapshot image uses; 0 if there is no such image."""
         return await asyncio.to_thread(_size_bytes, self.image(id_))
 
     async def make(self, id_: str) -> Path:
-        """Create the folder of a sandbox or snapshot, if it does not exist, and return the path at which a driver is to write the image."""
+        """Create the folder of a sandbox or snapshot if it does not exist. Return the path at which a driver is to write the memory image."""
         await asyncio.to_thread(lambda: (self.folder / id_).mkdir(mode=0o700, parents=True, exist_ok=True))
         return self.image(id_)
 
     async def copy(self, image: Path, into: Path) -> int:
-        """Copy an image by hard links and return its size in bytes. The files of an image never change, so the copy can share them."""
+        """Copy a memory image by hard links and return its size in bytes. Its files never change, so the copy can share them."""
         return await asyncio.to_thread(_link_all, image, into)
 
     async def remove(self, id_: str) -> None:

@@ -1,7 +1,7 @@
 """Mounts: mount the volumes of a new sandbox, and attach volumes to a running sandbox or detach them from it.
 
 The host mounts a volume once, for all sandboxes that have it. The driver makes the volume visible to a sandbox. If the runtime cannot mount the
-volume at its path inside, the guest mounts the volume there, as root inside the sandbox.
+volume at its path in the sandbox, the guest mounts the volume there, as root of the sandbox.
 
 Invariants:
 - The volumes of a new sandbox are mounted before the response to the create request. A sandbox that is restored from a snapshot may still have the
@@ -12,8 +12,8 @@ Invariants:
   service is killed in between, the next service attaches the moving volume or, if this fails, detaches it. If the guest or the store fails, the next
   attach, detach, resume, fork or snapshot does the same.
 - A volume cannot be deleted while a request to attach it is in progress, or while a sandbox has it.
-- A volume is detached only if no process inside has a file of the volume open or mapped, or has its working directory on the volume. The guest checks
-  this first, then the host's kernel. A volume that is in use stays attached.
+- A volume is detached only if no process in the sandbox has a file of the volume open or mapped, or has its working directory on the volume. The
+  guest checks this first, then the host's kernel. A volume that is in use stays attached.
 - No volume is attached to a sandbox or detached from it while a fork or a snapshot needs the volumes of the sandbox unchanged.
 """
 
@@ -211,7 +211,7 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
 
 
 async def _put(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
-    """Mount a volume on the host, make the volume visible to the sandbox, and mount it at its path inside."""
+    """Mount a volume on the host, make the volume visible to the sandbox, and mount the volume at its path in the sandbox."""
     sandbox = supervisor.sandbox
     attachments = await driver_step("attach a volume to", supervisor.dependencies.volumes.attach(sandbox.id, (mount,)))
     instance = sandbox.require_instance()
@@ -233,7 +233,7 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
         raise InternalError(f"Volume {mount.volume} of sandbox {sandbox.id} cannot be detached: it has no slot.")
     away = Change(without=(mount.slot,))
     for rounds in ROUNDS:
-        with contextlib.suppress(ConflictError):  # the first attempt fails if the volume is still mounted inside
+        with contextlib.suppress(ConflictError):  # the first attempt fails if the volume is still mounted in the sandbox
             return await driver_step("detach a volume from", instance.configure(away))
         response = await driver_step("detach a volume from", ask(sandbox, free=[[*place, rounds]]))
         if response.get("used"):

@@ -236,7 +236,7 @@ class MemoryImageStart:
     image: Path
 
     async def start(self, supervisor: SandboxSupervisor) -> bool:
-        """Restore the image; see :meth:`StartStrategy.start`."""
+        """Restore the sandbox from the memory image; see :meth:`StartStrategy.start`."""
         await supervisor.dependencies.recorder.save(supervisor.sandbox)
         await _restore(supervisor, self.image)
         return False
@@ -270,7 +270,7 @@ class BootStart:
 
 
 async def _restore(supervisor: SandboxSupervisor, image: Path) -> bool:
-    """Restore a sandbox from an image. Return True if the prepared sandbox came from a pool. The caller has recorded the sandbox."""
+    """Restore a sandbox from a memory image. Return True if the prepared sandbox came from a pool. The caller has recorded the sandbox."""
     sandbox, driver = supervisor.sandbox, supervisor.driver
     template = await supervisor.resolve_template()
     async with supervisor.start_slot():

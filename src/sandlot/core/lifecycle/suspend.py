@@ -7,8 +7,8 @@ Invariants:
   service during the operation. The result is recorded before the response.
 - After a failed operation the sandbox has the same state as before, with two exceptions: a sandbox that cannot be paused again keeps running, and a
   sandbox that cannot run again is ended.
-- Only the image is left of a hibernated sandbox. The image is removed only after the store has recorded that the sandbox runs again. If both the
-  instance of a sandbox and an image exist, the instance is used.
+- A hibernated sandbox exists only as its hibernation image. The image is removed only after the store has recorded that the sandbox runs again. If
+  both the instance of a sandbox and a hibernation image exist, the instance is used.
 - No deadline of the guest passes while its sandbox is frozen. The deadline of a suspended sandbox is ``AdmissionPolicy.max_suspended_s`` after the
   suspension.
 - The resources of a hibernated sandbox stay reserved until they are released.
@@ -40,7 +40,7 @@ QUIESCE_TIMEOUT_S = 30.0
 """Seconds that a guest has to quiesce. A guest that takes longer probably waits for a full pipe that nothing reads."""
 
 WRITE_TIMEOUT_S = 600.0
-"""Seconds within which an image must be written: enough for 60 GB at 100 MB/s."""
+"""Seconds within which a memory image must be written: enough for 60 GB at 100 MB/s."""
 
 EXPIRY_RETRY_S: Final = 60.0
 """Seconds until the next attempt to suspend a sandbox that could neither be hibernated nor paused at its deadline."""
@@ -110,7 +110,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
 
     Raises:
         UnsupportedError: The driver cannot write the memory of a sandbox.
-        SandlotError: The image cannot be written, or the operation cannot be recorded. The sandbox has the same state as before.
+        SandlotError: The hibernation image cannot be written, or the operation cannot be recorded. The sandbox has the same state as before.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if sandbox.state is State.HIBERNATED:
@@ -136,7 +136,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
                 with contextlib.suppress(SandlotError):
                     await pause(supervisor)
             raise
-        # The driver exceeded the timeout but finished the image. Only the image is left of the sandbox, so the sandbox is hibernated.
+        # The driver exceeded the timeout but completed the hibernation image. The sandbox exists only as this image, so it is hibernated.
         size_bytes = await dependencies.memory_images.size_bytes(sandbox.id)
     sandbox.deadline.extend(dependencies.policy.max_suspended_s)
     sandbox.become(State.HIBERNATED)
@@ -147,7 +147,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
 
 
 async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: bool = True) -> int:
-    """Write an image of a sandbox's memory and files into a new folder, and return its size in bytes. The sandbox keeps its state.
+    """Write a memory image of a sandbox, with its files, into a new folder, and return its size in bytes. The sandbox keeps its state.
 
     A paused sandbox is thawed for the image. If it cannot be frozen again, it keeps running, even if the image was written; see :func:`_pause_again`.
 
@@ -182,15 +182,15 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
 async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
     """Recover a sandbox that an earlier service hibernated or was about to wake, and keep the sandbox hibernated.
 
-    The method checks only that the image exists. An image that cannot be restored now, because a build of the runtime is missing, may be restorable
-    later.
+    The method checks only that the hibernation image exists. An image that cannot be restored now, because a build of the runtime is missing, may
+    be restorable later.
 
     Raises:
-        ConflictError: The image is missing, so nothing is left of the sandbox.
+        ConflictError: The hibernation image is missing, so the sandbox is lost.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if not await dependencies.memory_images.exists(sandbox.id):
-        raise ConflictError(f"Sandbox {sandbox.id} cannot be woken: its image is missing.", code=ErrorCode.SNAPSHOT_UNUSABLE)
+        raise ConflictError(f"Sandbox {sandbox.id} cannot be resumed: its hibernation image is missing.", code=ErrorCode.SNAPSHOT_UNUSABLE)
     if sandbox.state is not State.HIBERNATED:
         sandbox.become(State.HIBERNATED)
     supervisor.reserve_disk_only(await dependencies.memory_images.size_bytes(sandbox.id))
@@ -334,7 +334,7 @@ async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, Non
 
 
 async def _freeze(sandbox: Sandbox, instance: Instance) -> None:
-    # After ``armed=True``, the guest's clock stands still until the request ``armed=False``, so that no timeout inside expires during the pause.
+    # After ``armed=True``, the guest's clock stands still until the request ``armed=False``, so that no timeout in it expires during the pause.
     await driver_step("quiesce", _link(sandbox).checkpoint(armed=True))
     await driver_step("pause", instance.pause())
 

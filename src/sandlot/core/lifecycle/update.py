@@ -359,7 +359,7 @@ async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
 
 
 def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
-    """Apply the changes that neither the guest nor the driver must know: all but the deadline and the limits."""
+    """Apply the changes of which guest and driver need not be informed: all except the deadline and the limits."""
     spec = sandbox.spec
     sandbox.spec = replace(
         spec,

@@ -1,4 +1,4 @@
-"""Steps of starting a sandbox that pools and lifecycle share: restore a sandbox from an image, and connect to the guest of a started sandbox."""
+"""Steps of starting a sandbox that pools and lifecycle share: restore it from a memory image, and connect to the guest of a started sandbox."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class PoolManager:
         return PoolClaim(spec, None, tuple(tried))
 
     def started(self, path: StartPath, claim: PoolClaim) -> None:
-        """Count a started sandbox in the metrics and in the statistics of the pools that its claim has searched.
+        """Count a started sandbox in the metrics, and in the statistics of the pools in which its claim looked for a warm sandbox.
 
         Args:
             path: Path by which the sandbox was started.

@@ -5,7 +5,7 @@ Invariants:
   A claim can lower the process limit, so the process limit of the request may be lower than that of the pool.
 - The owner, network and environment of a sandbox are not part of a pool's spec. They are set when a warm sandbox is claimed.
 - The id of a pool depends only on its owner and its spec. The id is the same on every node and after every restart.
-- The key of a template snapshot depends on everything that a restore depends on and on everything that a program inside can see:
+- The key of a template snapshot depends on everything that a restore depends on and on everything that a program in the sandbox can see:
 
 =============  ========================================================================================================================
 format         :data:`FORMAT`
@@ -14,7 +14,7 @@ isolation      name of the driver
 fingerprint    ``Driver.fingerprint``: content of the runtime's executable, and its command line
 root           digest of the root file system: recipe, packages, and sources of the guest and its interpreter
 env            environment of the template, in which the spare kernel has imported modules
-memory, cpus   limits that programs inside can see
+memory, cpus   limits that programs in the sandbox can see
 disk           the smallest disk that a restored sandbox may have
 =============  ========================================================================================================================
 

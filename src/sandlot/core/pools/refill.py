@@ -309,7 +309,7 @@ class PoolRefiller:
         pools = tuple(self._registry.pools.values())
         private = [pool for pool in pools if pool.is_private]
         implied = dict.fromkeys(self._extra_snapshots, True)
-        """Specs of the snapshots that shared pools need. True: no image is built for the snapshot, because only an implied pool needs it."""
+        """Specs of the template snapshots that shared pools need. True: only an implied pool needs the snapshot, so no template is built for it."""
         for pool in pools:
             if not pool.is_private:
                 implied[pool.snapshot_spec] = implied.get(pool.snapshot_spec, True) and pool.config.is_implied

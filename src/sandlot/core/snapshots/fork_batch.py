@@ -44,7 +44,7 @@ class ForkBatch:
 
     @property
     def has_failed(self) -> bool:
-        """True if a child or the image failed before all children were ready."""
+        """True if a child failed, or the snapshot image could not be written, before all children were ready."""
         return self._failure is not None
 
     def is_own(self, error: SandlotError) -> bool:
@@ -52,7 +52,7 @@ class ForkBatch:
         return error is self._failure
 
     def image_written(self) -> None:
-        """Report that the image is complete. The children then start from the image."""
+        """Report that the snapshot image is complete. The children then start from it."""
         if not self._written.done():
             self._written.set_result(None)
 
@@ -78,7 +78,7 @@ class ForkBatch:
         self.admitted.set()
 
     async def start(self, supervisor: SandboxSupervisor) -> bool:
-        """Start an admitted child from the image. Implements ``StartStrategy.start``."""
+        """Start an admitted child from the snapshot image. Implements ``StartStrategy.start``."""
         self._not_admitted -= 1
         if self._not_admitted == 0:
             self.admitted.set()

@@ -42,7 +42,7 @@ class Call:
         name: Name of the call, for example ``process.start``.
         id: Id of the call in hexadecimal. A process or cell that the call starts has the same id.
         args: Name -> argument. An absent optional argument is None.
-        stream: Id of the stream of the call; ``NO_STREAM`` if the link has ended, until the host repeats the call on a new stream.
+        stream: Id of the stream of the call. After the end of the link, the value is ``NO_STREAM`` until the host repeats the call on a new stream.
         outcome: Result or error of the call; None until the call has ended.
         on_bytes: Function that is called with channel, bytes and credit when the host has sent bytes.
         on_end: Function that is called when the host has sent END.
