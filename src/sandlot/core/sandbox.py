@@ -51,7 +51,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class Hold:
-    """Mark that a client uses a sandbox. From the creation of the hold until its release, the sandbox is not idle.
+    """Keeps a sandbox from being idle while a client uses it: from the creation of the hold until its release.
 
     Args:
         activity: Activity of the sandbox.

@@ -76,13 +76,14 @@ class StreamTable:
         """Add a stream that the other end opened.
 
         Raises:
-            ProtocolError: The id is not higher than the last id of the other end, too many streams are open, or a guest's OPEN is in pieces.
+            ProtocolError: The id is not higher than the last id of the other end, too many streams are open, or a guest sent an OPEN in more than
+                one frame.
         """
         id_ = frame.stream
         if id_ <= self._last_remote or self._is_ours(id_):
-            raise ProtocolError(f"the other end opened stream {id_}, whose id is not a new id of that end")
+            raise ProtocolError(f"the other end opened stream {id_}, but this is not a new stream id of that end")
         if self._is_host and frame.more:
-            raise ProtocolError("the guest sent an OPEN in pieces, which only the host may do")
+            raise ProtocolError("the guest sent an OPEN in more than one frame, which only the host may do")
         if self._theirs + self._resetting(id_) >= (GUEST_STREAMS_MAX if self._is_host else HOST_STREAMS_MAX):
             raise ProtocolError("the other end opened more streams than are allowed")
         self._last_remote = id_
@@ -131,7 +132,7 @@ class StreamTable:
         """Return the number of streams whose RESET is not sent yet. For the other end these streams are still open.
 
         Args:
-            like: Id of any stream of the end whose streams are counted.
+            like: A stream id. The streams that were opened by the same end as this stream are counted.
         """
         resets = self._send_queue.resets
         return sum(1 for id_ in resets if id_ % 2 == like % 2) if resets else 0

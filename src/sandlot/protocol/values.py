@@ -172,7 +172,8 @@ def decode(raw: bytes) -> Any:
     """Decode exactly one value.
 
     Raises:
-        EncodingError: The bytes are truncated, have trailing bytes, are too deep, have too many items, or are outside the subset.
+        EncodingError: The bytes are truncated, have trailing bytes, are nested too deeply, have too many items, or use a part of MessagePack
+            that is not allowed here.
     """
     reader = _Reader(bytes(raw))
     value = reader.value(0)

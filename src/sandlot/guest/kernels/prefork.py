@@ -514,7 +514,7 @@ class Prefork:
             self._on_forked(message["pid"], pipes, server)
 
     def _on_forked(self, pid: Any, pipes: KernelPipes, server: KernelForkServer) -> None:
-        """Give a kernel that the fork server has forked to a waiting request. If no request waits, keep it as the spare kernel.
+        """Handle the fork of a kernel: pass the kernel to a waiting request. If no request waits, keep it as the spare kernel.
 
         Args:
             pid: Pid that the fork server has reported; may be any value.

@@ -91,7 +91,7 @@ class ProcessGroups:
         self._created = 0
 
     def create(self, pid: int) -> ProcessGroup:
-        """Mark a kernel that has just been started, and return its process group.
+        """Assign the next mark to a kernel that has just been started, and return its process group.
 
         Args:
             pid: Pid of the kernel.

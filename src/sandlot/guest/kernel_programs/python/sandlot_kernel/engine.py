@@ -83,7 +83,7 @@ class KernelFacade:
         self._interrupts.depth = 0
 
     def enter(self) -> None:
-        """Mark that code of a cell begins. The caller must call :meth:`leave` afterwards, even if this method raises KeyboardInterrupt.
+        """Record that the code of a cell starts to run. The caller must call :meth:`leave` afterwards, even if this method raises KeyboardInterrupt.
 
         Raises:
             KeyboardInterrupt: An interrupt was pending.
@@ -94,14 +94,14 @@ class KernelFacade:
             self._interrupts.enter()
 
     def leave(self) -> None:
-        """Mark that code of a cell has ended. Pairs of :meth:`enter` and ``leave`` may be nested; only the outermost pair has an effect."""
+        """Record that the code of a cell has ended. Pairs of :meth:`enter` and ``leave`` may be nested; only the outermost pair has an effect."""
         if self._levels == 1:
             self._interrupts.in_user_code = False  # the first step, and no call: KeyboardInterrupt could still be raised inside a call
             self.guard.builtins.leave()
         self._levels -= 1
 
     def leave_all(self) -> None:
-        """Mark that all code of a cell has ended, even if an interrupt has prevented a call of :meth:`leave`."""
+        """Record that all code of a cell has ended, even if an interrupt has prevented a call of :meth:`leave`."""
         if self._levels > 0:
             self._levels = 1
             self.leave()

@@ -107,7 +107,7 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
             self.shell.history_manager.output_hist_reprs[self.prompt_count] = str(format_dict["text/plain"])[:MAX_METADATA_TEXT_CHARS]
 
     def finish_displayhook(self) -> None:
-        """Mark that the value of the last expression was displayed. Unlike IPython's method, this method flushes no stream."""
+        """Record that the value of the last expression was displayed. Unlike IPython's method, this method flushes no stream."""
         self._is_active = False
 
 
@@ -307,7 +307,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         """Report an exception as the error of the cell. An exception that a representation has raised is only written to stderr.
 
         Args:
-            exc_tuple: Class, exception and traceback; None for the exception that is being handled.
+            exc_tuple: Class, exception and traceback; None for the current exception (``sys.exc_info()``).
         """
         try:
             kind, raised, trace = self._get_exc_info(exc_tuple)
@@ -322,11 +322,11 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
             self.facade.error(kind, raised, trace, self._in_mode(kind, raised, trace))
 
     def showsyntaxerror(self, *_how: Any, **_more: Any) -> None:
-        """Report the syntax error that is being handled as the error of the cell."""
+        """Report the current syntax error (``sys.exc_info()``) as the error of the cell."""
         self.showtraceback()
 
     def showindentationerror(self) -> None:
-        """Report the indentation error that is being handled as the error of the cell."""
+        """Report the current indentation error (``sys.exc_info()``) as the error of the cell."""
         self.showtraceback()
 
     def excepthook(self, etype: Any, value: Any, tb: Any) -> None:
