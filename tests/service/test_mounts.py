@@ -276,9 +276,9 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
                 await work
     await service.core.manager.pause(sandbox.id, OPERATOR)
     sandbox.spec = replace(sandbox.spec, volumes=(replace(sandbox.spec.volumes[0], changing=True),))
-    with pytest.raises(ConflictError, match="being attached"):
+    with pytest.raises(ConflictError, match="not completely attached"):
         await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
-    with pytest.raises(ConflictError, match="being attached"):
+    with pytest.raises(ConflictError, match="not completely attached"):
         await service.core.snapshots.create(sandbox.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
     await service.core.manager.resume(sandbox.id, OPERATOR)
     assert [each.changing for each in sandbox.spec.volumes] == [False]

@@ -139,17 +139,27 @@ def test_files_are_served_at_both_sets_of_paths(api: Api, box: str) -> None:
 def test_pause_keeps_memory_and_files(api: Api) -> None:
     made = f"/sandboxes/{api('POST', '/sandboxes', 201, json={'templateID': 'base'}).json()['sandboxID']}"
     code = "import time; number = 0\nwhile True: number += 1; open('/workspace/number', 'w').write(str(number)); time.sleep(0.05)"
-    api("POST", f"{made}/processes", json={"cmd": "sh", "args": ["-c", f'nohup python3 -c "{code}" >/dev/null 2>&1 & sleep 1']})
+
+    def written() -> int:
+        """Return the last number that the program has written. The file is empty for a moment during each write."""
+        while not (content := api("GET", f"{made}/files", params={"path": "/workspace/number"}).content):
+            time.sleep(0.01)
+        return int(content)
+
+    start = f'nohup python3 -c "{code}" >/dev/null 2>&1 & until [ -e /workspace/number ]; do sleep 0.05; done'
+    api("POST", f"{made}/processes", json={"cmd": "sh", "args": ["-c", start]})
+    while (before := written()) < 3:
+        time.sleep(0.1)
     api("POST", f"{made}/pause", 204)
     assert api("GET", made).json()["status"] == "paused"
     assert api("POST", f"{made}/processes", 409, json={"cmd": "true"}).json()["message"] == "sandbox is not active"
     for path, body in (("timeout", {"timeout": 60}), ("refreshes", {"duration": 60})):
         assert api("POST", f"{made}/{path}", 409, json=body).json()["message"] == "sandbox is not active"
     assert api("POST", f"{made}/resume").json()["status"] == "running"
-    number = int(api("GET", f"{made}/files", params={"path": "/workspace/number"}).content or b"1")
-    while int(api("GET", f"{made}/files", params={"path": "/workspace/number"}).content or b"0") <= number:
-        time.sleep(0.1)  # it goes on from where it was
-    assert number > 1
+    after = written()
+    assert after >= before, "the program keeps its memory"
+    while written() <= after:
+        time.sleep(0.1)
     assert 0 < left_s(api("GET", made).json()) <= 300, "its timeout began anew"
     for path, seconds in (("resume", 1200), ("connect", 600)):
         told = api("POST", f"{made}/{path}", json={"timeout": seconds}).json()
