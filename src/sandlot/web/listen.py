@@ -170,8 +170,7 @@ class Protocol(HttpToolsProtocol):
         """A response was sent. The time for the head of the next request begins now if only a part of this head has arrived."""
         super().on_response_complete()
         if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
+            self._start_head_timer()
 
     def _watch_stall(self) -> None:
         self._unsent_bytes = self.transport.get_write_buffer_size()
@@ -194,7 +193,12 @@ class Protocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
+            self._start_head_timer()
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
 
     def _head_is_complete(self) -> None:
         self._in_head = False
@@ -207,7 +211,7 @@ class Protocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
             # Part of a pipelined request, which waits because this one is still being answered.
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
+            self._start_head_timer()
         elif not self.transport.is_closing():
             self.transport.close()
 

@@ -110,21 +110,21 @@ async def test_a_head_that_does_not_come_is_not_waited_for(at: Bench, monkeypatc
     assert (await http.get("/healthz")).status_code == 200
 
 
-async def test_pipelined_requests_are_all_answered(at: Bench, http: httpx.AsyncClient) -> None:
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
-    writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
-    answered = b""
-    while answered.count(b'"status":"ok"') < 50:
-        answered += await reader.read(65536)
-    writer.close()
-    assert (await http.get("/healthz")).status_code == 200
-
-
 async def received(reader: asyncio.StreamReader) -> bytes:
     """Return the next bytes of a response, and fail if the service has closed the connection."""
     data = await reader.read(65536)
     assert data
     return data
+
+
+async def test_pipelined_requests_are_all_answered(at: Bench, http: httpx.AsyncClient) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
+    answered = b""
+    while answered.count(b'"status":"ok"') < 50:
+        answered += await received(reader)
+    writer.close()
+    assert (await http.get("/healthz")).status_code == 200
 
 
 async def test_head_that_begins_during_a_response_has_the_full_time_after_the_response(

@@ -122,10 +122,10 @@ class MemoryInstance:
             raise ConflictError("A paused sandbox cannot be changed.", code=ErrorCode.CONFLICT, hint="Resume the sandbox first.")
         self.changes.append(change)
         self.limits = change.over(self.limits)
-        for volume in change.volumes:
-            self.volumes[volume.slot] = volume
         for slot in change.without:
             self.volumes.pop(slot, None)
+        for volume in change.volumes:
+            self.volumes[volume.slot] = volume
 
     async def pause(self) -> None:
         """Freeze the sandbox. Idempotent."""
