@@ -196,10 +196,10 @@ class Scheduler:
     async def admit_batch(self, key: str, params: CreateSandboxParams, principal: Principal, count: int) -> None:
         """Check that several equal sandboxes fit, and make one reservation for all of them, before the first sandbox is admitted.
 
-        :meth:`admit` draws the part of each sandbox from the reservation.
+        :meth:`admit` takes the share of each sandbox from this reservation.
 
         Args:
-            key: Key of the reservation. The caller releases the part that no sandbox has drawn.
+            key: Key of the reservation. The caller releases the shares that no sandbox has taken.
             params: Request of each sandbox; its isolation is the name of a driver.
             principal: Caller.
             count: Number of sandboxes.

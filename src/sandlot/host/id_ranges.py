@@ -78,7 +78,7 @@ class IdRanges:
         raise UnavailableError(
             f"All {RANGES} ranges of user ids are in use.",
             code=ErrorCode.BUSY,
-            hint="Kill a container that is no longer needed, or retry later.",
+            hint="Kill a sandbox of the same isolation that is no longer needed, or retry later.",
             fields={"retry_after_s": _RETRY_AFTER_S},
         )
 

@@ -208,7 +208,7 @@ class StreamedOutputCall(StreamedCall[ResultT, ItemT]):
     def _on_gap(self, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         channel, size = fields["channel"], fields["bytes"]
         if channel not in _OUTPUT_CHANNELS or size <= 0:
-            raise ProtocolError(f"{self._name} reports {size} lost bytes of channel {channel}; expected are 1 or more bytes of channel 1 or 2")
+            raise ProtocolError(f"{self._name} reports {size} lost bytes of channel {channel}; the number must be at least 1, and the channel 1 or 2")
         self._stream.put(OutputGap(channel, size, self._advance(channel, size)), credit)
 
     def _advance(self, channel: int, size: int) -> int:

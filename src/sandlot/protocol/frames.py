@@ -13,8 +13,8 @@ offset  size  meaning
 
 - A frame from the host has at most 4,096 bytes, header included. This is PIPE_BUF: a non-blocking write writes the whole frame or nothing
   (pipe(7)). A frame from the guest has at most 64 KiB.
-- HELLO fills 4,096 bytes. If the guest still waits for the rest of a frame, one HELLO completes that frame, and the next HELLO is found by
-  its magic.
+- HELLO has 4,096 bytes, and the host repeats it until the guest responds. If the guest still waits for the rest of a frame, the guest takes the
+  first HELLO for this rest, and recognizes the next HELLO by its magic number.
 - The decoder never holds more than one frame, and refuses an invalid header before it waits for the payload.
 """
 

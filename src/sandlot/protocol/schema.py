@@ -106,7 +106,7 @@ RECORDS = {"process": _PROCESS, "entry": _ENTRY, "kernel": _KERNEL}
 #: Arguments ("args"), events and result of each call.
 CALLS: dict[str, dict[str, Any]] = {
     "guest.wake": {
-        # The first call after boot, restore, fork and wake. The only call that a sleeping guest serves.
+        # The host makes this call first after a boot, a restore, a fork or a resume. Until then the guest is asleep and serves no other call.
         "args": {
             "identity": "str",
             "hostname": "str",
@@ -238,8 +238,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
     # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. If the host sends END, the program
-    # reads end of file. The event "end" reports that the program sends nothing more. The result follows after both, or when the program sends
-    # nothing more and no longer reads.
+    # reads end of file. The event "end" reports that the program sends nothing more. The result follows after the host's END and
+    # the event "end", or when the program sends nothing more and no longer reads.
     "port.connect": {"args": {"port": "int"}, "events": {"connected": {"address": "str"}, "end": {}}, "result": {}},
 }
 

@@ -211,13 +211,13 @@ class Assembly:
         """Add the payload of a frame. Return the whole message if the frame completes it, or None if further frames must follow.
 
         Raises:
-            ProtocolError: Two messages arrive in pieces at the same time, or the message is too long.
+            ProtocolError: A message in several frames began before the previous one was complete, or the message is too long.
         """
         if self.stream != frame.stream:
             if not frame.more:
                 return frame.payload
             if self.stream:
-                raise ProtocolError(f"messages of streams {self.stream} and {frame.stream} arrive in pieces at the same time")
+                raise ProtocolError(f"a message of stream {frame.stream} began before the message of stream {self.stream} was complete")
             self.stream = frame.stream
             self.opening = frame.type == frames.OPEN
         if len(self._bytes) + len(frame.payload) > self._limit:

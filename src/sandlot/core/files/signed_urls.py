@@ -63,7 +63,7 @@ class UrlSigner:
     Args:
         secret: 32 random bytes that only the service knows.
         now: Function that returns the current time, UTC.
-        principal_of: Function that returns the principal of the API key with an id, or None if the key was revoked.
+        principal_of: Function that takes the id of an API key and returns the principal of the key, or None if the key was revoked.
     """
 
     def __init__(self, secret: bytes, now: Callable[[], datetime], principal_of: Callable[[OwnerId], Principal | None]) -> None:

@@ -324,9 +324,9 @@ async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
 
 
 async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, None]) -> None:
-    """Do some work and record its result at the same time. If one of the two fails, wait for the other one, then raise the error.
+    """Run some work and write its record at the same time. If one of the two fails, wait for the other one, then raise the error.
 
-    If the service is killed when only the record is complete, the next service does the work.
+    If the service is killed when only the record has been written, the next service does the work.
     """
     for result in await asyncio.gather(work, record, return_exceptions=True):
         if isinstance(result, BaseException):

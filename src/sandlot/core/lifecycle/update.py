@@ -125,14 +125,15 @@ async def _move(sandbox: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s
             memory_bytes = keepers.host.memory_bytes
             await _configure(sandbox, keepers, to)
             if to.memory_bytes != memory_bytes:
-                # Errors are ignored: the host enforces the limit. The guest only uses the limit to end one greedy process before the host ends all.
+                # Errors are ignored, because the host enforces the limit. The guest uses the limit only to kill one large process before the host
+                # kills all processes of the sandbox.
                 with contextlib.suppress(SandlotError, TimeoutError):
                     async with asyncio.timeout(guest_timeout_s):
                         await link.set_limits(pids=keepers.guest_pids, memory_bytes=to.memory_bytes)
 
 
 async def _back(sandbox: Sandbox, keepers: _Keepers, before: Limits) -> None:
-    """Set the old limits of the host and the guest again, as far as possible."""
+    """Restore the sandbox's earlier limits on the host and in the guest, as far as possible."""
     try:
         await _move(sandbox, keepers, before, BACK_TIMEOUT_S)
     except SandboxEndedError:

@@ -123,7 +123,9 @@ class Templates:
         return await asyncio.shield(build)
 
     async def resolve_for(self, spec: SandboxSpec) -> ResolvedTemplate:
-        """Return the build of a template from which a sandbox starts: the build with the digest ``spec.root``, or the current build if it is empty.
+        """Return the build of a template from which a sandbox starts.
+
+        This is the build with the digest ``spec.root``, or the current build if ``spec.root`` is empty.
 
         Raises:
             ConflictError: The build with this digest has been removed (``snapshot_unusable``).

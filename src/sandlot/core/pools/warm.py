@@ -65,7 +65,7 @@ class WarmSandboxFactory:
             snapshot: Template snapshot to restore. None: the sandbox is booted.
 
         Raises:
-            SandlotError: The sandbox could not be made. Nothing of it is left.
+            SandlotError: The sandbox could not be made. Its resources have been released.
         """
         warm = await (self.boot(id_) if snapshot is None else self.rehearse(id_, snapshot.image, snapshot.key))
         async with _destroyed_on_error(warm):
@@ -80,7 +80,7 @@ class WarmSandboxFactory:
             snapshot: Template snapshot that the runtime must be able to restore. None: the template has no snapshot, and the runtime is not started.
 
         Raises:
-            SandlotError: The sandbox could not be prepared. Nothing of it is left.
+            SandlotError: The sandbox could not be prepared. Its resources have been released.
         """
         prepared = await self.driver.prepare(self.shape, snapshot=None if snapshot is None else snapshot.image)
         if snapshot is not None:
@@ -92,7 +92,7 @@ class WarmSandboxFactory:
         """Boot a sandbox, warm up its spare kernel, and quiesce its guest.
 
         Raises:
-            SandlotError: The sandbox could not be made. Nothing of it is left.
+            SandlotError: The sandbox could not be made. Its resources have been released.
         """
         prepared = await driver_step("prepare", self.driver.prepare(self.shape))
         async with _destroyed_on_error(prepared):
@@ -110,7 +110,7 @@ class WarmSandboxFactory:
             snapshot_key: Key of the template snapshot; empty for a snapshot that is not published yet.
 
         Raises:
-            SandlotError: The sandbox could not be restored. Nothing of it is left.
+            SandlotError: The sandbox could not be restored. Its resources have been released.
         """
         owner = _Owner()
         async with _destroyed_on_error(owner):
@@ -135,7 +135,7 @@ class WarmSandboxFactory:
             snapshot_key: Key of the template snapshot; empty for a snapshot that is not published yet.
 
         Raises:
-            SandlotError: The sandbox could not be made. Nothing of it is left.
+            SandlotError: The sandbox could not be made. Its resources have been released.
         """
         warm = await self.restore(id_, image, snapshot_key)
         await self._warm_up(warm, rehearse=True)

@@ -165,7 +165,7 @@ class SandboxRecorder:
         await self.save_eventually(sandbox, "sandbox.ended", reason=reason, detail=detail, state=str(sandbox.state))
 
     async def settle(self, record: SandboxRecord, exit_: Exit, state: State) -> None:
-        """Record that a sandbox has ended, if the service that created the sandbox stopped before it could record the end.
+        """Record the end of a sandbox that an earlier service left without a recorded end.
 
         Args:
             record: Record that the earlier service wrote.

@@ -62,7 +62,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 def root_of(id_: SandboxId, parents: Mapping[SandboxId, SandboxId | None]) -> SandboxId:
-    """Return the root of a sandbox's tree: the first ancestor that is no fork or is not in ``parents``.
+    """Return the root of a sandbox's tree: the nearest ancestor that was not created by a fork or is not in ``parents``.
 
     Args:
         id_: Id of the sandbox.

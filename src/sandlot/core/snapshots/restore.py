@@ -59,7 +59,7 @@ def uses_memory(record: SnapshotRecord) -> bool:
 
 
 def choose(record: SnapshotRecord, facts: RestoreFacts) -> RestorePlan:
-    """Choose between a snapshot's memory and its files.
+    """Choose whether a sandbox is restored from a snapshot's memory or from its files.
 
     Raises:
         ConflictError: Neither the memory nor the files can be restored on this host (``snapshot_unusable``). The message gives the reason.

@@ -197,7 +197,7 @@ class WebhookDispatcher:
         Raises:
             _DeliveryEnded: The webhook may get no further event.
         """
-        # The webhook is read after the page, so a filter that was set before an event was committed applies to the event.
+        # The webhook is read after the page of events. A filter that was set before an event was committed therefore applies to the event.
         webhook = await self._webhooks.get(webhook_id)
         if webhook is None or not webhook.enabled:
             raise _DeliveryEnded

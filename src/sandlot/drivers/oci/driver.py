@@ -150,7 +150,7 @@ class OciDriver:
         return self._builds.get(manifest.runtime_sha256)
 
     async def _prepare(self, resources: SandboxHostResources, shape: Shape, program: Program) -> int | None:
-        """Create all resources of a prepared sandbox. Return the first id of the sandbox's range, or None if the runtime uses no ranges."""
+        """Create all resources of a prepared sandbox. Return the first user id of the sandbox's range, or None if the runtime needs no ranges."""
         folder = resources.folder
         record = Record(
             ref=folder.ref,

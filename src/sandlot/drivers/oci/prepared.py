@@ -8,7 +8,8 @@ warm    The runtime's own processes exist, without a guest. They are frozen, bec
 ======  ==============================================================================================================================
 
 Invariant: a sandbox is adopted only if its guest runs. In the warm state and during ``restore``, the record contains the step ``prepare`` until the
-guest runs. A cold ``boot`` changes the record first, but the file ``live``, which adoption also needs, is written only when the sandbox runs.
+guest runs. A cold ``boot`` changes the record before the guest runs. Adoption also needs the file ``live``, which is written only when the sandbox
+runs.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The helper uses inotify(7) if the kernel supports it. Otherwise it scans the fol
 two scans.
 
 Invariants:
-- inotify reports every change after ``{"watching": ...}``. If events were lost or a scan was incomplete, ``overflow`` is reported.
+- With inotify, every change after the message ``{"watching": ...}`` is reported. If events were lost or a scan was incomplete, ``overflow`` is
+  reported.
 - No link is followed. At most the requested number of folders is watched.
 - Changes of one file within a short time are reported as one event, so a program that writes a gigabyte causes few events.
 - The watch ends when the folder itself is removed, moved or unmounted.

@@ -380,8 +380,8 @@ class CellFollower:
     """A call that receives the output, the events and the result of a cell.
 
     Args:
-        call: The call.
-        reader: Byte offsets in standard output and standard error of the next bytes to send.
+        call: Call that receives the output.
+        reader: Offsets of the next bytes to send, one in standard output and one in standard error.
         next_event: Index of the next event to send, counted from 0.
         until: Byte offset in each channel, and number of events, after which the call ends. None if the call ends with the cell.
     """

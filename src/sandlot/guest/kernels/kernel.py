@@ -539,8 +539,8 @@ class KernelProcess:
             if self._next_event is None:
                 return not self.end_reason or self._drain_pipes()
             message, size = self._next_event
-            # Read the pipes once, before the first received message that is not "started". While "started" is not handled, they must not be read:
-            # they may contain output of the new cell, which would be added to the previous cell.
+            # Handle "started" before reading the pipes: they may contain output of the new cell, which would be added to the previous cell. Read the
+            # pipes once, before handling any other message.
             if message["event"] != "started" and not (drained := drained or self._drain_pipes()):
                 return False
             self._next_event = None

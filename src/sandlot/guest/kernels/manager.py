@@ -51,7 +51,7 @@ class KernelManager:
         starter: Starts the kernels of contexts.
         prefork: Keeps a spare Python kernel.
         oom: Watches free memory while cells run.
-        rpc: Server that refuses calls with the id of a forgotten cell.
+        rpc: Server of the calls. It refuses calls with the id of a cell that is no longer kept.
     """
 
     __slots__ = ("_cells", "_contexts", "_identity", "_loop", "_oom", "_prefork", "_starter")

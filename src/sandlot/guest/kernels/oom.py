@@ -237,8 +237,8 @@ def pause_s(room: int, rate: float) -> float:
         room: Bytes that processes may still use before a process must be killed.
         rate: Bytes per second by which ``room`` has shrunk between the last two measurements; 0 if there was only one measurement.
     """
-    # Four measurements take place until ``room`` is used up at the rate ``fastest``. ``fastest`` is the highest possible rate if more than NEAR_BYTES
-    # are left. Otherwise it is the measured rate, but at least half of the highest possible rate.
+    # ``fastest`` is the assumed rate at which memory is used up: the highest possible rate if more than NEAR_BYTES are left, otherwise the measured
+    # rate, but at least half of the highest possible rate. The pause is a fourth of the time in which ``room`` is used up at this rate.
     fastest = FILL_RATE_BYTES if room > NEAR_BYTES else max(FILL_RATE_BYTES // 2, rate)
     return min(MAX_PAUSE_S, max(MIN_PAUSE_S, room / (4 * fastest)))
 

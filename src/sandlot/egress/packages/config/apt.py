@@ -28,7 +28,7 @@ def parse_sources(targets: str, dump: str, logins: Iterable[tuple[str, str, str]
     known = parse_targets(targets)
     credentials: list[Credential] = []
     archives = dict(DEBIAN)
-    # Before the first `apt-get update`, apt does not know which source provides the suite "stable". The suites that the sources name are then tried.
+    # Before the first `apt-get update`, apt does not know which source provides the suite "stable". The suites in the sources are then tried.
     suites = (_ANY_SUITE, *dict.fromkeys(target.release for target in known if "-" not in target.release))
     for target, suite in next((found for suite in suites if (found := choose(known, suite, architecture))), ()):
         name = {"": "debian", "security": "debian-security"}.get(suite.partition("-")[2])
