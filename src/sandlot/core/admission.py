@@ -102,7 +102,7 @@ class CreateSandboxParams:
         on_timeout: Action when the timeout or the idle timeout passes.
         auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
         volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
-        unique_name: True if the request fails while the owner has a live sandbox of the same name.
+        unique_name: True to refuse the request if the owner has a live sandbox of the same name.
         single_use: True for a sandbox that serves a single request, such as a one-shot run. The client does not get the id of the sandbox.
             The sandbox is ended when the service stops. Clients cannot set this field.
     """

@@ -136,7 +136,7 @@ class VolumeManager:
                 self._add(record)
             else:
                 await self._table.remove(record.id)
-                _log.info("volume.unfinished_removed", volume=record.id)
+                _log.info("volume.incomplete_removed", volume=record.id)
         for stray in await asyncio.to_thread(self._disks.ids) - set(self._volumes):
             await self._remove(stray)
 

@@ -3,11 +3,11 @@
 Invariants:
 - After boot, restore and quiesce, the guest serves no call except ``guest.wake``. Processes in the sandbox continue to run. After
   restore and quiesce, the guest's timers do not advance.
-- If a wake has the same sandbox id as the wake before, the sandbox was hibernated, or its service was restarted. In this case, the
+- If a wake has the same sandbox id as the previous wake, the sandbox was hibernated, or its service was restarted. In this case, the
   guest remembers calls, processes and cells, and clients may attach to them.
 - If a wake has another id, this sandbox is a copy. The guest forgets finished calls, processes and cells. Queued cells do not run,
   because their clients wait for the original sandbox. Running processes and cells belong to the copy and continue.
-- Steps of a wake, in this order: continue the clock, reset the state of a copy, set environment and entropy, set the limits,
+- Steps of a wake, in this order: start the clock, reset the state of a copy, set environment and entropy, set the limits,
   mark the guest as awake, wake the kernels, run the wake scripts. The first wake runs no wake scripts.
 - The guest ends by itself when its deadline passes, even if no service is running.
 """
@@ -122,7 +122,7 @@ class GuestLifecycle:
         call.result(python=python)
 
     def checkpoint(self, call: Call) -> None:
-        """Handle ``guest.checkpoint``: if ``armed`` is True, stop the guest's clock for a checkpoint; if False, continue the clock."""
+        """Handle ``guest.checkpoint``: if ``armed`` is True, stop the guest's clock for a checkpoint; if False, start the clock again."""
         armed = call.args["armed"]
         self._link.protocol.armed = armed
         if armed:

@@ -108,7 +108,7 @@ class Loop:
             self._held_left_s = MAX_HOLD_S
 
     def release_clock(self) -> None:
-        """Continue the clock that :meth:`hold_clock` has stopped. Does nothing if the clock runs."""
+        """Start the clock again after :meth:`hold_clock`. Does nothing if the clock is running."""
         if self._held_since_s is not None:
             self._lost_s += time.monotonic() - self._held_since_s
             self._held_since_s = None

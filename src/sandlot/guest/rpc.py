@@ -257,7 +257,7 @@ class RpcServer:
                 self.abandon(call)
 
     def forget_all_results(self) -> None:
-        """Forget the outcomes of all calls, because the guest runs as a copy of the sandbox from now on."""
+        """Forget the outcomes of all calls. Called in a copy of a sandbox, because the calls were made to the original."""
         self._outcomes.clear()
 
     def forget_result(self, id_: str, name: str) -> None:

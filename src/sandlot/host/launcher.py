@@ -69,7 +69,7 @@ class Started:
 
 
 class StageError(Exception):
-    """The stage failed, or the runtime that the stage started. The text is the error message of the stage or the runtime."""
+    """The stage failed, or the runtime that it started has failed. The text is the error message of the stage or the runtime."""
 
 
 def read_started(text: str) -> Started:

@@ -180,7 +180,7 @@ def build_root(folder: Path, image_tree: Path, guest_tree: Path) -> None:
     """Build a root: combine an image and a guest layer by hard links, without copying or mounting.
 
     Args:
-        folder: Empty folder to fill with ``tree``.
+        folder: Empty folder. The root is built in its subfolder ``tree``.
         image_tree: Tree of the image.
         guest_tree: Tree of the guest layer. It becomes ``/.sandlot``.
     """

@@ -234,7 +234,7 @@ class SandboxSpec:
         network: Network access.
         isolation: Name of the driver.
         on_timeout: Action when the timeout passes.
-        auto_resume: True if a request to the paused or hibernated sandbox resumes it.
+        auto_resume: True to resume the paused or hibernated sandbox when a request needs it.
         snapshot: Snapshot that the sandbox was started from; None: the sandbox was not started from a snapshot.
         parent: Sandbox that this sandbox was forked from; None: the sandbox is no fork.
         root: Digest of the root file system; empty until the digest is known.

@@ -65,11 +65,11 @@ class StdinManager:
         self.writers: SandboxLocal[dict[ProcessId, StdinWriter]] = SandboxLocal(lambda _: {})
 
     def register(self, sandbox: Sandbox, call: ProcessCall, base_bytes: int = 0) -> StdinWriter:
-        """Let clients write to a process over a call.
+        """Register the call to the guest that carries the input of clients to a process.
 
         Args:
             sandbox: Sandbox of the process.
-            call: Call that carries the input.
+            call: Call that started the process or is attached to it.
             base_bytes: Number of input bytes that had arrived before the call was attached.
         """
         writer = self.writers.of(sandbox)[call.id] = StdinWriter(call, base_bytes)

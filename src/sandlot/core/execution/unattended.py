@@ -9,7 +9,7 @@ Invariants:
 - A background cell keeps its sandbox from being idle until the cell ends.
 - Clients have :data:`BACK_S` seconds to join a foreground cell of an earlier service. After that, the cell is interrupted once it has had no
   follower for some seconds (:mod:`sandlot.core.execution.followers`). Otherwise an endless cell would keep its sandbox alive forever.
-- An install of an earlier service that has access to the package indexes keeps the access until the install ends.
+- If the service restarts during an installation of packages, the access to the package indexes stays open until the installation ends.
 """
 
 from __future__ import annotations
@@ -191,7 +191,10 @@ async def _finish(entry: LogEntry, work: Coroutine[Any, Any, None]) -> None:
 
 
 async def retry_while_busy(call: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Repeat a call while the sandbox has too many calls in progress. The end of the sandbox or of the service cancels the calling task."""
+    """Repeat a call while the sandbox has too many calls in progress.
+
+    The number of attempts is not limited: when the sandbox ends or the service stops, the calling task is cancelled.
+    """
     while True:
         try:
             return await call()

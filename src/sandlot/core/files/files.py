@@ -19,7 +19,7 @@ class FileDownload:
 
     Args:
         sandbox: Sandbox that has the file.
-        reader: The link's stream of the file.
+        reader: Stream of the file's content from the guest.
     """
 
     __slots__ = ("_hold", "_reader", "_sandbox")

@@ -324,7 +324,7 @@ async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
 
 
 async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, None]) -> None:
-    """Run some work and write its record at the same time. If one of the two fails, wait for the other one, then raise the error.
+    """Do the work and write its record concurrently. If one of the two fails, wait for the other one, then raise the error.
 
     If the service is killed when only the record has been written, the next service does the work.
     """

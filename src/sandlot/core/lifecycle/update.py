@@ -178,9 +178,9 @@ class UpdateSandboxParams:
         metadata: New metadata. Entries with reserved names, which the service has set, stay.
         limits: New limits.
         on_timeout: Action when the timeout or the idle timeout passes.
-        auto_resume: True if a request that needs the suspended sandbox resumes it.
+        auto_resume: True to resume the suspended sandbox when a request needs it.
         name: New name.
-        unique_name: True if the update fails while another live sandbox of the owner has the name.
+        unique_name: True to refuse the update if another live sandbox of the owner has the name.
     """
 
     timeout_s: float | None = None
@@ -315,7 +315,7 @@ class SandboxUpdate:
 
 @asynccontextmanager
 async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
-    """Change the limits of a sandbox, then run the body of the ``async with`` block. If the body fails, set the old limits again.
+    """Change the limits of a sandbox, then run the body of the ``async with`` block. If the body fails, restore the old limits.
 
     The caller holds ``Sandbox.change_lock``, so that only one update changes the limits at a time.
 

@@ -50,7 +50,7 @@ class PoolContents:
         preparing: Number of prepared sandboxes that are being made.
         growth: Number of warm sandboxes that the pool keeps beyond ``PoolSizes.warm``, because requests found no warm sandbox.
         quiet_s: Seconds since the last create request, or since the last change of ``growth`` if this is later.
-        waiting_s: Seconds since the first create request after the last start of a fill; 0 if there was no such request.
+        waiting_s: Seconds since the first create request that came after the most recent fill had started; 0 if there was no such request.
     """
 
     ages_s: Sequence[float]

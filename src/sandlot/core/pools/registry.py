@@ -23,7 +23,7 @@ class PoolRegistry:
     """All pools of a service.
 
     Args:
-        file: File with the configuration from requests.
+        file: File that stores the configuration of pools that requests created or changed.
         settings: Configuration from the settings of the operator.
         default_isolation: Isolation of a pool whose settings have the isolation ``auto``.
 

@@ -248,7 +248,7 @@ def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
 
 
 def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> Sandbox:
-    """Create the sandbox object of a record: a live sandbox before its recovery, or an ended sandbox.
+    """Create the object of a stored sandbox that has ended, or that is live and has not been recovered yet.
 
     Args:
         record: Stored record.

@@ -132,7 +132,7 @@ class SnapshotManager:
                     self.verifier.submit(record.id)
             else:
                 await self._table.remove(record.id)
-                _log.info("snapshot.unfinished_removed", snapshot=record.id)
+                _log.info("snapshot.incomplete_removed", snapshot=record.id)
         return kept
 
     def begin(self) -> None:

@@ -43,7 +43,7 @@ class WebhookManager:
         webhooks: Stored webhooks and their progress.
         dispatcher: Delivers the events.
         sender: Checks the URLs of webhooks.
-        events: Events of the service. A new webhook gets the events after the last sequence number.
+        events: Events of the service. A new webhook gets only events that occur after its creation.
         clock: Clock of the service.
     """
 

@@ -231,7 +231,9 @@ class OciDriver:
         return instance
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Remove all sandboxes of this node and their remains, except sandboxes that this driver holds and those in ``keep``. Return their number.
+        """Remove all sandboxes of this node and their remains, except sandboxes that this driver holds and those in ``keep``.
+
+        Return the number of sandboxes that were removed.
 
         Args:
             keep: Refs of further sandboxes that must not be removed.

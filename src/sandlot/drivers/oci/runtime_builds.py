@@ -1,8 +1,8 @@
 """Builds of a runtime: the installed build, and copies of all builds that sandboxes and snapshots depend on.
 
-A package may be replaced or removed at any time, and gVisor reads a snapshot only with the build that wrote the snapshot. If a runtime has
-snapshots, each of its builds is therefore copied to ``<state directory>/runtimes/<sha256>/`` before the first sandbox is started with the build.
-Sandboxes run the copy.
+A package may be replaced or removed at any time, and gVisor reads a snapshot only with the build that wrote the snapshot. If a runtime
+supports snapshots, each of its builds is therefore copied to ``<state directory>/runtimes/<sha256>/`` before the first sandbox is started with
+the build. Sandboxes run the copy.
 
 Invariants:
 - A folder below ``runtimes`` appears as a whole, by rename. Its content is verified before a service runs it for the first time: a program whose
@@ -63,7 +63,7 @@ class RuntimeBuilds:
             return found
 
     def current(self) -> Program:
-        """Return the build for new sandboxes: the installed build, or its copy if the runtime has snapshots.
+        """Return the build for new sandboxes: the installed build, or its copy if the runtime supports snapshots.
 
         Raises:
             HostError: The runtime is not installed, is too old, or cannot be copied.

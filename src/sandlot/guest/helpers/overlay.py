@@ -58,7 +58,7 @@ _OCTAL_DIGITS = 3
 
 
 class LayerWriter:
-    """Packs the changes of this sandbox against its image, and sends them to the host as one layer.
+    """Packs the differences between the sandbox's files and its image, and sends them to the host as one layer.
 
     Attributes:
         records: Number of records that were sent.

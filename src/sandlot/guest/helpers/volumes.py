@@ -69,7 +69,7 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _files_in(others: str) -> list[str]:
-    """Return the paths of the files in a folder. Reading these files with stat(2) makes gVisor drop unused files of a volume from its caches.
+    """Return the paths of the files in a folder. Calls of stat(2) for these paths make gVisor drop a volume's unused files from its caches.
 
     Raises:
         RpcError: ``conflict``: the folder does not exist.

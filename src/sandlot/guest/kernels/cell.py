@@ -419,7 +419,7 @@ class CellFollower:
             if self._run == last:
                 break  # the cell may still extend the last run
             self._run += 1
-        # ``order`` keeps only the newest MAX_RUNS runs. Unsent bytes and events of older runs are sent in any order.
+        # Here, send what the runs do not describe: only the newest MAX_RUNS runs are kept. The original order of this output is not known any more.
         return self.reader.pump(cell.outputs.buffers) and self._send_events(cell, len(cell.events))
 
     def _send_events(self, cell: Cell, end: int) -> bool:

@@ -74,7 +74,7 @@ _FD = struct.Struct("i")
 
 
 class KernelForkServer:
-    """The fork server: a process that has imported the packages of kernels. Kernels are forked from it.
+    """The fork server: a process that has already imported the packages that kernels need. Kernels are forked from it.
 
     Args:
         loop: The guest's loop.

@@ -79,7 +79,8 @@ class PidLimit:
         """
         running = count_tasks()
         if limit < running:
-            raise RpcError("conflict", f"{running} processes and threads run in the sandbox, more than {limit}.", "End some processes first.")
+            message = f"The sandbox has {running} processes and threads, which is more than the new limit of {limit}."
+            raise RpcError("conflict", message, "End some processes, then set the limit again.")
         self.set(limit)
 
     def watch(self) -> None:

@@ -478,8 +478,8 @@ class MemoryGuest:
     def _limit(self, call: Call) -> None:
         running = len(self.processes.running)
         if call.args["pids"] < running:
-            shown = f"{running} processes and threads run in the sandbox, more than {call.args['pids']}."
-            raise RpcError("conflict", shown, "End some processes first.")
+            shown = f"The sandbox has {running} processes and threads, which is more than the new limit of {call.args['pids']}."
+            raise RpcError("conflict", shown, "End some processes, then set the limit again.")
         self.pids = call.args["pids"]
         self.memory_bytes = call.args["memory_bytes"] or self.memory_bytes
         call.result()

@@ -147,7 +147,7 @@ class Cell:
         self.pump()
 
     def pump(self) -> None:
-        """Send output to all calls that follow the cell until their send queues are full. Send the result to calls that have all requested output."""
+        """Send output to each call that follows the cell, until the call's send queue is full. A call that has got all output gets the result."""
         self.output.pump()
         for entry in list(self._followers):
             call, follower = entry

@@ -215,7 +215,7 @@ class Process:
         call.on_gone = lambda: self._waiting.remove(call)
 
     def pump(self) -> None:
-        """Send output to all calls that follow the process until their send queues are full. Send the result to calls that have all output."""
+        """Send output to each call that follows the process, until the call's send queue is full. A call that has got all output gets the result."""
         self.output.pump()
         if self.running:
             return

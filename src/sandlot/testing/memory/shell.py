@@ -1,9 +1,9 @@
 """Programs of every scripted guest: a small shell and the commands that tests use most.
 
 The shell understands lists (``;``, newline, ``&&``, ``||``), pipes, redirections of the three standard streams, quotes, ``$NAME``,
-``$$``, ``$?``, ``cd``, ``export``, ``exit``, ``exec``, ``trap '' SIGNAL`` and ``while true; do …; done``. The words of all
-other syntax are run as commands. A string without a closing quote, or a redirection without a file, is a syntax error with status 2. A test that
-needs more registers its own program.
+``$$``, ``$?``, ``cd``, ``export``, ``exit``, ``exec``, ``trap '' SIGNAL`` and ``while true; do …; done``. All other
+syntax is treated as commands and arguments. A string without a closing quote, or a redirection without a file, is a syntax error with
+status 2. If a test needs other programs, it registers them.
 """
 
 from __future__ import annotations

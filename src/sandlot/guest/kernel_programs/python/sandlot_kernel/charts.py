@@ -45,7 +45,9 @@ def describe(figure: Any) -> str | None:
 
 
 def of_figure(figure: Any) -> dict[str, Any] | None:
-    """Return the chart data of a figure; None if the figure has no data. A figure with several ``Axes`` becomes a superchart.
+    """Return the chart data of a figure; None if the figure has no data.
+
+    The chart of a figure with several ``Axes`` has the type ``superchart`` and contains one chart for each of them.
 
     Args:
         figure: A ``matplotlib.figure.Figure``.

@@ -338,7 +338,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         self.user_ns["_exit_code"] = run_command(self.var_expand(cmd, depth=1))
 
     def _format_exception_for_storage(self, exception: BaseException, *_how: Any, **_more: Any) -> dict[str, Any]:
-        """Return IPython 9's record of an exception for notebooks, without text and traceback, which the kernel does not need."""
+        """Return the record that IPython 9 keeps of an exception, for notebooks. The kernel does not use it: text and traceback are empty."""
         return {"ename": tracebacks.name_of(type(exception)), "evalue": "", "traceback": []}
 
     def ask_exit(self) -> None:

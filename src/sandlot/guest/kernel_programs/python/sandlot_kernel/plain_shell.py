@@ -47,7 +47,7 @@ class PlainShell:
         self._facade: KernelFacade | None = None
         self._silent = False
         self._stored = True
-        # The namespace is a new module __main__, so that modules such as pickle and dataclasses find the definitions of cells.
+        # The namespace is a new module __main__, so that modules such as pickle and dataclasses find the classes and functions of cells.
         module = types.ModuleType("__main__")
         module.__dict__.update(__builtins__=builtins, display=self.display, In=[""], Out={}, _="")
         sys.modules["__main__"] = module
