@@ -27,6 +27,11 @@ class ManualClock:
     def now(self) -> datetime:
         return START + timedelta(seconds=self.passed_s)
 
+    @property
+    def sleepers(self) -> frozenset[asyncio.Task[Any]]:
+        """Tasks that wait for this clock now."""
+        return frozenset(self._asleep)
+
     async def sleep_until(self, moment_monotonic_s: float) -> None:
         sleeper = asyncio.current_task()
         assert sleeper is not None

@@ -87,7 +87,10 @@ async def service(store: SqlStore, clock: ManualClock, node: NodeId = NODE, call
         clock=clock,
     )
     hooks = WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sent, events=feed, clock=clock)
+    earlier = clock.sleepers
     hooks.start()
+    # Wait for the first read of all webhooks: otherwise, this node could also find a webhook that the test creates at another node.
+    await until(lambda: any(task.get_name() == "webhooks" for task in clock.sleepers - earlier))
     try:
         yield Place(feed, sent, hooks, keys)
     finally:
