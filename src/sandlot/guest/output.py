@@ -1,9 +1,9 @@
-"""Output of processes and cells: bounded buffers that are addressed by byte offset, and the readers that follow the output.
+"""Output of processes and cells: bounded buffers that are addressed by byte offset, and the readers that receive the output.
 
 Invariants:
 - A reader that attaches again passes the offset of the next byte to send. The reader receives all bytes from this offset on that are
   still kept, and the number of bytes that were dropped.
-- While a reader is attached, no byte is dropped that the reader has not received. If the buffer is full, the guest stops reading
+- While a reader is attached, only bytes that were sent to the reader are dropped. If the buffer is full, the guest stops reading
   the pipe, and the process blocks (backpressure). This also applies in the 30 s after the connection to a reader was lost, so that
   no output is lost during a restart of the service.
 - While no reader is attached, the oldest bytes are dropped, and the process never blocks.
@@ -17,7 +17,10 @@ from sandlot.protocol.schema import OUTPUT_BUFFER_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
+
+    from sandlot.guest.loop import Loop, Timer
 
     class OutputSink(Protocol):
         """Receiver of output, such as a call of the host."""
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 65536
 """Maximum number of bytes in one piece of a buffer."""
 HOLD_S = 30.0
-"""Seconds after the loss of a reader in which a full buffer blocks the process. After this time, old bytes are dropped instead."""
+"""Seconds for which a full buffer blocks the process after the connection to a reader was lost. Later, old bytes are dropped instead."""
 
 
 class Buffer:
@@ -71,7 +74,7 @@ class Buffer:
             self.start += len(chunks.popleft())
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return bytes from an offset on, all from the same internal chunk, so possibly fewer than ``size``; empty at the end of the output.
+        """Return at most ``size`` bytes from an offset on, all from the same internal chunk. Empty at the end of the output.
 
         Args:
             offset: Offset of the first byte. The caller must pass at least ``start``.
@@ -86,7 +89,7 @@ class Buffer:
 
 
 class Reader:
-    """One receiver that follows the output of a process or cell, with the offset of the next byte to send in each channel.
+    """One receiver of the output of a process or cell, and the offset of the next byte to send in each channel.
 
     Args:
         port: Receiver of the output.
@@ -113,7 +116,7 @@ class Reader:
 
     def pump(self, buffers: dict[int, Buffer]) -> bool:
         """Send as much output of all channels as the receiver accepts. Return True if no output is left to send."""
-        return all([self.send(buffer, channel, buffer.end) for channel, buffer in buffers.items()])  # noqa: C419 - a generator would end at the first False
+        return all([self.send(buffer, channel, buffer.end) for channel, buffer in buffers.items()])  # noqa: C419 - with a generator, all() would stop at the first False
 
     def send(self, buffer: Buffer, channel: int, end: int) -> bool:
         """Send the output of one channel as far as the receiver accepts bytes. Return True if ``end`` was reached.
@@ -146,12 +149,13 @@ class OutputLog:
         held: If True, a full buffer blocks the process even while no reader is attached. If False, old bytes are dropped instead.
     """
 
-    __slots__ = ("buffers", "held", "readers")
+    __slots__ = ("_release_timer", "buffers", "held", "readers")
 
     def __init__(self, channels: tuple[int, ...]) -> None:
         self.buffers = {channel: Buffer() for channel in channels}
         self.readers: list[Reader] = []
         self.held = False
+        self._release_timer: Timer | None = None
 
     def has(self, wanted: dict[int, int | None]) -> bool:
         """Return True if every requested offset is valid, which means not negative and not beyond the end of the output.
@@ -162,7 +166,7 @@ class OutputLog:
         return all(0 <= (wanted.get(channel) or 0) <= buffer.end for channel, buffer in self.buffers.items())
 
     def attach(self, port: OutputSink, wanted: dict[int, int | None]) -> Reader:
-        """Add a reader, and return it. Before the caller calls ``Reader.pump``, only reports of dropped bytes are sent.
+        """Add a reader, and return it. Dropped bytes are reported to the receiver at once. Output is sent when the caller calls ``Reader.pump``.
 
         Args:
             port: Receiver of the output.
@@ -172,6 +176,23 @@ class OutputLog:
         self.readers.append(reader)
         self.held = False
         return reader
+
+    def hold(self, loop: Loop, seconds: float, on_release: Callable[[], object]) -> None:
+        """Set ``held`` for some seconds, because a reader is expected to attach. Replaces an earlier hold. A reader that attaches ends the hold.
+
+        Args:
+            loop: The guest's loop.
+            seconds: Seconds until ``held`` is set to False.
+            on_release: Called when the seconds have passed.
+        """
+        if self._release_timer is not None:
+            self._release_timer.cancel()
+        self.held = True
+        self._release_timer = loop.call_later(seconds, lambda: self._release(on_release))
+
+    def _release(self, on_release: Callable[[], object]) -> None:
+        self.held = False
+        on_release()
 
     def detach(self, reader: Reader) -> None:
         """Remove a reader. Does nothing if the reader is not attached."""

@@ -1,10 +1,10 @@
-"""One-shot runs: run one program in a new sandbox, or a batch of programs, a few at a time.
+"""One-shot runs: run one program in a new sandbox, or a batch of programs in one new sandbox each, a few at a time.
 
 Invariants of a run:
-- A run is a process that executes a program file in the working directory, not a cell. A run finds nothing of an earlier run and leaves nothing
-  behind.
-- The sandbox has no network. The sandbox ends with the run, whether the program exits, exceeds a limit, or its client disconnects.
-- A program that fails has a result. Only an invalid request, or a service that cannot run the program, raises an error.
+- A run starts a process that executes a program file in the working directory; the program is not a cell. The sandbox contains nothing of an earlier
+  run, and nothing of the run remains afterwards.
+- The sandbox has no network. The sandbox is ended when the program exits or exceeds a limit, or when the client disconnects.
+- If the program fails, the run still has a result. An error is raised only if the request is invalid or the service cannot run the program.
 - The output is graded only if it was kept completely. Otherwise the result has no verdict.
 
 Invariants of a batch:
@@ -52,8 +52,8 @@ BATCH_ROOM_TIMEOUT_S = 120.0
 """Seconds that an item of a batch waits for room for its sandbox. Other items of the batch may use the room."""
 
 _SPARE_LIFETIME_S = 60.0
-"""Seconds that the lifetime of the sandbox exceeds the timeout of the program. The lifetime matters if the service is killed before it removes the
-sandbox."""
+"""Seconds by which the lifetime of the sandbox exceeds the timeout of the program. The lifetime ends the sandbox if the service is killed before it
+removes the sandbox."""
 _KILL_TIMEOUT_S = 5.0
 """Seconds in which a killed program must end."""
 _RETRYABLE = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED})
@@ -98,7 +98,7 @@ class OneShotRunner:
         self._grading = grading
 
     async def run(self, principal: Principal, params: OneShotParams, *, room_timeout_s: float = ROOM_TIMEOUT_S) -> Result:
-        """Run a program in a new sandbox and return the result. If the call is cancelled, the program and the sandbox are ended.
+        """Run a program in a new sandbox and return the result. If the caller is cancelled, the program and the sandbox are ended.
 
         Args:
             principal: Owner of the sandbox.
@@ -106,7 +106,7 @@ class OneShotRunner:
             room_timeout_s: Seconds to wait if there is no room for the sandbox.
 
         Raises:
-            SandlotError: The program could not be run. A program that fails has a result instead.
+            SandlotError: The program could not be run. If the program runs and fails, no error is raised.
         """
         self._execution_counter.check(principal.owner)  # before the sandbox is created: a sandbox is expensive, and the quota may refuse the run
         sandbox = await self._create_sandbox(principal, params, room_timeout_s)
@@ -115,7 +115,7 @@ class OneShotRunner:
                 await files.write(sandbox, posixpath.join(WORKSPACE, path), _single_chunk(content), user=User.USER)
             observation = await self._run_program(sandbox, params)
         finally:
-            sandbox.request_end(Exit(ExitReason.KILLED, "its run has ended"))
+            sandbox.request_end(Exit(ExitReason.KILLED, "its one-shot run has ended"))
         if observation.sandbox_error is not None and observation.sandbox_error.fields.get("reason") == ExitReason.KILLED:
             raise observation.sandbox_error  # a request or the stop of the service killed the sandbox, so the program has no verdict
         if params.expected_output is not None:
@@ -223,11 +223,12 @@ def check_batch(items: int, concurrency: int) -> None:
     Raises:
         InvalidRequestError: One of the numbers is out of bounds.
     """
-    for field, value, most in (("items", items, MAX_ITEMS), ("concurrency", concurrency, MAX_CONCURRENCY)):
+    for field, value, most, hint in (
+        ("items", items, MAX_ITEMS, "Send at least one program, and split a larger batch into several batches."),
+        ("concurrency", concurrency, MAX_CONCURRENCY, f"Pass a concurrency from 1 to {MAX_CONCURRENCY}."),
+    ):
         if not 1 <= value <= most:
-            raise InvalidRequestError(
-                f"`{field}` of the batch is {value}; it must be from 1 to {most}.", hint="Send several batches.", fields={"field": field}
-            )
+            raise InvalidRequestError(f"`{field}` of the batch is {value}; it must be from 1 to {most}.", hint=hint, fields={"field": field})
 
 
 def _create_params(params: OneShotParams, principal: Principal) -> CreateSandboxParams:
@@ -250,7 +251,7 @@ def _keep(output: OutputCollector, event: Output | OutputGap, max_bytes: int) ->
     Raises:
         UnavailableError: The service's memory for client data is used up (``busy``).
     """
-    if isinstance(event, OutputGap):  # a gap in the output: the program writes faster than its output can be read
+    if isinstance(event, OutputGap):  # the program wrote faster than its output could be read, so bytes are missing
         return False
     capture = output.captures[event.channel]
     room = max_bytes - capture.held_bytes

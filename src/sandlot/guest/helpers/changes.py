@@ -36,11 +36,11 @@ MAX_FILES = 20_000
 MAX_REPORTED_BYTES = 256 * 1024
 """Maximum total length of the reported paths."""
 BATCH = 100
-"""Number of files in one message."""
+"""Maximum number of files in one message."""
 COARSE = 5
 """Number of the clock CLOCK_REALTIME_COARSE (clock_gettime(2)), which Python 3.11 does not define."""
 TICK_S = 0.05
-"""Maximum number of seconds to wait for the next clock tick, longer than any tick. Needed if the time of a file is in the future."""
+"""Maximum number of seconds to wait for the next clock tick. This is longer than any tick, and ends the wait if a file's time is in the future."""
 
 
 class Look:
@@ -119,7 +119,7 @@ class Look:
 
 
 def wait_for_next_tick(looks: list[Look]) -> None:
-    """Wait until a file that changes now gets a later time than the newest recorded file, at most ``TICK_S`` seconds."""
+    """Wait, at most ``TICK_S`` seconds, until the clock for file times has passed the newest ctime of all recorded files."""
     newest_ns = max((look.newest_ns for look in looks), default=0)
     until_s = time.monotonic() + TICK_S
     while time.clock_gettime_ns(COARSE) <= newest_ns and time.monotonic() < until_s:

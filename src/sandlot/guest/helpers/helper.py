@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+import select
 
 from sandlot.guest.errors import RpcError
 from sandlot.protocol import values
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 REQUESTS, BYTES, MESSAGES = 0, 1, 2
 MAX_TRACE_CHARS = 2000
+
+_input_poll = select.poll()
+_input_poll.register(REQUESTS, select.POLLIN)
 
 
 def send_message(message: dict[str, Any]) -> None:
@@ -45,6 +49,17 @@ def send(data: bytes | memoryview, to: int = BYTES) -> None:
         rest = rest[os.write(to, rest) :]
 
 
+def read(size: int) -> bytes:
+    """Wait for input on descriptor 0, and return at most ``size`` bytes. Return no bytes at the end of the input.
+
+    Raises:
+        SystemExit: The helper has received SIGTERM.
+    """
+    # A signal that arrives just before read(2) does not interrupt the call. It ends the poll, because it makes the wakeup descriptor readable.
+    _input_poll.poll()
+    return os.read(REQUESTS, size)
+
+
 def receive_message() -> Any:
     """Wait for the next message of the host on descriptor 0, and return the decoded message.
 
@@ -61,6 +76,9 @@ def serve(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
     Args:
         work: Function that gets the request, executes it and returns the result.
     """
+    wakeup, wakeup_by_signal = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wakeup_by_signal, warn_on_full_buffer=False)
+    _input_poll.register(wakeup, select.POLLIN)
     signal.signal(signal.SIGTERM, _exit_on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -80,7 +98,7 @@ def _outcome(work: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]
     except MemoryError:
         return {
             "error": "limit_exceeded",
-            "message": "The sandbox has not enough memory for this request.",
+            "message": "The sandbox does not have enough memory for this request.",
             "hint": "Use a sandbox with more memory, or split the request.",
         }
     except Exception:  # noqa: BLE001 - the host logs the traceback
@@ -98,7 +116,7 @@ def _read_exactly(size: int) -> bytes:
         raise EOFError
     parts = []
     while size:
-        part = os.read(REQUESTS, size)
+        part = read(size)
         if not part:
             raise EOFError
         parts.append(part)

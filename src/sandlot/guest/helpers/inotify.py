@@ -1,4 +1,4 @@
-"""Binding of inotify(7) by ctypes, because Python's standard library has no module for inotify."""
+"""Access to inotify(7) through ctypes, because Python's standard library has no module for inotify."""
 
 from __future__ import annotations
 

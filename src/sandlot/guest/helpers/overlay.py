@@ -1,4 +1,4 @@
-"""Packs the differences between the files of a sandbox and its image as a layer, and applies such a layer to another sandbox.
+"""Packs the differences between the files of a sandbox and the files of its image as a layer, and applies a layer to another sandbox.
 
 The request is ``{"do": "pack"}`` or ``{"do": "apply"}``. While packing, the helper asks the host for the entries of folders of the image,
 because the sandbox shows only the present files, not those of the image. The response to ``{"folder": path}`` is
@@ -7,8 +7,8 @@ because the sandbox shows only the present files, not those of the image. The re
 
 A layer is a sequence of records. A record is a length (four bytes, big endian) and a map (``protocol/values.py``). A record of kind ``file`` is
 followed by the chunks of the file. A chunk is a length (four bytes, big endian) and as many bytes of content. If the highest bit of the length is
-set, the chunk is a hole without content. The length 0 ends the file. The first record contains the version. The last record has the kind ``end``
-and contains the number of records before it.
+set, the chunk is a hole: it stands for zeros, and no content is sent. The length 0 ends the file. The first record of a layer contains the
+version. The last record has the kind ``end`` and contains the number of records before it.
 
 Invariants:
 - An entry is unchanged if it has the same ctime as in the image. Every change copies the entry, and each folder above the entry, into the upper
@@ -29,7 +29,7 @@ import stat
 from sandlot.guest.errors import RpcError
 from sandlot.guest.fs.paths import open_folder, path_error
 from sandlot.guest.fs.remove import remove_tree
-from sandlot.guest.helpers.helper import REQUESTS, receive_message, send, send_message, serve
+from sandlot.guest.helpers.helper import read, receive_message, send, send_message, serve
 from sandlot.guest.process.accounts import lookup_account
 from sandlot.protocol import values
 from sandlot.protocol.helpers import LAYER_VERSION, PACK_LAYER
@@ -45,7 +45,7 @@ MIN_HOLE_BYTES = 4096
 """Minimum length of a chunk of zeros that is sent as a hole."""
 ATTRIBUTES = (b"user.", b"security.capability")
 MAX_ATTRIBUTE_BYTES = 65536
-"""Maximum size of the extended attributes of one entry. Further attributes are left out."""
+"""Maximum total size in bytes of the extended attributes of one entry. An attribute that would exceed this limit is left out."""
 OWN = frozenset({b"/proc", b"/sys", b"/dev", b"/.sandlot", b"/run/sandlot"})
 TMP = b"/tmp"
 _ZEROS = bytes(CHUNK_BYTES)
@@ -58,7 +58,7 @@ _OCTAL_DIGITS = 3
 
 
 class LayerWriter:
-    """Packs the differences between the sandbox's files and its image, and sends them to the host as one layer.
+    """Packs the differences between the files of the sandbox and the files of its image, and sends them to the host as one layer.
 
     Attributes:
         records: Number of records that were sent.
@@ -83,7 +83,7 @@ class LayerWriter:
             try:
                 pending += self._folder(path)
             except FileNotFoundError:
-                continue  # removed since its parent was read
+                continue  # the folder was removed after its parent was listed
             except OSError as error:
                 raise path_error(error, os.fsdecode(path)) from None
         self._record({"kind": "end", "records": self.records})
@@ -107,7 +107,7 @@ class LayerWriter:
                     if known.get(name) != found.st_ctime_ns and self._entry(fd, name, inside, found):
                         below.append(inside)
                 except FileNotFoundError:
-                    continue  # removed since the folder was read
+                    continue  # the entry was removed after its folder was listed
                 except OSError as error:
                     raise path_error(error, os.fsdecode(inside)) from None
         finally:
@@ -120,7 +120,7 @@ class LayerWriter:
         return below
 
     def _entry(self, at: int, name: bytes, path: bytes, found: os.stat_result) -> bool:
-        """Send the record of an entry that differs from the image, and the content of a file. Return True if the entry is a folder."""
+        """Send the record of an entry that differs from the image; for a file, also its content. Return True if the entry is a folder."""
         about: dict[str, Any] = {
             "path": path,
             "mode": stat.S_IMODE(found.st_mode),
@@ -201,7 +201,7 @@ def image_entries(path: bytes) -> dict[bytes, int]:
 
 
 def attributes(path: bytes) -> dict[str, bytes]:
-    """Return the extended attributes of an entry that belong in a layer: those that begin with one of ``ATTRIBUTES`` (xattr(7))."""
+    """Return the extended attributes of an entry (xattr(7)), but only attributes with a name that begins with one of ``ATTRIBUTES``."""
     found: dict[str, bytes] = {}
     try:
         names = os.listxattr(path, follow_symlinks=False)
@@ -230,7 +230,7 @@ def mount_points() -> set[bytes]:
 
 
 def unescape(text: bytes) -> bytes:
-    """Decode a path of mountinfo, in which spaces and some other characters are written as octal numbers."""
+    """Decode a path from /proc/self/mountinfo, in which spaces and some other characters are written as octal numbers."""
     first, *rest = text.split(b"\\")
     return first + b"".join(bytes([int(part[:_OCTAL_DIGITS], 8)]) + part[_OCTAL_DIGITS:] for part in rest)
 
@@ -254,7 +254,7 @@ class LayerSource:
             EOFError: The input ends before ``size`` bytes were read.
         """
         while len(self._data) - self._at < size:
-            more = os.read(REQUESTS, CHUNK_BYTES)
+            more = read(CHUNK_BYTES)
             if not more:
                 raise EOFError
             self._data = self._data[self._at :] + more
@@ -383,7 +383,7 @@ class LayerReader:
             try:
                 os.setxattr(path, name, value, follow_symlinks=False)
             except OSError:
-                continue  # the file system has no extended attributes
+                continue  # the file system does not support extended attributes
         os.utime(path, ns=(about["mtime_ns"], about["mtime_ns"]), follow_symlinks=False)
 
 

@@ -65,7 +65,7 @@ class ArchiveWriter:
         """Send the buffered bytes to the host.
 
         Args:
-            last: True at the end of the archive, which ends the gzip stream.
+            last: True if this is the end of the archive. The gzip stream is then ended too.
             cut: True if the archive ends here because of an error. The gzip stream is flushed, so that all bytes that were added can be decompressed.
         """
         data = b"".join(self._pending)
@@ -86,7 +86,7 @@ class ArchiveWriter:
         """Add the direct entries of a folder to the archive.
 
         Args:
-            folder: Folder to add, as the walk through the folders yields it.
+            folder: Folder to add, as :func:`~sandlot.guest.helpers.walk.walk` yields it.
             root: Path of the packed folder, for error messages.
 
         Raises:
@@ -109,7 +109,7 @@ class ArchiveWriter:
                 else:
                     self.left_out += 1
             except FileNotFoundError:
-                continue  # removed since the folder was read
+                continue  # the entry was removed after its folder was listed
             except OSError as error:
                 raise path_error(error, f"{root}/{path}") from None
         if folder.error is not None:
@@ -127,7 +127,7 @@ class ArchiveWriter:
         Args:
             member: Header of the file, without its size.
             fd: Descriptor of the file; ownership passes to this method.
-            found: Result of lstat(2) from the time when the folder was read.
+            found: Result of lstat(2) for the file when its folder was listed.
             path: Path of the file, for error messages.
 
         Raises:
@@ -196,7 +196,7 @@ def _pack(archive: ArchiveWriter, root: str) -> None:
             if isinstance(folder, UnreadableFolder):
                 if folder.error is not None and not isinstance(folder.error, FileNotFoundError):
                     raise path_error(folder.error, f"{root}/{folder.inside}")
-                continue  # removed since its parent was read
+                continue  # the folder was removed after its parent was listed
             archive.add_folder(folder, root.rstrip("/"))
     except OSError as error:
         raise path_error(error, root) from None

@@ -22,7 +22,7 @@ import values  # type: ignore[import-not-found]  # shipped beside this file
 
 SOCKET = "/run/sandlot/guest.sock"
 KEPT_VARIABLES = ("LANG", "LC_ALL", "TERM", "TZ", "COLUMNS", "LINES", "PATH", "DEBIAN_FRONTEND")
-"""Environment variables of the caller that the program run as root also gets without the option ``-E``."""
+"""Environment variables of the caller that are passed to the program even without the option ``-E``."""
 
 INSTALL_PREFIX = "/usr/local"
 
@@ -83,7 +83,7 @@ class SudoArguments:
 
 
 def parse(arguments: list[str]) -> SudoArguments:
-    """Parse the arguments of sudo, without the name of sudo itself.
+    """Parse the command line of sudo, without the name of the command.
 
     Raises:
         UsageError: An option is not supported, or no program is given.
@@ -108,7 +108,7 @@ def parse(arguments: list[str]) -> SudoArguments:
 
 
 def run_as_root(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program as root through the guest, and wait for its end.
+    """Run a program as root through the guest, and wait until the program ends.
 
     Returns:
         Exit code of the program, or 128 + the number of the signal that has ended it. If the program cannot be started, an error is

@@ -1,4 +1,4 @@
-"""Unpacks a tar archive from the input, plain or compressed with gzip, into a folder.
+"""Unpacks a tar archive, plain or compressed with gzip, from the input of the helper into a folder.
 
 Invariants:
 - Nothing is written outside the folder: each folder of a path is opened relative to the folder above it, without following a link.
@@ -16,7 +16,7 @@ import zlib
 
 from sandlot.guest.errors import RpcError
 from sandlot.guest.fs.paths import open_folder, path_error
-from sandlot.guest.helpers.helper import REQUESTS, serve
+from sandlot.guest.helpers.helper import read, serve
 from sandlot.protocol import tar
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ class Inflater:
         """Decompress the next part of the archive. Yield the bytes in pieces, or unchanged if the archive is not compressed.
 
         Raises:
-            TarError: The compressed data is damaged, or the archive has another compression than gzip.
+            TarError: The compressed data is damaged, or the archive is compressed in a format other than gzip.
         """
         if not self._begun:
             data = self._first = self._first + data
@@ -68,7 +68,7 @@ class Inflater:
                 if data == _GZIP[:1]:  # a read may end between the two bytes of the magic number
                     self._first = data
                     return
-                if self._padded or not data.startswith(_GZIP):  # padding follows the last member
+                if self._padded or not data.startswith(_GZIP):  # everything after the last gzip member is padding
                     self._padded = True
                     return
                 self._inflate = zlib.decompressobj(31)
@@ -193,7 +193,7 @@ class ArchiveExtractor:
         self._names = tar.parts(member.name)
         if not self._names:
             if member.kind != tar.FOLDER:
-                raise tar.TarError(f"The archive's entry {tar.shown(member.name)} would replace the folder itself.", member.name)
+                raise tar.TarError(f"The archive's entry {tar.shown(member.name)} would replace the target folder.", member.name)
             return
         try:
             if member.kind == tar.FOLDER:
@@ -349,9 +349,9 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
 
 def _unpack(extractor: ArchiveExtractor) -> None:
     reader, inflater = tar.Reader(), Inflater()
-    while data := os.read(REQUESTS, READ_BYTES):
+    while data := read(READ_BYTES):
         if reader.ended:
-            continue  # padding
+            continue  # all bytes after the end of the archive are padding
         for piece in inflater.feed(data):
             for event in reader.feed(piece):
                 extractor.take(event)

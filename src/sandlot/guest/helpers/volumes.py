@@ -30,11 +30,11 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
     Args:
         request: Three lists.
             ``gone``: paths of volumes to unbind even if they are in use.
-            ``free``: volumes to unbind only if they are not in use. Each item consists of the path, the folder in the hub, a folder with many
-            files, and a number of rounds. In each round, all these files are read with stat(2): gVisor then drops unused files of the volume
-            from its caches.
-            ``there``: volumes to bind. Each item consists of the folder in the hub, the path, and True for a read-only volume. The host prevents
-            writes to a read-only volume in any case. If the flag is True, write calls in the sandbox also fail.
+            ``free``: volumes to unbind only if they are not in use. Each item consists of the path, the volume's folder in the hub (the folder
+            in which the driver mounts volumes), a folder with many files, and a number of rounds. In each round, stat(2) is called for all
+            these files, so that gVisor drops unused files of the volume from its caches.
+            ``there``: volumes to bind. Each item consists of the volume's folder in the hub, the path, and True for a read-only volume. The
+            host prevents writes to a read-only volume in any case. If the flag is True, write calls in the sandbox also fail.
 
     Returns:
         ``used``: paths of ``free`` that stay bound because they are in use.
@@ -69,7 +69,7 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _files_in(others: str) -> list[str]:
-    """Return the paths of the files in a folder. Calls of stat(2) for these paths make gVisor drop a volume's unused files from its caches.
+    """Return the paths of the files in a folder. Calling stat(2) for these paths makes gVisor drop a volume's unused files from its caches.
 
     Raises:
         RpcError: ``conflict``: the folder does not exist.

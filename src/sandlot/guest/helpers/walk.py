@@ -56,7 +56,7 @@ class Folder:
             try:
                 found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
             except FileNotFoundError:
-                continue  # removed since the folder was read
+                continue  # the entry was removed after its folder was listed
             except OSError as error:  # the folder can be listed but not entered (mode r--)
                 self.cut, self.error = True, error
                 return

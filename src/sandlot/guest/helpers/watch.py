@@ -8,7 +8,7 @@ Invariants:
   reported.
 - No link is followed. At most the requested number of folders is watched.
 - Changes of one file within a short time are reported as one event, so a program that writes a gigabyte causes few events.
-- The watch ends when the folder itself is removed, moved or unmounted.
+- The watch ends when the watched folder is removed, moved or unmounted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW = WATCH_EVENTS
 BATCH_DELAY_S = 0.03
-"""Seconds in which further events are collected before a report."""
+"""Seconds to wait after an event, so that further events are reported together with this event."""
 SCAN_INTERVAL_S = 1.0
 MAX_SCANNED = 20_000
 """Maximum number of entries that one scan examines."""
@@ -46,7 +46,7 @@ _GONE = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.UNMOUNT | inotify.IGNO
 
 
 class TooManyFoldersError(Exception):
-    """The tree has more folders than the request or the kernel allows to watch."""
+    """There are more folders to watch than the request or the kernel allows."""
 
 
 class Batch:
@@ -82,11 +82,11 @@ class Batch:
 
 
 class InotifyWatcher:
-    """Watches a folder by inotify(7).
+    """Watches a folder with inotify(7).
 
     Args:
         root: Absolute path that contains no link.
-        recursive: True to watch all folders below the folder too.
+        recursive: True to also watch all subfolders, at any depth.
         max_folders: Maximum number of watched folders.
 
     Raises:
@@ -142,7 +142,7 @@ class InotifyWatcher:
             batch.add(REMOVED, path, folder=folder)
         elif event.mask & (inotify.CREATE | inotify.MOVED_TO):
             if event.mask & inotify.MOVED_TO and event.cookie in left:
-                return  # reported together with MOVED_FROM
+                return  # this move is reported with its MOVED_FROM event
             batch.add(CREATED, path, folder=folder)
             if folder:
                 self._entered(inside, batch)
@@ -162,7 +162,7 @@ class InotifyWatcher:
         except TooManyFoldersError:
             batch.add(OVERFLOW)
         except OSError:
-            return  # removed meanwhile
+            return  # the folder was removed meanwhile
 
     def _enter(self, start: str, batch: Batch | None) -> None:
         root = self._root.rstrip("/")
@@ -202,7 +202,7 @@ class PollingWatcher:
 
     Args:
         root: Absolute path that contains no link.
-        recursive: True to scan all folders below the folder too.
+        recursive: True to also scan all subfolders, at any depth.
     """
 
     __slots__ = ("_known", "_recursive", "_root", "fd")

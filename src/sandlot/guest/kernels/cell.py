@@ -1,16 +1,17 @@
 """Cells: the output, the events and the result of one execution. A follower is a call that receives the output, events and result of a cell.
 
 Invariants:
-- A follower receives output and events in their original order, across standard output and standard error. The guest remembers this order for the
-  last ``MAX_RUNS`` runs only. A run is a sequence of consecutive bytes of one channel, or of consecutive events.
+- A follower receives standard output, standard error and events in the order in which the cell produced them. The guest remembers this order only
+  for the newest output and events: at most ``MAX_RUNS`` entries of :class:`OutputInterleaving`.
 - If a follower does not read and the buffer of the running cell is full, the guest stops reading from the kernel. The kernel then blocks when it
   writes.
-- After an interrupt or the end of the cell, the guest reads from the kernel even if a follower does not read. Output that a follower has not read
-  may then be dropped, and the follower gets an event with the number of dropped bytes.
-- A follower that was attached with ``wait=False`` receives the output and events that existed when it was attached. The call of the follower then
-  ends, even if the cell is still running.
-- A cell that has ended still accepts output of its threads and child processes, as long as the guest remembers the cell.
-- The results of a cell together take at most ``MAX_RESULTS_BYTES``, without cleared and replaced results. A result that would exceed this
+- After the cell was interrupted or has ended, the guest reads from the kernel even if a follower does not read. Output that a follower has not
+  read may then be dropped, and the follower gets an event with the number of dropped bytes.
+- A follower that was attached with ``wait=False`` receives the output and events that existed when it was attached. This call then ends, even if
+  the cell is still running.
+- Threads and child processes of a cell may write output after the cell has ended. The guest adds this output to the cell as long as it remembers
+  the cell.
+- The results of a cell together take at most ``MAX_RESULTS_BYTES``; cleared and replaced results are not counted. A result that would exceed this
   limit is dropped, and the follower gets a note in place of the first dropped result. Errors have a separate limit, ``MAX_ERRORS_BYTES``.
 """
 
@@ -41,31 +42,31 @@ EVENT_BYTES = 512
 MAX_EVENTS = MAX_RESULTS_BYTES // EVENT_BYTES
 """Maximum number of events that the guest keeps for one cell."""
 RESERVED_ERRORS = 256
-"""Part of ``MAX_EVENTS`` that only errors may use, so that a cell with too many other events can still report errors."""
+"""Number of events, out of ``MAX_EVENTS``, that only errors may use, so that a cell with too many other events can still report errors."""
 MAX_RUNS = 4096
-"""Maximum number of runs that :class:`OutputInterleaving` keeps. Older runs are forgotten."""
+"""Maximum number of entries in ``OutputInterleaving.runs``. When there would be more, the oldest entry is dropped."""
 SHORT_CELL_S = 0.005
-"""Age of a cell in seconds up to which its output and events are delayed by up to a millisecond.
+"""Seconds after the start of a cell during which its output and events are delayed by up to a millisecond.
 
-Most cells end before this age. Their output, events and result are then sent to a follower in one write.
+Most cells end within this time. Their output, events and result are then sent to a follower in one write.
 """
 ERROR_LINES = 25
-"""Number of last traceback lines that are kept if an error is larger than ``MAX_ERRORS_BYTES``. A line has at most 32,000 bytes."""
+"""Number of lines that are kept, from the end of the traceback, if an error is larger than ``MAX_ERRORS_BYTES``. A line has at most 32,000 bytes."""
 CLEARED = {"event": "clear", "wait": False}
-FORGOTTEN = {"event": "error", "name": "Error", "value": "The text was dropped, because many errors followed.", "traceback": []}
+FORGOTTEN = {"event": "error", "name": "Error", "value": "The text of this error was dropped to make room for later errors.", "traceback": []}
 EVENTS = 0
-"""Kind of a run in :class:`OutputInterleaving` that consists of events. The kind of any other run is the number of its channel."""
+"""Kind of an entry in ``OutputInterleaving.runs`` that covers events. The kind of an entry that covers output is its channel (1 or 2)."""
 
 
 class OutputInterleaving:
-    """The order in which a cell wrote output and sent events, as a list of runs.
+    """The order in which a cell wrote output and sent events.
 
-    A run is a sequence of consecutive bytes of one channel, or a sequence of consecutive events.
+    Each entry of ``runs`` covers consecutive bytes of one channel, or consecutive events.
 
     Attributes:
-        first: Index of the oldest run in ``runs`` among all runs of the cell, forgotten runs included. The first run of a cell has the index 0.
-        runs: Kind and end of each run, oldest first. The kind is a channel (1 or 2) or ``EVENTS``. The end is the byte offset in the channel
-            after the run, or the number of events up to the end of the run.
+        first: Number of entries that were dropped from ``runs``.
+        runs: Kind and end of each entry, oldest first. The kind is a channel (1 or 2) or ``EVENTS``. The end is the byte offset in the channel
+            after the bytes that the entry covers, or the number of events of the cell up to the last event that the entry covers.
     """
 
     __slots__ = ("first", "runs")
@@ -75,7 +76,7 @@ class OutputInterleaving:
         self.runs: deque[tuple[int, int]] = deque()
 
     def note(self, kind: int, end: int) -> None:
-        """Record that the cell has written output or sent an event. Consecutive entries of one kind are stored as one run.
+        """Record that the cell has written output or sent an event. If the newest entry of ``runs`` has the same kind, extend it.
 
         Args:
             kind: Channel of the output (1 or 2), or ``EVENTS``.
@@ -110,7 +111,7 @@ class CellOutputs(OutputLog):
 
     Attributes:
         order: Order in which the cell wrote output and sent events.
-        ignores_backpressure: True if the guest reads output from the kernel even while a follower does not read its output.
+        ignores_backpressure: True if the guest reads output from the kernel even while the buffer is full because a follower does not read.
     """
 
     __slots__ = ("ignores_backpressure", "order")
@@ -184,7 +185,7 @@ class Cell:
         self.stop_on_error = bool(args["stop_on_error"])
         self.outputs = CellOutputs()
         self.events: list[dict[str, Any]] = []
-        self._sizes: dict[int, int] = {}  # index in self.events -> bytes of this result; without cleared and replaced results
+        self._sizes: dict[int, int] = {}  # index of a result in self.events -> its size in bytes; only results that were not cleared or replaced
         self._updates: dict[str, int] = {}  # display id -> index in self.events of the last update of this display
         self._errors: list[int] = []
         self._results_bytes = self._errors_bytes = 0
@@ -205,7 +206,7 @@ class Cell:
         return self.outputs.kept_bytes + self._results_bytes + self._errors_bytes + EVENT_BYTES * len(self.events) + self.request_bytes
 
     def begin(self) -> None:
-        """Start to measure the duration of the cell, because the cell is being sent to the kernel."""
+        """Start to measure the duration of the cell. Called when the cell is sent to the kernel."""
         self._began_s = self._loop.time()
 
     def add_event(self, event: dict[str, Any], size: int) -> None:
@@ -314,14 +315,14 @@ class Cell:
         return {"status": status, "execution_count": self.count, "duration_s": passed_s}
 
     def follow(self, call: Call, events_from: int, stdout_from: int | None, stderr_from: int | None, *, wait: bool = True) -> None:
-        """Send the output and events of the cell to a call, and the result at the end.
+        """Send a call the output and events of the cell and, when the cell has ended, its result.
 
         Args:
             call: ``kernel.execute`` or ``kernel.attach`` call that becomes a follower.
-            events_from: Number of events that the client has received already and that are skipped.
+            events_from: Number of events to skip, because the client has received them already.
             stdout_from: Byte offset in standard output to start at; None for the oldest byte that is kept.
             stderr_from: Byte offset in standard error to start at; None for the oldest byte that is kept.
-            wait: True to follow until the end of the cell; False to end the call after the output and events that exist now.
+            wait: True to keep the call open until the cell ends; False to end the call after sending the output and events that exist now.
 
         Raises:
             RpcError: ``stdout_from`` or ``stderr_from`` is negative or beyond the end of the output.
@@ -352,21 +353,17 @@ class Cell:
                 follower.call.on_gone = None
                 # A follower with ``wait=False`` that has not received all output and events gets the status "running", even if the cell has ended.
                 follower.call.result(**((has_all and self.result) or self._state("running")))
-        if self.on_sent is not None:
-            self.on_sent()
+        self._resume_reading()
         if self.result is not None and self.on_late is not None:
             self.on_late()
 
     def _on_lost(self, follower: CellFollower) -> None:
         self._remove(follower)
         # A restarted service may attach to the cell again. For HOLD_S seconds, a full buffer therefore blocks the kernel, and no output is dropped.
-        self.outputs.held = True
-        self._loop.call_later(HOLD_S, self._release)
-        if self.on_sent is not None:
-            self.on_sent()
+        self.outputs.hold(self._loop, HOLD_S, self._resume_reading)
+        self._resume_reading()
 
-    def _release(self) -> None:
-        self.outputs.held = False
+    def _resume_reading(self) -> None:
         if self.on_sent is not None:
             self.on_sent()
 
@@ -381,9 +378,9 @@ class CellFollower:
 
     Args:
         call: Call that receives the output.
-        reader: Offsets of the next bytes to send, one in standard output and one in standard error.
+        reader: Reader that keeps, for each channel, the offset of the next byte to send.
         next_event: Index of the next event to send, counted from 0.
-        until: Byte offset in each channel, and number of events, after which the call ends. None if the call ends with the cell.
+        until: Byte offset in each channel, and number of events, after which the call ends. None if the call ends when the cell ends.
     """
 
     __slots__ = ("_next_event", "_run", "_until", "call", "reader")
@@ -407,7 +404,7 @@ class CellFollower:
         """Send output and events of ``cell`` in their original order, as far as the call's stream accepts them.
 
         Returns:
-            True if the call has received everything that the cell has written so far.
+            True if the call has received all output and events of the cell so far.
         """
         order = cell.outputs.order
         self._run = max(self._run, order.first)
@@ -417,9 +414,9 @@ class CellFollower:
             if not (self._send_events(cell, end) if kind == EVENTS else self.reader.send(cell.outputs.buffers[kind], kind, end)):
                 return False
             if self._run == last:
-                break  # the cell may still extend the last run
+                break  # the cell may still extend the newest entry
             self._run += 1
-        # Here, send what the runs do not describe: only the newest MAX_RUNS runs are kept. The original order of this output is not known any more.
+        # Also send output and events whose entries were dropped, because only the newest MAX_RUNS entries are kept. Their order is no longer known.
         return self.reader.pump(cell.outputs.buffers) and self._send_events(cell, len(cell.events))
 
     def _send_events(self, cell: Cell, end: int) -> bool:
@@ -443,8 +440,8 @@ def kernel_death_message(status: str, language: str, *, began: bool, late: bool)
         status: Status of the cell: ``killed``, ``died`` or ``oom``.
         language: Language of the cell.
         began: True if the cell was sent to the kernel; False if the kernel ended during its start.
-        late: If ``began`` is True: True if the cell was interrupted before the kernel ended. If ``began`` is False: True if the kernel was
-            killed because it did not start in time.
+        late: If the cell was sent to the kernel, True means that the cell was interrupted before the kernel ended. Otherwise, True means that
+            the kernel was killed because it did not start in time.
     """
     if status == "oom":
         return "The kernel was killed because the sandbox ran out of memory. Its variables are lost."

@@ -1,7 +1,7 @@
-"""One process that the host has started: its output, its input, the calls that follow its output or wait for its end, and its result.
+"""One process that the host has started: its output, its input, the calls that receive its output or wait for its end, and its result.
 
 Invariants:
-- Calls that follow the output receive the result after the process has ended and all its output was sent. If children of the
+- A call that receives the output receives the result after the process has ended and all output was sent to the call. If children of the
   process keep the pipes open, their later output is kept for readers that attach later.
 - ``process.wait`` responds at the end of the process, even if output of the process is still to be sent to other calls.
 """
@@ -33,7 +33,7 @@ MAX_SHOWN_ARGUMENT_CHARS = 512
 ARRIVAL_S = 3.0
 """Seconds after the start of a program on a terminal in which no output is dropped, because a client is expected to attach."""
 LINGER_S = 0.05
-"""Seconds for which the pipes are read after the end of a process whose children keep the pipes open."""
+"""If children of a process keep its pipes open, the result is sent this number of seconds after the end of the process, or later."""
 
 
 class Process:
@@ -107,7 +107,7 @@ class Process:
             stderr_from: Offset in bytes of the first byte of standard error to send. None sends from the oldest byte that is kept.
 
         Raises:
-            RpcError: ``invalid_request``: an offset lies beyond the end of the output.
+            RpcError: ``invalid_request``: an offset is negative or lies beyond the end of the output.
         """
         wanted = {STDOUT: stdout_from, STDERR: stderr_from}
         if not self.outputs.has(wanted):
@@ -183,7 +183,7 @@ class Process:
             call: Call with which the host has sent the bytes.
             channel: Channel of the bytes.
             data: The bytes.
-            credit: Number of bytes that the host may send again after ``data`` was written to the pipe or dropped (flow control).
+            credit: Number of further bytes that the host may send after ``data`` was written to the pipe or dropped (flow control).
         """
         if channel == STDIN and self.input is not None and self.input.is_open:
             self.input.write(data, lambda: call.consumed(credit))
@@ -212,8 +212,7 @@ class Process:
         Args:
             seconds: Number of seconds in which no output is dropped.
         """
-        self.outputs.held = True
-        self._loop.call_later(seconds, self._release)
+        self.outputs.hold(self._loop, seconds, self._refresh_pipes)
 
     def kill(self, reason: str) -> None:
         """Kill the process, its group, its session and its descendants. Does nothing if the process has ended.
@@ -242,7 +241,7 @@ class Process:
             self._reason = reason
 
     def on_exit(self, status: int, usage: struct_rusage) -> None:
-        """Handle the end of the process itself.
+        """Handle the end of the process: record its result, and send the result to the calls that wait for the end.
 
         Args:
             status: Status of wait(2).
@@ -285,7 +284,7 @@ class Process:
             return
         for pipe in self.pipes:
             if pipe.is_open and not pipe.drain():
-                self._loop.call_later(LINGER_S, self._finish_lingering)  # a slow reader has not received earlier output yet
+                self._loop.call_later(LINGER_S, self._finish_lingering)  # the buffer is full: a reader has not received earlier output yet
                 self.pump()
                 return
         self.finished = True
@@ -297,10 +296,6 @@ class Process:
         self.readers.remove(entry)
         self.outputs.detach(entry[1])
         self.hold(HOLD_S)
-        self._refresh_pipes()
-
-    def _release(self) -> None:
-        self.outputs.held = False
         self._refresh_pipes()
 
     def _refresh_pipes(self) -> None:

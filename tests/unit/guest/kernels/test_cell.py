@@ -44,3 +44,17 @@ def test_output_is_kept_for_30_seconds_after_its_reader_was_lost() -> None:
     assert flood(cell.outputs, (STDOUT, STDERR)), "the kernel waits"
     loop.advance(1.0)
     assert not flood(cell.outputs, (STDOUT, STDERR)), "the oldest output is dropped"
+
+
+def test_output_is_kept_for_30_seconds_after_the_last_of_several_readers_was_lost() -> None:
+    loop = ManualLoop()
+    cell = Cell(cast("Loop", loop), "c", ARGS)
+    for _ in range(2):
+        loop.advance(20.0)
+        call = RecordingCall()
+        cell.follow(cast("Call", call), 0, 0, 0)
+        call.on_gone()
+
+    loop.advance(29.5)
+
+    assert flood(cell.outputs, (STDOUT, STDERR)), "the kernel waits"

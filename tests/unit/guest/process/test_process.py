@@ -119,6 +119,16 @@ def test_output_is_kept_for_30_seconds_after_its_reader_was_lost(machine: Machin
     assert not flood(machine.process.outputs, (STDOUT, STDERR)), "the oldest output is dropped"
 
 
+def test_output_is_kept_for_30_seconds_after_the_last_of_several_readers_was_lost(machine: Machine) -> None:
+    machine.attach().on_gone()
+    machine.loop.advance(20.0)
+    machine.attach().on_gone()
+
+    machine.loop.advance(29.5)
+
+    assert flood(machine.process.outputs, (STDOUT, STDERR)), "the process waits"
+
+
 def test_process_that_the_guest_killed_has_the_reason_in_its_result(machine: Machine) -> None:
     machine.process.on_killed("oom")
     machine.process.on_exit(signal.SIGKILL, USAGE)
