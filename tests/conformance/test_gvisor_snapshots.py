@@ -303,7 +303,7 @@ async def test_a_snapshot_is_restored_by_the_build_that_wrote_it(builds: Builds,
     # Never by another: a blank that was made for the other build refuses it, by name.
     for made_for, refused, by in (("new", "old", new), ("old", "new", old)):
         prepared = await driver.prepare(harness.shape(PROBE_LIMITS), snapshot=place(harness, made_for))
-        with pytest.raises(ConflictError, match=f"another build of runsc .*and this is {by.sha256[:12]}") as mismatch:
+        with pytest.raises(ConflictError, match=f"another build of runsc .*but this sandbox uses build {by.sha256[:12]}") as mismatch:
             await prepared.restore(place(harness, refused), harness.spec(PROBE_LIMITS))
         assert mismatch.value.code is ErrorCode.SNAPSHOT_UNUSABLE
         await prepared.destroy()

@@ -108,9 +108,9 @@ def test_next_install_repairs_what_a_killed_apt_left(quick: Sandbox) -> None:
             assert quick.commands.run("apt-get install -y hello", user="root", timeout=100).exit_code == 100, state
         done = quick.install("tree", manager="apt")
         assert done.exit_code == 0, (state, done.stdout, done.stderr)
-        assert "half done is finished first" in done.stdout, state
+        assert "incomplete. It is completed first" in done.stdout, state
         assert typed(quick, "dpkg --audit; ls -A /var/lib/dpkg/updates", "root") == "", state
-    assert "half done" not in quick.install("tree", manager="apt").stdout
+    assert "is incomplete" not in quick.install("tree", manager="apt").stdout
 
 
 def test_failed_install_has_the_words_of_its_manager(quick: Sandbox) -> None:

@@ -1,1 +1,1 @@
-"""The service below all APIs: lifecycle, executions, files, snapshots and pools of sandboxes. It contains no HTTP and no concrete driver."""
+"""Service layer that all APIs use: lifecycle, executions, files, snapshots and pools of sandboxes. It contains no HTTP code and no driver."""

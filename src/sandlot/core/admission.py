@@ -1,7 +1,8 @@
-"""Checks of create requests, before resources are reserved and a sandbox is started. Pure: the functions do no I/O.
+"""Checks of create requests. They run before resources are reserved and a sandbox is started. Pure: the functions do no I/O.
 
 Invariants:
-- The operator's policy limits what a create request may choose. A sandbox never has weaker isolation or a wider network than requested.
+- The operator's policy limits what a create request may choose. A sandbox never has weaker isolation or more network access than
+  requested.
 - A request whose isolation, network or limits cannot be enforced is refused. A sandbox is never created without
   the requested restriction.
 """
@@ -31,9 +32,9 @@ from sandlot.model.specs import (
 )
 
 AUTO: Final = "auto"
-"""Isolation of a request that leaves the choice to the operator."""
+"""Value of ``isolation`` that leaves the choice of the isolation to the operator."""
 ISOLATIONS: Final = ("gvisor", "container", "microvm")
-"""Names that every service knows, including those for which it has no driver. Other drivers add their own names."""
+"""Isolations that every service recognizes, even if it has no driver for them. Other drivers add their own names."""
 UNSUPPORTED_NETWORKS: Final = ("allowlist", "internet")
 """Network policies of the API that need the egress proxy, which this version does not have."""
 
@@ -41,13 +42,13 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 MAX_METADATA_ENTRIES: Final = 64
 MAX_METADATA_BYTES: Final = 16 * KIB
 MAX_METADATA_NAME_BYTES: Final = 255
-"""Maximum length of a metadata name in UTF-8. Names and values are indexed for filters, and an index row of PostgreSQL holds 2,704 bytes."""
+"""Maximum bytes of a metadata name in UTF-8. Names and values are indexed for filters, and a PostgreSQL index row can hold at most 2,704 bytes."""
 RESERVED_PREFIX: Final = "sandlot."
 """Prefix of metadata names that only the service and its compatibility APIs may set."""
 SINGLE_USE_METADATA: Final = {"sandlot.use": "oneshot"}
-"""Metadata of a single-use sandbox. The next service recognizes the sandbox by this metadata and ends it."""
+"""Metadata of a single-use sandbox. After a restart, the service recognizes the sandbox by this metadata and ends the sandbox."""
 MIN_IDLE_TIMEOUT_S: Final = 5.0
-"""Smallest idle timeout: the interval of the idle monitor (``core/lifecycle/idle.py``)."""
+"""Smallest idle timeout in seconds. It equals the interval between two checks of the idle monitor (``core/lifecycle/idle.py``)."""
 
 _REQUIRED: Final = (
     DriverCapability.BOOT,
@@ -66,9 +67,10 @@ class AdmissionPolicy:
     Args:
         isolation_default: Isolation of a sandbox whose create request has the isolation ``auto``.
         isolation_allowed: Isolations that a sandbox may have.
-        max_sandboxes: Largest number of live sandboxes. A sandbox counts until nothing of it is left on the host.
-        max_creates: Number of start slots: the largest number of sandboxes that are prepared or booted at the same time. A start takes about 100 ms
-            of processor time, so more concurrent starts would only delay all of them.
+        max_sandboxes: Largest number of live sandboxes. A sandbox counts until nothing of it is left on the host. Hibernated sandboxes do not
+            count.
+        max_creates: Number of start slots, which limits how many sandboxes start at the same time. A start takes about 100 ms of processor time,
+            so more concurrent starts would only delay each other.
         max_waiting: Largest number of create requests that wait for a start slot. Further requests are refused.
         overcommit: Shares of the host's memory, disk space and tasks that may be reserved.
         max_suspended_s: Seconds after which a paused or hibernated sandbox is ended.
@@ -125,7 +127,7 @@ class CreateSandboxParams:
     single_use: bool = False
 
     def __post_init__(self) -> None:
-        """Check the fields that can be checked without the operator's policy and without the host.
+        """Check the fields whose valid values depend neither on the operator's policy nor on the host.
 
         Raises:
             InvalidRequestError: The name, the metadata, the idle timeout or a volume is invalid.
@@ -299,7 +301,7 @@ def check_room(live: int, waiting: int, policy: AdmissionPolicy) -> None:
     """Refuse a new sandbox if the operator's limit of live sandboxes or of waiting create requests is reached.
 
     Args:
-        live: Number of sandboxes, including those that are being created or removed.
+        live: Number of sandboxes, including those that are being created or removed, but not those that are hibernated.
         waiting: Number of create requests that wait for a start slot.
         policy: Policy of the operator.
 

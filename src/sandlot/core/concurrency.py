@@ -20,7 +20,7 @@ class TaskSet:
     """Background tasks of one object. The tasks are not garbage-collected while they run, and their failures are logged.
 
     Args:
-        event: Name of the log event of an unexpected exception, for example ``snapshot.internal_error``.
+        event: Name of the log event that reports an unexpected exception, for example ``snapshot.internal_error``.
         fields: Fields of that log event.
     """
 
@@ -51,7 +51,7 @@ class TaskSet:
         """Wait until all tasks have ended, including tasks that are started meanwhile.
 
         Args:
-            timeout_s: Seconds to wait at most. None: no limit.
+            timeout_s: Maximum seconds to wait. None: no limit.
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,10 +1,10 @@
 """Manager of sandboxes: create, kill, update, suspend and resume sandboxes.
 
-The manager recovers sandboxes when the service starts, and leaves or ends them when the service stops.
+The manager recovers sandboxes when the service starts. When the service stops, the manager ends the sandboxes or leaves them running.
 
 Invariants:
 - A sandbox counts against the limit of the service and against the host's resources (:mod:`sandlot.core.node.reservations`) from its create request
-  until nothing of it is left on the host.
+  until nothing of it is left on the host. A hibernated sandbox counts only against the host's disk space.
 - If the client of a create request disconnects before the response, the sandbox is ended and nothing of it is left.
 - A create request with an idempotency key creates one sandbox, even if the request is repeated or the service restarts in between.
 - A service that stops leaves its sandboxes to the next service (:mod:`sandlot.core.lifecycle.recovery`), or ends them: see
@@ -66,7 +66,7 @@ class SandboxManager:
         self._close_by_s: float | None = None
 
     async def open(self) -> int:
-        """Start to recover the sandboxes that an earlier service of this node left. Return the number of these sandboxes.
+        """Start to recover the sandboxes that an earlier service left behind on this node, and return their number.
 
         Sandboxes that were not completely created, and other resources of the earlier service, are removed. The recoveries continue after this method
         has returned: a call to a sandbox waits until the sandbox is recovered. Call this method before all others, and only while the service holds
@@ -138,7 +138,7 @@ class SandboxManager:
             LimitError: The sandbox would exceed the caller's quota; code ``quota_exceeded``.
             ConflictError: The idempotency key was used for a different request.
             HostError: This host cannot start the sandbox; the message gives the reason.
-            UnavailableError: There is no room, or the service is stopping.
+            UnavailableError: There is no room for the sandbox now, or the service is stopping.
             SandboxEndedError: The sandbox was killed while it was created.
         """
         if key is None:
@@ -157,7 +157,7 @@ class SandboxManager:
             sandbox = self._registry.known.get(record.id)
             if sandbox is None and not is_terminal(record.state):
                 raise UnavailableError(
-                    f"Sandbox {record.id}, created under this Idempotency-Key, is on another node, or its end is not recorded yet.",
+                    f"Sandbox {record.id}, which was created with this Idempotency-Key, is on another node, or its end is not recorded yet.",
                     code=ErrorCode.BUSY,
                     hint="Retry later, send the request to the node that created the sandbox, or use a new key to create another sandbox.",
                     fields={"retry_after_s": 5},
@@ -192,7 +192,7 @@ class SandboxManager:
         return sandbox
 
     def _supervise(self, sandbox: Sandbox, begin: Callable[..., Awaitable[None]], *args: object) -> SandboxSupervisor:
-        """Start the task that owns a sandbox until its end. The task first calls ``begin`` with the supervisor and ``args``."""
+        """Start the task that owns a sandbox until the sandbox ends. The task first calls ``begin`` with the supervisor and ``args``."""
         sandbox.resume_operation = suspend.resume
         supervisor = SandboxSupervisor(sandbox, self._lifecycle)
         task = asyncio.create_task(supervisor.run(begin, *args), name=f"sandbox {sandbox.id}")
@@ -201,7 +201,7 @@ class SandboxManager:
         return supervisor
 
     def _recover(self, sandbox: Sandbox) -> None:
-        """Recover a sandbox that an earlier service left."""
+        """Recover a sandbox that an earlier service left behind."""
         self._supervise(sandbox, recovery.recover).reserve_limits()
         if sandbox.state is not State.HIBERNATED:
             self._lifecycle.volumes.hold(sandbox.id, sandbox.spec.volumes)

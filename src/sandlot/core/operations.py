@@ -53,7 +53,7 @@ class QueuedOperation:
 
 
 class OperationQueue:
-    """Operations that wait for the supervisor of one sandbox."""
+    """Queue of operations on one sandbox, which the sandbox's supervisor runs one at a time."""
 
     __slots__ = ("_closed", "_running", "_waiting", "there")
 
@@ -93,10 +93,10 @@ class OperationQueue:
             self._running = None
 
     def close(self, closed: Callable[[], SandlotError]) -> None:
-        """Refuse all waiting and future operations, and let the running operation fail.
+        """Refuse all waiting and future operations. The caller of the running operation gets an error, too.
 
         Args:
-            closed: Returns a new error for each refused operation.
+            closed: Returns a new error. Called for each operation that is refused or running.
         """
         self._closed = closed
         for queued in (self._running, *self._waiting):

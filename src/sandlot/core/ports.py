@@ -1,4 +1,4 @@
-"""Ports of core, besides the driver: clock, templates, volume disks, links to guests, and package indexes."""
+"""Interfaces that core needs besides the driver: clock, templates, volume disks, links to guests, and package indexes."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Template:
 
     Args:
         name: Name in requests.
-        description: One line for people.
+        description: Description for users, in one line.
         digest: SHA-256 of the root filesystem image, in hexadecimal; None until the image is built.
-        building: Current step of the build, for people; None if no build is running.
+        building: Current step of the build, as a text for users; None if no build is running.
     """
 
     name: str
@@ -107,7 +107,7 @@ class VolumeDisks(Protocol):
     """Filesystems of volumes on the host. All methods block and may raise ``OSError``."""
 
     def max_disk_bytes(self, size_bytes: int) -> int:
-        """Return the maximum disk space that a volume of a given size takes. Pure."""
+        """Return the maximum disk space in bytes that a volume of a given size can take. Pure."""
         ...
 
     def make(self, volume: str, size_bytes: int) -> None:
@@ -149,7 +149,7 @@ class GuestLinkFactory(Protocol):
 
 
 class PackageIndex(Protocol):
-    """Package indexes for sandboxes."""
+    """Serves package indexes to sandboxes."""
 
     async def serve(self, stream: GuestStream, *, sandbox: str, allowed: Callable[[], bool]) -> None:
         """Serve one connection from inside a sandbox until the connection ends.

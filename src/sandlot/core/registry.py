@@ -4,8 +4,8 @@ Invariants:
 - A sandbox of another owner is not found, as if it did not exist.
 - A unique name belongs to at most one live sandbox of an owner, including sandboxes that are being created or renamed.
 - A limited number of ended sandboxes is kept in memory, without their environment. The store keeps the records of ended sandboxes for longer.
-- A page continues exactly after the last sandbox of the previous page, whatever was created or ended meanwhile: the order is by ``created_at`` and
-  id, which never change.
+- A page begins directly after the last sandbox of the previous page, even if sandboxes were created or ended meanwhile. Sandboxes are ordered by
+  ``created_at`` and id, which never change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True)
 class SandboxFilter:
-    """Conditions that a listed sandbox meets.
+    """Conditions that a sandbox must meet to be listed.
 
     Args:
         states: The sandbox is in one of these states.
@@ -116,7 +116,7 @@ class SandboxRegistry:
         return len(self._live)
 
     def empty_s(self) -> float:
-        """Return the seconds since the last sandbox was removed; 0 while there is a sandbox."""
+        """Return the seconds since the last live sandbox was removed, or since the service started; 0 while there is a live sandbox."""
         return 0.0 if self._live else self._clock.monotonic_s() - self._empty_since_monotonic_s
 
     # Find and list --------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class SandboxRegistry:
         return {sandbox.id: sandbox.spec.volumes for sandbox in self.live() if sandbox.spec.volumes and not sandbox.ended.is_set()}
 
     def find(self, id_: str, principal: Principal) -> Sandbox:
-        """Return a sandbox that a principal may see, from memory. Recently ended sandboxes are included.
+        """Return a sandbox from memory if the principal may see the sandbox. Recently ended sandboxes are included.
 
         Raises:
             NotFoundError: The principal can see no such sandbox (code ``sandbox_not_found``).
@@ -171,7 +171,7 @@ class SandboxRegistry:
         return self.find(id_, principal)
 
     def named(self, name: str, principal: Principal) -> Sandbox:
-        """Return the principal's own live sandbox with a name, the newest if there are several. If there is none, use the name as an id.
+        """Return the newest of the principal's own live sandboxes with a name. If there is none, return the sandbox whose id equals the name.
 
         Raises:
             NotFoundError: The principal can see no such sandbox (code ``sandbox_not_found``).
@@ -222,7 +222,7 @@ class SandboxRegistry:
 
     @contextmanager
     def reserve_name(self, owner: OwnerId, name: str | None, *, besides: Sandbox | None = None) -> Iterator[None]:
-        """Reserve a unique name while the body creates or renames the sandbox that gets the name.
+        """Reserve a unique name while the body of the ``with`` block creates or renames a sandbox.
 
         Args:
             owner: Owner of the sandbox.
@@ -257,7 +257,7 @@ class SandboxRegistry:
     def remove(self, sandbox: Sandbox) -> None:
         """Move a live sandbox to the ended sandboxes, or to the detached sandboxes if its processes continue.
 
-        Call this for an ended sandbox once nothing of the sandbox is left on the host.
+        For an ended sandbox, call this method only when nothing of the sandbox is left on the host.
 
         An ended sandbox that was never announced is forgotten: its creator got the error, and no other client knows its id.
         """
@@ -277,7 +277,7 @@ class SandboxRegistry:
             self._ended.popitem(last=False)
 
     def revive(self, record: SandboxRecord) -> Sandbox:
-        """Create the sandbox object of a stored record."""
+        """Create a sandbox object from a stored record."""
         return from_record(record, self._buffers.part(), self._clock)
 
     def _present(self) -> Sequence[Sandbox]:

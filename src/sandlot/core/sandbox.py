@@ -2,12 +2,12 @@
 
 Invariants:
 - The state changes only as the table in :mod:`sandlot.model.states` allows.
-- The end of a sandbox is requested once: the first reason counts, and every client gets this reason.
+- If the end of a sandbox is requested several times, the first reason counts, and every client gets this reason.
 - A call that fails because the sandbox ended reports why the sandbox ended, not how the link was lost.
 - A call to a sandbox that is being recovered after a restart of the service waits for the recovery; the call is not refused.
 - A call to a suspended sandbox resumes the sandbox, if ``auto_resume`` is set; otherwise the call is refused.
 - A service that stops closes its links and ends no sandbox: the processes in the sandboxes keep running.
-- Data that other features keep for each sandbox is not stored in the sandbox: each feature keeps its data in its own :class:`SandboxLocal`.
+- Other features add no attributes to :class:`Sandbox`: each feature keeps its data for the sandboxes in its own :class:`SandboxLocal`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CALL_TIMEOUT_S: Final = 60.0
 GRACE_S: Final = 30.0
 """Seconds that the service waits, after the timeout of an execution, for the guest to end the execution."""
 _EXIT_WAIT_S: Final = 5.0
-"""Seconds that a failed call waits at most until the driver has reported why the sandbox ended."""
+"""Maximum seconds that a failed call waits for the driver to report why the sandbox ended."""
 _REACHABLE: Final = frozenset({State.RUNNING, State.SNAPSHOTTING})
 _SUSPENDED: Final = frozenset({State.PAUSING, State.PAUSED, State.HIBERNATING, State.HIBERNATED, State.WAKING})
 """Suspended states, and the states of the transitions between a running and a suspended sandbox."""
@@ -51,7 +51,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class Hold:
-    """Keeps a sandbox from being idle while a client uses it: from the creation of the hold until its release.
+    """Keeps a sandbox from counting as idle while a client uses the sandbox: from the creation of the hold until its release.
 
     Args:
         activity: Activity of the sandbox.
@@ -102,7 +102,7 @@ class Deadline:
         clock: Clock of the service.
         expires_at: The deadline in UTC, for records and clients. None: no deadline.
         monotonic_s: The deadline on the monotonic clock; infinite without a deadline.
-        changed: Event that each change sets. The supervisor clears the event before it reads the deadline.
+        changed: Event that is set when the deadline changes. The supervisor clears the event before it reads the deadline.
     """
 
     clock: Clock
@@ -154,11 +154,11 @@ class Sandbox:
     Attributes:
         deadline: Deadline of the sandbox; while the sandbox is suspended, the deadline of the suspension.
         awake: Event that is set while the sandbox is not suspended, and set permanently once the end of the sandbox is requested.
-        inherited: True for a sandbox that an earlier service created. Its guest may know executions that this service does not know.
+        inherited: True for a sandbox that an earlier service created. Its guest may run executions that this service did not start.
         resume_operation: Operation that resumes the suspended sandbox; set by :class:`~sandlot.core.manager.SandboxManager`.
         steady: Number of forks and snapshots in progress, during which no volume may be attached or detached.
         tasks: Background tasks of the sandbox. They are cancelled when the sandbox ends or the service stops.
-        locals: State that features have for the sandbox. Only :class:`SandboxLocal` uses this attribute.
+        locals: State that features keep for the sandbox. Only :class:`SandboxLocal` uses this attribute.
         is_removed: True once nothing of the sandbox is left on the host.
     """
 
@@ -309,7 +309,7 @@ class Sandbox:
 
     @property
     def is_hibernated(self) -> bool:
-        """True while the sandbox is hibernated, or is being hibernated or woken: its guest does not report the state of processes."""
+        """True while the sandbox is hibernated, or is being hibernated or woken. In these states its guest does not report the state of processes."""
         return self.state in {State.HIBERNATING, State.HIBERNATED, State.WAKING} and not self.end_requested.is_set()
 
     def require_link(self) -> Link:
@@ -345,7 +345,7 @@ class Sandbox:
         return self.instance
 
     def suspended_error(self) -> ConflictError:
-        """Return the error of a call to a suspended sandbox that the call may not resume."""
+        """Return the error for a call that needs a running sandbox but may not resume the suspended sandbox."""
         return ConflictError(
             f"Sandbox {self.id} is {self.state}.",
             code=ErrorCode.SANDBOX_PAUSED,
@@ -430,7 +430,7 @@ class Sandbox:
 
 
 class SandboxLocal(Generic[T]):
-    """State that one feature has for each sandbox.
+    """State that one feature keeps for each sandbox.
 
     The state is created on first use and closed when the sandbox is removed. A removed sandbox gets no new state.
 

@@ -45,7 +45,7 @@ class StartSourceConstraints:
         spec: Spec of the source: template, isolation, root filesystem and environment. The request's environment takes precedence.
         restored: Part of the source that is restored: ``memory`` or ``files``.
         volumes: Volumes that are still mounted in the restored memory. They are unmounted in the new sandbox.
-        shares_volumes: True if the new sandbox has the volumes of its source, and their mount points stay in use.
+        shares_volumes: True if the new sandbox uses the volumes of its source, which stay mounted in the restored memory.
     """
 
     spec: SandboxSpec
@@ -81,10 +81,10 @@ class Scheduler:
         pools: Pools of warm sandboxes.
         volumes: Volumes of this node.
         files: Stored files that a create request can name.
-        api_keys: API keys, which have the quotas of the owners.
+        api_keys: API keys, with the quotas of their owners.
         buffers: Memory of the service for buffered client data. Each sandbox gets a part of it.
         clock: Clock of the service.
-        new_id: Creates sandbox ids of this node.
+        new_id: Returns a new sandbox id of this node.
     """
 
     def __init__(  # noqa: PLR0913 - each argument is a part of the service
@@ -143,7 +143,8 @@ class Scheduler:
             params: The request.
             principal: Caller; the sandbox belongs to its owner.
             source: Properties that the sandbox takes from the snapshot or sandbox that it starts from. None: the sandbox starts from its template.
-            batch: Key of a reservation of :meth:`admit_batch`, from which the sandbox draws its part. None: the sandbox gets its own reservation.
+            batch: Key of a reservation made by :meth:`admit_batch`, from which the sandbox takes its share. None: the sandbox gets its own
+                reservation.
 
         Raises:
             SandlotError: The request is refused; see ``SandboxManager.create``.
@@ -266,7 +267,7 @@ class Scheduler:
         quotas.check_update(principal.quota, sandbox.spec.limits, limits.over(sandbox.spec.limits), timeout_s, others)
 
     def _check_now(self, params: CreateSandboxParams, principal: Principal, takes: Resources, reading: HostReading | None) -> None:
-        """Check a create request against all that can change while the request waits: other sandboxes, the host, and the stop of the service."""
+        """Check a create request against everything that can change while it waits: other sandboxes, the host, and the stop of the service."""
         self.check_open()
         if reading is not None:
             self._reservations.check_feasible(takes, reading)  # first: a request that can never fit must not get a retryable error

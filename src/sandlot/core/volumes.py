@@ -90,12 +90,12 @@ class VolumeManager:
         disks: Filesystems of the volumes.
         node: Id of this node.
         clock: Clock of the service.
-        events: Feed whose followers are woken after an event is committed.
+        events: Event feed, which is notified after an event is committed.
         reservations: Reservations of this node. Each volume reserves its disk space.
         registry: Sandboxes of this service, and the volumes that are attached to them.
 
     Attributes:
-        tasks: Unmounts that are in progress. Wait for these tasks when the service stops. Volumes of sandboxes that keep running stay mounted.
+        tasks: Tasks that unmount volumes. Wait for these tasks when the service stops. Volumes of sandboxes that keep running stay mounted.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class VolumeManager:
         self._volumes: dict[VolumeId, VolumeRecord] = {}
         self._names: dict[tuple[OwnerId, str], VolumeId] = {}
         self._users: dict[VolumeId, set[SandboxId]] = {}
-        """Sandboxes whose processes may see a volume. The volume is mounted while this set is not empty."""
+        """Volume -> sandboxes whose processes may use the volume. The volume is mounted while there is such a sandbox."""
         self._mount_locks = KeyedLock()
         """Locks by volume id. Mounting, unmounting and removing a volume hold the lock of the volume."""
         self._admission_lock = asyncio.Lock()
@@ -141,12 +141,12 @@ class VolumeManager:
             await self._remove(stray)
 
     def hold(self, sandbox: SandboxId, mounts: Sequence[VolumeMount]) -> None:
-        """Count a sandbox that an earlier service left running as a user of its volumes, so that the volumes stay mounted."""
+        """Mark volumes as used by a sandbox, so that they stay mounted. Called for each recovered sandbox that is not hibernated."""
         for mount in mounts:
             self._users.setdefault(VolumeId(mount.volume), set()).add(sandbox)
 
     def unmount_unused(self) -> None:
-        """Unmount all volumes that no sandbox uses, in the background. Call this once, after :meth:`hold` was called for all sandboxes."""
+        """Unmount all unused volumes in the background. Call this method once, after :meth:`hold` was called for all sandboxes."""
         for volume in self._volumes:
             if not self._users.get(volume):
                 self.tasks.spawn(self._unmount(volume))
@@ -213,10 +213,10 @@ class VolumeManager:
         await asyncio.shield(asyncio.ensure_future(self._remove(record.id)))
 
     def resolve(self, principal: Principal, mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
-        """Return mounts in which each volume is named by its id and has a slot.
+        """Return the mounts with the id of each volume instead of its name, and with a volume slot assigned to each volume.
 
-        This method does not ``await``. If the caller does not ``await`` either before it assigns the mounts to a sandbox, no volume is deleted
-        in between.
+        The method does not ``await``. If the caller assigns the mounts to a sandbox without an ``await`` in between, no volume can be deleted
+        meanwhile.
 
         Raises:
             NotFoundError: The volume does not exist or belongs to another owner (``volume_not_found``).
@@ -232,7 +232,7 @@ class VolumeManager:
         return found
 
     async def attach(self, sandbox: SandboxId, mounts: Sequence[VolumeMount]) -> tuple[Attachment, ...]:
-        """Mount volumes on the host for a sandbox until :meth:`release` is called.
+        """Mount the volumes of a sandbox on the host. They stay mounted until :meth:`release` is called.
 
         Raises:
             HostError: A volume cannot be mounted; the message gives the reason.

@@ -1,7 +1,8 @@
 """The guest's end of the link: two descriptors, one protocol connection, and batched writes.
 
-Each write wakes the host's process, which takes 150 µs, longer than most work of the guest. Therefore the queued frames are
-written together at the end of each turn of the loop. Messages that may be delayed are written together with later messages.
+Each write wakes the host's process. Waking a process takes 150 µs, which is longer than most work of the guest. Therefore the queued
+frames are written together at the end of each iteration of the loop. Messages that may be delayed are written together with later
+messages.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from sandlot.guest.loop import Loop
 
 WRITE_BYTES = 256 * 1024
-"""Maximum number of bytes in one write to the link."""
+"""Number of bytes after which no further frame is added to a write to the link. The last frame may exceed this number."""
 FLUSH_LATER_S = 0.001
 """Seconds for which :meth:`LinkConnection.flush_later` waits for further frames."""
 
@@ -65,7 +66,7 @@ class LinkConnection:
         return self.protocol.asleep
 
     def flush_soon(self) -> None:
-        """Write the queued frames at the end of this turn of the loop."""
+        """Write the queued frames at the end of the current iteration of the loop, or in the next iteration."""
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
@@ -86,9 +87,9 @@ class LinkConnection:
         except BlockingIOError:
             return
         if not data:
-            # EPOLLHUP means that no process has the host's end of the link open, and that no process can open this end again. The
-            # guest then ends. Drivers that support a restart of the service keep the link's FIFO open for reading and writing, so
-            # that there is no EPOLLHUP.
+            # EPOLLHUP means that no process has the host's end of the link open. The guest then ends, because no process can open the
+            # host's end again. If a driver supports a restart of the service, EPOLLHUP never occurs: a process of the sandbox keeps
+            # the FIFO of the link open for reading and writing.
             if mask & GONE:
                 log("the link was closed")
                 self._loop.stop()
@@ -134,4 +135,4 @@ class LinkConnection:
 
 
 def _drop(_event: events.Event) -> None:
-    """Ignore an event. Placeholder for the callback that :meth:`LinkConnection.start` sets when the link begins to be read."""
+    """Ignore an event. This callback is used until :meth:`LinkConnection.start` sets another callback."""

@@ -7,7 +7,7 @@ class RpcError(Exception):
     """Failure of a call or of a helper's request. The error is sent to the host as the response.
 
     Args:
-        code: Value of a member of the model's ``ErrorCode``, such as ``path_not_found``.
+        code: Value of a member of ``sandlot.model.errors.ErrorCode``, such as ``path_not_found``.
         message: Description of the failure, for the user.
         hint: One action that the user can take. Empty if there is no advice.
     """

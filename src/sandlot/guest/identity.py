@@ -50,7 +50,7 @@ class SandboxIdentity:
         """Take over the identity that the host has sent with ``guest.wake``.
 
         Args:
-            sandbox_id: Id of the sandbox. If the earlier wake had another id, the sandbox is a copy, and its uptime begins now.
+            sandbox_id: Id of the sandbox. If the previous wake had another id, the sandbox is a copy, and its uptime begins now.
             env: Variables of the sandbox.
             workspace: Default working directory of processes, created if it does not exist. If the creation fails, the home
                 directory of the account ``user`` is used instead.
@@ -79,7 +79,7 @@ class SandboxIdentity:
 
 
 def _add_kernel_entropy(entropy: bytes) -> None:
-    """Mix random bytes into the operating system's generator (random(4)), so that copies of a snapshot get different numbers."""
+    """Mix bytes into the operating system's random number generator (random(4)), whose state is the same in all copies of a snapshot."""
     try:
         fd = os.open("/dev/urandom", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
@@ -103,6 +103,6 @@ def _create_workspace(path: str) -> str:
             os.makedirs(path, 0o755)
             os.chown(path, account.uid, account.gid)
     except OSError as error:
-        log(f"cannot create the workspace {path!r}; using the home directory of the account `user`: {error}")
+        log(f"cannot create the workspace {path!r} ({error}); using the home directory of the account `user`")
         return lookup_account("user").home
     return path

@@ -7,8 +7,9 @@ Invariants:
   guest remembers calls, processes and cells, and clients may attach to them.
 - If a wake has another id, this sandbox is a copy. The guest forgets finished calls, processes and cells. Queued cells do not run,
   because their clients wait for the original sandbox. Running processes and cells belong to the copy and continue.
-- Steps of a wake, in this order: start the clock, reset the state of a copy, set environment and entropy, set the limits,
-  mark the guest as awake, wake the kernels, run the wake scripts. The first wake runs no wake scripts.
+- Steps of a wake, in this order: start the clock; in a copy, forget finished calls, processes and cells; set the host name,
+  the environment and the entropy; set the process limit and the deadline; mark the guest as awake; set the memory limit and wake
+  the kernels; run the wake scripts. The first wake runs no wake scripts.
 - The guest ends by itself when its deadline passes, even if no service is running.
 """
 
@@ -154,7 +155,7 @@ class GuestLifecycle:
         call.result()
 
     def info(self, call: Call) -> None:
-        """Handle ``guest.info``: respond with the guest's protocol generation, sandbox id, uptime, and use of resources."""
+        """Handle ``guest.info``: respond with the guest's protocol generation, sandbox id and uptime, and with the resources in use."""
         call.result(
             generation=GENERATION,
             identity=self._identity.sandbox_id,
@@ -221,13 +222,13 @@ def _make_tmp() -> None:
     """Create /tmp if the image has no such folder, because programs expect /tmp to exist. gVisor creates the folder itself."""
     try:
         os.mkdir("/tmp")
-        os.chmod("/tmp", 0o1777)  # noqa: S103 - the mode of every /tmp
+        os.chmod("/tmp", 0o1777)  # noqa: S103 - the usual mode of /tmp
     except OSError:
         return
 
 
 def _set_hostname(name: str) -> None:
-    if socket.gethostname() == name:  # a container has this name from the start, and may not be allowed to set it
+    if socket.gethostname() == name:  # in a container, the name is set from the start, and the guest may lack the permission to set it
         return
     try:
         socket.sethostname(name)

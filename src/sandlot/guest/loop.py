@@ -31,9 +31,9 @@ GONE = select.EPOLLHUP | select.EPOLLERR
 FROZEN_AFTER_S = 5.0
 """If epoll returns this many seconds later than its timeout, the loop assumes that the sandbox was frozen or restored meanwhile."""
 MAX_HOLD_S = 300.0
-"""Maximum number of seconds for which the clock is stopped. The limit makes sure that a guest that is never woken ends at its deadline."""
+"""Maximum number of seconds for which the clock is stopped. Because of this limit, a guest that is never woken still reaches its deadline."""
 HOLD_TICK_S = 5.0
-"""Seconds between two checks whether a stopped clock has reached ``MAX_HOLD_S``."""
+"""Maximum number of seconds between two checks of whether the clock was stopped for ``MAX_HOLD_S`` seconds."""
 
 
 class ReadBuffer:
@@ -98,11 +98,11 @@ class Loop:
         self._running = True
 
     def time(self) -> float:
-        """Return the seconds of the sandbox's clock, a monotonic clock that does not advance after :meth:`hold_clock`."""
+        """Return the seconds of the sandbox's monotonic clock, which stands still from :meth:`hold_clock` until :meth:`release_clock`."""
         return (time.monotonic() if self._held_since_s is None else self._held_since_s) - self._lost_s
 
     def hold_clock(self) -> None:
-        """Stop the sandbox's clock until :meth:`release_clock` is called, at most for ``MAX_HOLD_S``. Idempotent."""
+        """Stop the sandbox's clock until :meth:`release_clock` is called, but for at most ``MAX_HOLD_S`` seconds. Idempotent."""
         if self._held_since_s is None:
             self._held_since_s = time.monotonic()
             self._held_left_s = MAX_HOLD_S
@@ -144,7 +144,7 @@ class Loop:
         try:
             before, self._epoll = self._epoll, select.epoll()
         except OSError as error:  # not raised, because the caller must still respond to the handshake
-            log(f"cannot create a new epoll instance; keeping the old instance: {error}")
+            log(f"cannot create a new epoll instance ({error}); keeping the old instance")
             return
         for fd, mask in list(self._masks.items()):
             try:
@@ -169,24 +169,24 @@ class Loop:
         return timer
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Call a function once. The call happens at the end of this turn of the loop or in the next turn."""
+        """Call a function once, at the end of the current iteration of the loop or in the next iteration."""
         self._soon.append(callback)
 
     def add_task(self, work: Generator[None, None, None]) -> None:
-        """Run a generator to its end, one ``next`` in each turn of the loop."""
+        """Run a generator to its end. Each iteration of the loop calls ``next`` once."""
         self._tasks.append(work)
 
     def stop(self) -> None:
-        """Make :meth:`run` return after the present turn."""
+        """Make :meth:`run` return after the current iteration."""
         self._running = False
 
     def run(self) -> None:
-        """Run turns of the loop until :meth:`stop` is called."""
+        """Run the loop until :meth:`stop` is called."""
         while self._running:
             self.turn()
 
     def turn(self) -> None:
-        """Wait for a ready descriptor, a due timer or queued work, and run the callbacks of everything that is due."""
+        """Run one iteration: wait for a ready descriptor, a due timer or queued work, and run all callbacks that are due."""
         for fd, mask in self._wait():
             callback = self._watched.get(fd)
             if callback is not None:
@@ -205,7 +205,7 @@ class Loop:
                 self._tasks.append(work)
 
     def _wait(self) -> list[tuple[int, int]]:
-        """Wait for ready descriptors, and return each with its mask. If the sandbox was frozen meanwhile, subtract that time from the clock."""
+        """Wait for ready descriptors, and return each with its mask. If the sandbox was frozen meanwhile, the clock does not count the wait."""
         timeout_s = self._timeout_s()
         if timeout_s <= 0:
             return self._epoll.poll(timeout_s)

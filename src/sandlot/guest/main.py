@@ -58,7 +58,7 @@ class LinkEventDispatcher:
     """Passes each event of the link to the object that handles it.
 
     Args:
-        router: Handles the events of open streams, and ends all streams after a new handshake.
+        router: Handles the events of open streams, and ends all streams after a new handshake or invalid bytes from the host.
         rpc: Handles each stream that the host opens. Such a stream is a call.
         lifecycle: Handles the host's request to quiesce.
     """
@@ -179,15 +179,15 @@ def _ignore_signal(_number: int, _frame: object) -> None:
 
 
 def main() -> None:
-    """Run as PID 1 until the deadline, a shutdown, or the end of the link."""
+    """Run as PID 1 until the deadline passes, the host calls ``guest.shutdown``, or the link is closed."""
     _handle_signals()
     os.umask(0o022)
     os.chdir("/")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    # Prevent core dumps. If the limit is 0 bytes, the kernel still passes a dump to a configured program. If the limit is 1 byte,
-    # the kernel passes no dump (core(5)).
+    # Prevent core dumps. With a limit of 0 bytes, the kernel would still pass core dumps to a program if core_pattern names a program.
+    # With a limit of 1 byte, the kernel passes no core dumps (core(5)).
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     cores = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
     resource.setrlimit(resource.RLIMIT_CORE, (cores, cores))

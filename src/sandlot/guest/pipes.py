@@ -1,4 +1,4 @@
-"""Pipes of a child process: its output is read into bounded buffers, and input from the host is written to it."""
+"""Pipes between the guest and a child process: output is read into bounded buffers, and input from the host is written to the child."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_pipe(*, roomy: bool = False) -> tuple[int, int]:
 
 
 class OutputPipe:
-    """Read end of a pipe, from which one channel of output is read into a buffer while the buffer accepts more bytes.
+    """Read end of a pipe. The output is read from the pipe into the buffer of one channel, as long as the buffer accepts more bytes.
 
     Args:
         loop: The guest's loop.
@@ -132,7 +132,7 @@ class OutputPipe:
 
 
 class InputPipe:
-    """Write end of a pipe that is the standard input of a child. Queued bytes are written as fast as the child reads.
+    """Write end of a pipe that is the standard input of a child process. Queued bytes are written as fast as the child process reads.
 
     Args:
         loop: The guest's loop.

@@ -2,9 +2,10 @@
 
 Invariants:
 - The arguments of a call are validated before its handler sees them. An invalid call has no effect.
-- A call is executed once per id. If the host repeats a call whose outcome is kept, the same outcome is sent. If the host
-  repeats a call in progress, the call continues on the new stream. The outcomes are forgotten when the guest is woken as a copy of
-  another sandbox.
+- A call is executed only once, even if the host repeats the call with the same id. If the call is still in progress, it continues on
+  the new stream. If the call has ended and its outcome is kept, the same outcome is sent again. These rules do not apply to the calls
+  in :data:`NOT_MEMOIZED`.
+- All outcomes are forgotten when the guest is woken as a copy of another sandbox.
 - If a handler raises an unexpected exception, the response is the error ``internal``, and the guest continues.
 - The outcomes of at most :data:`MAX_OUTCOMES` calls are kept.
 """
@@ -47,7 +48,7 @@ NOT_MEMOIZED = frozenset(
         "port.connect",
     }
 )
-"""Names of calls whose outcomes are not kept. If such a call is repeated, its handler gets the call again and may recognize the id."""
+"""Names of calls whose outcomes are not kept. If the host repeats such a call, the handler is called again, and may recognize the id."""
 
 HELD_UNTIL_WAKE_SCRIPTS = frozenset({"process.start", "kernel.create", "kernel.execute"})
 """Names of calls that start a process, a kernel or a cell. ``RpcServer.hold_starts`` delays these calls."""
@@ -74,7 +75,7 @@ class Call:
         is_patient: True to delay events and bytes by up to a millisecond, so that they are written together with the response.
         on_bytes: Called with channel, bytes and credit when bytes from the host arrive. When the handler has used the bytes, it must
             pass the credit to :meth:`consumed`, so that the host may send further bytes.
-        on_end: Called when an END from the host arrives. The host sends no bytes afterwards.
+        on_end: Called when an END frame from the host arrives. The host sends no bytes afterwards.
         on_writable: Called when bytes can be sent again after :meth:`room` has returned 0.
         on_gone: Called once if the stream is lost before the response.
         stream: Stream of the call. If the host repeats the call, the new stream replaces this stream.
@@ -121,7 +122,7 @@ class Call:
         """Respond with an error, which ends the call. Does nothing if the call has a response already.
 
         Args:
-            code: Value of a member of the model's ``ErrorCode``.
+            code: Value of a member of ``sandlot.model.errors.ErrorCode``.
             message: Description of the failure, for the user.
             hint: One action that the user can take. Empty if there is no advice.
         """
@@ -144,10 +145,10 @@ class Call:
         return self.stream.room()
 
     def consumed(self, credit: int) -> None:
-        """Allow the host to send further bytes, because bytes that it has sent were used (flow control).
+        """Allow the host to send further bytes, because the handler has used bytes from the host (flow control).
 
         Args:
-            credit: Number of bytes that the host may send again: the value that ``on_bytes`` received with the used bytes.
+            credit: Number of further bytes that the host may send. Pass the value that ``on_bytes`` received with the used bytes.
         """
         self.stream.consumed(credit)
 
@@ -261,7 +262,7 @@ class RpcServer:
         self._outcomes.clear()
 
     def forget_result(self, id_: str, name: str) -> None:
-        """Refuse further calls with an id, because the process or cell that the call started is no longer kept.
+        """Refuse further calls with the id of a call that has started a process or cell, because the process or cell is no longer kept.
 
         Args:
             id_: Id of the call that started the process or cell, in hexadecimal.

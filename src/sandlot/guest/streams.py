@@ -3,8 +3,10 @@
 Invariants:
 - An event of a stream reaches only the handler of that stream.
 - Every send schedules a write to the link.
-- A stream is closed when one side has reset it, or both sides have sent END. A closed stream is not in the table, and sending on
-  a closed stream has no effect. When the host connects again, all streams are closed, because the host may reuse their ids.
+- A stream is closed when the host or the guest has reset the stream, or when both have sent END. A closed stream is not in the
+  table, and sending on a closed stream has no effect.
+- All streams are closed when the guest is quiesced, when the guest receives invalid bytes, and when the host connects again. After
+  a new connection, the host may reuse the ids of earlier streams.
 """
 
 from __future__ import annotations
@@ -32,13 +34,17 @@ if TYPE_CHECKING:
             """
 
         def on_end(self) -> None:
-            """Handle an END from the host: the host sends nothing on this stream afterwards."""
+            """Handle an END frame from the host: the host sends nothing on this stream afterwards."""
 
         def on_writable(self) -> None:
             """Continue to send, because the stream accepts bytes again after ``Stream.room`` has returned 0."""
 
         def on_gone(self) -> None:
-            """Handle the loss of the stream. Called once when the host resets the stream or connects again, or the guest is quiesced."""
+            """Handle the loss of the stream. Called at most once.
+
+            A stream is lost when the host resets the stream or connects again, when the guest receives invalid bytes, and when the
+            guest is quiesced.
+            """
 
 
 class Stream:
@@ -95,17 +101,18 @@ class Stream:
         return self._link.protocol.room(self.id) if self.is_open else 0
 
     def consumed(self, credit: int) -> None:
-        """Allow the host to send further bytes on this stream, because bytes that it has sent were used (flow control).
+        """Allow the host to send further bytes on this stream, because the handler has used bytes from the host (flow control).
 
         Args:
-            credit: Number of bytes that the host may send again: the value that the handler's ``on_bytes`` received with the used bytes.
+            credit: Number of further bytes that the host may send. Pass the value that the handler's ``on_bytes`` received with the
+                used bytes.
         """
         if self.is_open:
             self._link.protocol.consumed(self.id, credit)
             self._link.flush_soon()
 
     def end(self) -> None:
-        """Queue an END behind everything that is queued on this stream. The guest can send nothing afterwards. Idempotent."""
+        """Queue an END frame after everything that is queued on this stream. The guest can then send nothing more. Idempotent."""
         if self.is_open:
             self._sent_end = True
             self._link.protocol.end(self.id)
@@ -117,7 +124,7 @@ class Stream:
         """Close the stream with an error for the host, and drop bytes and messages that are queued. Idempotent.
 
         Args:
-            code: Value of a member of the model's ``ErrorCode``.
+            code: Value of a member of ``sandlot.model.errors.ErrorCode``.
             message: Description of the failure.
             hint: One action that the user can take. Empty if there is no advice.
         """
@@ -135,7 +142,7 @@ class Stream:
             else:
                 handler.on_bytes(event.channel, event.data, event.credit)
         elif isinstance(event, events.Received):
-            self.consumed(event.credit)  # after the first message of a stream, the host sends only bytes
+            self.consumed(event.credit)  # ignore the message: after the first message of a stream, the host sends only bytes
         elif isinstance(event, events.Ended):
             self._was_ended = True
             if handler is not None:
@@ -148,7 +155,7 @@ class Stream:
             handler.on_writable()
 
     def drop(self) -> None:
-        """Close the stream without a frame to the host, and call the handler's ``on_gone``. Does nothing on a closed stream.
+        """Close the stream without sending a frame to the host, and call the handler's ``on_gone``. Does nothing on a closed stream.
 
         Called by :class:`StreamRouter`, and when the host has reset the stream.
         """
@@ -186,18 +193,19 @@ class StreamRouter:
 
     @property
     def is_full(self) -> bool:
-        """True while the guest can open no further stream, because the maximum number of its streams to the host is reached."""
+        """True while the guest cannot open another stream, because it has opened the maximum number of streams."""
         return self._link.protocol.is_full
 
     def open(self, head: dict[str, Any], handler: LinkStreamHandler | None = None) -> Stream:
         """Open a stream to the host.
 
         Args:
-            head: First message of the stream, which names the host's service.
+            head: First message of the stream. It names the service of the host to which the stream is opened.
             handler: Receiver of the stream's events. If None, the caller must set the handler before it returns to the loop.
 
         Raises:
-            ProtocolError: No host is connected, the guest is asleep, or too many streams are open.
+            ProtocolError: No host is connected, the guest is asleep, or all stream ids are used up.
+            CannotSend: Too many streams are open, or ``head`` does not fit into one frame.
         """
         if self._link.is_asleep():
             raise ProtocolError("a guest cannot open a stream before guest.wake")
@@ -220,7 +228,7 @@ class StreamRouter:
             stream.dispatch(event)
 
     def drop_all(self) -> None:
-        """Close all streams, because the host has connected again or the guest was quiesced, and notify their handlers."""
+        """Close all streams and notify their handlers. Called after a new handshake, a quiesce, or invalid bytes from the host."""
         for stream in list(self._streams.values()):
             stream.drop()
 

@@ -7,9 +7,10 @@ Invariants:
 - The scripts run after every wake except the first, which follows the boot. They run one after the other, in the order of
   their names. Calls that start a process, a kernel or a cell are delayed until the last script has ended. Other calls are not delayed.
 - A script is killed after ``TIMEOUT_S`` seconds, with all processes that the script has started. Only the first ``MAX_SCRIPTS``
-  scripts run. These two limits bound the delay of calls.
+  scripts run. These two limits restrict how long calls can be delayed.
 - A script runs as root if its file belongs to root and only root may write the file. Every other script runs as ``user``.
-- The file ``LOG`` contains the first ``MAX_LOG_BYTES`` of the scripts' output. A wake replaces the file if scripts run.
+- The file ``LOG`` contains the first ``MAX_LOG_BYTES`` of the scripts' output. The file is replaced after each wake for which scripts
+  run.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_LOG_BYTES = 64 * 1024
 TIMEOUT_S = 2.0
 MAX_SCRIPTS = 16
 MAX_READS = 4
-"""Maximum number of reads of a script's output in one turn of the loop, so that a script with much output delays no other work."""
+"""Maximum number of reads in a row from a script's output pipe. Because of this limit, a script with much output delays no other work."""
 MAX_NAMES = 1000
 """Maximum number of entries of ``FOLDER`` that are examined, in the order of their names. Further entries are ignored."""
 
@@ -52,7 +53,7 @@ class WakeScripts:
         loop: The guest's loop.
         spawner: Starts the scripts.
         identity: Source of the sandbox id and of fresh entropy, which each script finds in its environment.
-        rpc: Server whose calls that start a process, a kernel or a cell are delayed until the last script has ended.
+        rpc: Server of the calls. Until the last script has ended, it delays calls that start a process, a kernel or a cell.
     """
 
     __slots__ = ("_identity", "_log", "_loop", "_rpc", "_running", "_spawner", "_waiting")

@@ -1,4 +1,4 @@
-"""The machine's own apt configuration, as sources for building images. Pure.
+"""Sources for building images, taken from the machine's own apt configuration. Pure.
 
 Invariants:
 - The recipe of an image names the suite, for example ``bookworm``. The machine's configuration names the mirrors of the suite, the options that say
@@ -142,7 +142,7 @@ def sources_text(sources: Iterable[Source]) -> str:
 
 
 def options_text(dump: str) -> str:
-    """Return the options of the machine's apt that say how to reach archives, as the text of a configuration file for another apt.
+    """Return the machine's apt options that say how to reach archives, as the text of a configuration file for another apt process.
 
     Args:
         dump: Output of ``apt-config dump``. Options with an empty value are omitted.
@@ -151,7 +151,7 @@ def options_text(dump: str) -> str:
 
 
 def credentials_text(paths: Mapping[str, str]) -> str:
-    """Return the text of a configuration file that makes another apt read the machine's own files with credentials (apt_auth.conf(5)).
+    """Return the text of a configuration file that makes another apt process read the machine's files with credentials (apt_auth.conf(5)).
 
     Args:
         paths: ``netrc`` -> path of the machine's file, ``netrcparts`` -> path of the machine's folder. Must contain only paths that exist.

@@ -1,4 +1,4 @@
-"""Capacity of the machine for sandboxes and its free part, read from the kernel.
+"""The machine's capacity for sandboxes, and the part of this capacity that is free. Both are read from the kernel.
 
 =======  =======================================================  =======================================================================
          capacity: the least of                                   free: the least of
@@ -80,7 +80,7 @@ class Host:
         """Read the machine's capacity for sandboxes and the free part of the capacity. Blocks for some milliseconds.
 
         Raises:
-            OSError: A file of the kernel cannot be read.
+            OSError: A file below /proc, or the state of the file system, cannot be read.
         """
         memory = read_meminfo((self.proc / "meminfo").read_text(encoding="ascii"))
         max_count = max_tasks(self.proc)
@@ -183,7 +183,8 @@ def group_of(cgroup: str, controller: str) -> Path:
 
     Args:
         cgroup: Text of ``/proc/PID/cgroup`` (cgroups(7)).
-        controller: Controller whose hierarchy is meant. If the text names no hierarchy with this controller, the unified hierarchy is meant.
+        controller: Name of a controller. The path is in the hierarchy of this controller. If the text names no such hierarchy, the path is in the
+            unified hierarchy.
     """
     unified = Path()
     for line in cgroup.splitlines():
@@ -208,7 +209,7 @@ def _bounds(layout: Layout, group: Path, controller: str, file: str) -> tuple[Bo
 
 
 def _left(bounds: tuple[Bound, ...], used: Callable[[Path], int]) -> list[int]:
-    """Return each limit minus its group's use, which ``used`` reads. Groups that were removed are omitted, because they contain no processes."""
+    """Return each limit minus the current use of its group, which ``used`` returns. Groups that were removed contain no processes and are omitted."""
     left: list[int] = []
     for bound in bounds:
         with contextlib.suppress(OSError, ValueError):

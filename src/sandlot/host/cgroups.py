@@ -2,8 +2,8 @@
 
 Invariants:
 - All paths of a group are derived from its name. After a crash, the name is enough to find what is left of the group in every hierarchy.
-- :meth:`Cgroup.kill_once` signals only processes that are in the group at that moment. It opens pidfds and reads the group again before it sends a
-  signal, so a process with a reused pid is never hit (pidfd_open(2)).
+- :meth:`Cgroup.kill_once` signals only processes that are in the group at that moment. It opens pidfds and reads the group again before it sends
+  signals, so no signal reaches a process with a reused pid (pidfd_open(2)).
 - The caller must remove a group in a loop: a group cannot be removed while a task is in it, and a killed task leaves its group only after a while.
 
 The methods block for microseconds, except :meth:`Cgroup.change`, which blocks as long as the kernel reclaims memory.

@@ -5,8 +5,8 @@ mount namespace of the sandbox's own processes (``stage``), so the host never li
 mount and frees the loop device.
 
 Invariants:
-- A file takes space on the host only for written data, and frees the space of deleted data (mount option ``discard``). The sum of all
-  limits may therefore exceed the host's disk. Admission decides how much is reserved.
+- An image file takes space on the host only for data that was written. When the data is deleted, the kernel frees this space (mount option
+  ``discard``). The limits of all disks together may therefore exceed the host's disk. Admission decides how much is reserved.
 - A sandbox's disk has no journal and no reserved blocks, because it is never read again after a crash. A disk for a few
   files has only :data:`FEW_INODES` inodes.
 - ``mkfs.ext4`` runs once for each size (2.9 ms for 5 GiB, measured). Each further disk of the same size is written from a copy of the output, which
@@ -30,9 +30,9 @@ from sandlot.model.errors import HostError
 
 BLOCK_BYTES: Final = 4096
 OVERHEAD_BYTES: Final = 1024 * 1024
-"""Bytes added to the limit for metadata whose size does not depend on the limit."""
+"""Bytes that are added to the size of an image, for metadata whose size does not depend on the amount of content."""
 _OVERHEAD_DIVISOR: Final = 1024
-"""The limit divided by this number is added for metadata that grows with the limit (measured: 0.01 % at 5 GiB)."""
+"""The bytes of content divided by this number are also added, for metadata that grows with the content (measured: 0.01 % at 5 GiB)."""
 INODE_BYTES: Final = 256
 FEW_INODES, MIN_INODES, MAX_INODES = 64, 4096, 4_194_304
 """Number of inodes of a disk that holds a few files; least and largest number of inodes of a disk that holds many files."""
@@ -170,7 +170,7 @@ def stamp(template: DiskTemplate, image: Path) -> None:
 
 
 def loops_below(folder: Path, sys_block: Path = _SYS_BLOCK) -> dict[str, Path]:
-    """Return the loop devices that are attached to a file below a folder, even to a deleted file: name of the device -> path of the file."""
+    """Return the loop devices attached to files below a folder, including deleted files: name of the device -> path of the file."""
     found: dict[str, Path] = {}
     for device in sys_block.glob("loop*"):
         with contextlib.suppress(OSError):

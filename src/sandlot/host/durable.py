@@ -1,4 +1,4 @@
-"""Writing files and folders that are still whole after a loss of power.
+"""Write files and folders so that they are complete after a loss of power.
 
 A new name in a folder survives a crash only if the folder was synced afterwards (fsync(2)). A file or folder is therefore written under another name,
 synced, and renamed; then its parent folder is synced. A reader finds either the whole old content or the whole new content.

@@ -3,12 +3,12 @@
 A range is taken with a symbolic link. The name of the link is the number of the range, and the target is the name of the sandbox's control group.
 
 Invariants:
-- No two sandboxes of this host share an id, whichever service runs them, if all services share /run and see the same control groups: there is one
-  folder of links per host, and ranges are taken under a lock. A service in a container with its own /run or its own tree of groups does not see the
+- If all services of this host share /run and see the same control groups, no two sandboxes of the host share an id: all services use one folder of
+  links, and take ranges under a lock. A service in a container with its own /run or its own tree of groups does not see the
   ranges that other services have taken. Such a service treats ranges of live sandboxes as stale or free.
 - A crash makes no range unusable. A link whose group is gone is stale and may be taken over. The group of a sandbox is created before its range is
   taken, and removed only when all its processes are dead, so the link of a live sandbox never looks stale.
-- After a boot there are no links, because the folder is below /run, and no control groups.
+- After a boot there are neither links nor control groups. The links are gone because their folder is below /run.
 
 The ids 0x70000000 to 0x7FFDFFFF are the part of the 32-bit ids that systemd's list of ranges ("Users, Groups, UIDs and GIDs on systemd Systems")
 leaves unused: below the sign bit and above the ids of systemd-nspawn.
@@ -78,12 +78,12 @@ class IdRanges:
         raise UnavailableError(
             f"All {RANGES} ranges of user ids are in use.",
             code=ErrorCode.BUSY,
-            hint="Kill a sandbox of the same isolation that is no longer needed, or retry later.",
+            hint="Kill a sandbox that has the same isolation and is no longer needed, or retry later.",
             fields={"retry_after_s": _RETRY_AFTER_S},
         )
 
     def release(self, owner: str) -> None:
-        """Make the range of an owner free, if the owner has one. Call this when the control group of the owner has been removed."""
+        """Release the range of an owner, if the owner has a range. Call this after the control group of the owner has been removed."""
         with contextlib.suppress(FileNotFoundError), self._locked():
             for number, other in self._taken().items():
                 if other == owner:

@@ -61,7 +61,7 @@ class Started:
 
     Args:
         sandbox: Process of the runtime, which ends when the sandbox ends.
-        keeper: Keeper process: the parent of ``sandbox``, which receives the exit status of ``sandbox``.
+        keeper: Keeper process. It is the parent of ``sandbox`` and receives the exit status of ``sandbox``.
     """
 
     sandbox: Identity
@@ -161,7 +161,7 @@ class Stage:
 
     def kill(self) -> None:
         """Kill the process of the stage, but not the processes that the stage started."""
-        self._popen.kill()  # kill() sends no signal if the stage was reaped, so a reused pid is never killed
+        self._popen.kill()  # kill() sends no signal if the stage was reaped, so no process with a reused pid is killed
 
     def _send(self, message: dict[str, object]) -> None:
         if self._writing < 0:

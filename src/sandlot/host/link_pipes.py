@@ -3,7 +3,8 @@
 Invariants:
 - A process of the sandbox keeps each pipe open while no service runs, so the guest does not notice that a service died. The service opens only one
   end of each pipe, so it receives EOF and EPIPE when the sandbox has ended (fifo(7)).
-- A frame has at most PIPE_BUF (4,096) bytes. Such a write to a non-blocking pipe succeeds or fails as a whole (pipe(7)), so no frame is split.
+- A frame has at most PIPE_BUF (4,096) bytes. A write of at most this size to a non-blocking pipe succeeds or fails as a whole (pipe(7)), so no frame
+  is split.
 - No function blocks the event loop. The event loop reports when a pipe can be read or written.
 """
 
@@ -56,7 +57,7 @@ class PipeStream:
         except OSError as error:
             if read >= 0:
                 os.close(read)
-            if error.errno in {errno.ENXIO, errno.ENOENT}:  # no process reads the pipe; no pipe exists
+            if error.errno in {errno.ENXIO, errno.ENOENT}:  # ENXIO: no process reads the pipe. ENOENT: the pipe does not exist
                 raise SandboxEndedError("The sandbox has ended.") from None
             raise
         return cls(read, write)

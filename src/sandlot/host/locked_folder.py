@@ -8,7 +8,7 @@ Invariants:
 - A folder whose creating process died is never published. The next `sweep` removes the folder.
 - Only the user that owns a locked folder, and root, can enter the folder.
 
-Locks are flock(2). The kernel releases a lock when its last descriptor is closed, however the process ends.
+Locks are taken with flock(2). The kernel releases a lock when its last descriptor is closed, however the process ends.
 
 All functions block until the disk has done the work and until a lock is free. Async code must call them in a thread. If async code is cancelled
 meanwhile, it must close the lock or folder that the thread returns.
@@ -81,7 +81,7 @@ class LockedFolder:
         self.close()
 
     def publish(self, path: Path) -> None:
-        """Move the folder :attr:`content` to its final path. The caller must have synced the files in it.
+        """Move the folder :attr:`content` to its final path. The caller must have synced the files in this folder.
 
         Args:
             path: Final path of the content, which must not exist yet.
@@ -95,7 +95,7 @@ class LockedFolder:
             durable.publish_folder(self.content, path)
 
     def close(self) -> None:
-        """Remove the temporary folder and release its lock. Idempotent. Files that cannot be removed now are removed by the next sweep."""
+        """Remove the temporary folder and release its lock. Idempotent. The next sweep removes files that cannot be removed now."""
         with self._publishing:
             if self.descriptor >= 0:
                 _remove_or_log(self.path)
@@ -104,7 +104,7 @@ class LockedFolder:
 
 
 def sweep(scratch: Path) -> int:
-    """Remove the folders in a scratch folder whose creating processes died.
+    """Remove each folder in a scratch folder if the process that created it has died.
 
     Args:
         scratch: Path of the scratch folder. Nothing is done if there is no such folder.

@@ -1,4 +1,4 @@
-"""Identity of a process (its pid and its start time), and waiting for the end of a process.
+"""Identify a process by its pid and its start time, and wait until a process has ended.
 
 Invariants:
 - Once a process has ended, another process may get its pid. An identity is therefore the pid **and** the start time in clock ticks since boot
@@ -73,7 +73,7 @@ def open_process(identity: Identity) -> int | None:
 
 
 async def wait_ended(handle: int) -> None:
-    """Wait until the process of a pidfd has ended. The process need not have been reaped. The pidfd is not closed.
+    """Wait until the process that a pidfd refers to has ended. The process need not have been reaped. The pidfd stays open.
 
     Concurrent calls need different pidfds, because an event loop has only one reader per descriptor.
 

@@ -7,10 +7,10 @@ Invariants:
 - The group is ``/sandlot/service-NNNN``, beside the group ``/sandlot/NNNN`` of the node's sandboxes; NNNN is the id of the node. No sweep of
   sandboxes removes the service's group, because its name is not that of a sandbox. The processor weight of the group is relative to the weight of all
   sandboxes together, whatever their number.
-- The group has no limits: a memory limit would only get the service killed. ``memory.low`` is not set either: it has an effect only if every group
-  above it has at least the same value (cgroup-v2.rst). Admission keeps a reserve of memory instead.
-- When the service ends, its process returns to its former groups and score, and no empty group is left. The group of a killed service is used by the
-  next service of the same node. If the group contains no processes, the end of any service of the host removes the group.
+- The group has no limits: a memory limit could only cause the kernel to kill the service. ``memory.low`` is not set either: it has an effect only if
+  every group above it has at least the same value (cgroup-v2.rst). Admission keeps a reserve of memory instead.
+- When the service ends, its process returns to its former groups and score, and no empty group is left. The next service of the same node uses the
+  group that a killed service left. If such a group contains no processes, any other service of the host removes the group when that service ends.
 - A failure to set the score or the group is reported. The service then runs with its former score or group.
 
 Child processes keep neither the group nor the score. A stage sets its own score and enters the group of its sandbox. All other child processes are

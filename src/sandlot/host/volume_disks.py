@@ -253,7 +253,7 @@ def _attach(process: int, hub: str, volume: Attachment, ids: str | None) -> None
     try:
         syscalls.setns(process, syscalls.CLONE_NEWNS)
         if os.stat(target).st_dev == device:  # noqa: PTH116 - `target` is a string for the calls below
-            return  # the volume is attached: by a service that was killed before it recorded this
+            return  # a service that was killed before it recorded the attachment has attached the volume
         enable = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
         if volume.read_only:
             enable |= syscalls.MOUNT_ATTR_RDONLY
@@ -271,7 +271,7 @@ def _attach(process: int, hub: str, volume: Attachment, ids: str | None) -> None
 
 
 def journal_bytes(size_bytes: int) -> int:
-    """Return the size of the journal of a volume with ``size_bytes`` of content, in bytes."""
+    """Return the size in bytes of the journal of a volume that holds ``size_bytes`` of content."""
     return _LARGE_JOURNAL_BYTES if size_bytes >= _LARGE_BYTES else _JOURNAL_BYTES
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Every command is killed when the builder dies (setpriv(1), --pdeathsig). mmdebstrap and all commands inside the tree also have their own mount and
-  process namespaces (unshare(1)), which end with the command. So no mount and no process outlives a build, and the host does not see the mounts.
+  process namespaces (unshare(1)). So no mount and no process remains when the command has ended, and the host does not see the mounts.
 - Commands that run *inside* the tree have no network, no terminal and no environment variable of the host.
 - Commands that need the network (apt, pip's downloads) run *outside* the tree, with the machine's own configuration.
 """
@@ -119,7 +119,7 @@ def own_python_argv(root: Path, loader: Path, libraries: Iterable[Path], python:
 def download_argv(python: tuple[str, ...], lock: Path, wheels: Path) -> tuple[str, ...]:
     """Return the command that downloads the locked wheels with the image's own pip and the machine's configuration of pip.
 
-    Only wheels are downloaded. A source archive would run its build as root, with build requirements that the lock does not verify by hashes.
+    Only wheels are downloaded. pip would build a source archive as root, with build requirements whose hashes the lock does not contain.
 
     Args:
         python: Command of the image's Python (:func:`own_python_argv`).
@@ -135,7 +135,7 @@ def download_argv(python: tuple[str, ...], lock: Path, wheels: Path) -> tuple[st
 
 
 def download_env(machine: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of pip's download. The variables that name the machine's proxies and package sources are passed on."""
+    """Return the environment of the command that downloads wheels. Variables that name the machine's proxies and package sources are passed on."""
     return {
         **_select(machine, (*_MACHINE_ENV, *_PIP_ENV, "HOME")),
         "PATH": machine.get("PATH", _PATH),

@@ -54,7 +54,7 @@ class OutputParser:
     __slots__ = ("_done", "_total")
 
     _NEW = re.compile(r"\d+ upgraded, (\d+) newly installed")
-    #: Pattern of an output line, and the step that the number of such lines measures. apt's "Get:" lines about package lists have two words less.
+    #: Pattern of an output line, and the step that the number of such lines measures. apt's "Get:" lines about package lists have two words fewer.
     _COUNTED = (
         (re.compile(r"Get:\d+ (?:\S+ ){6}\["), "downloading Debian packages"),
         (re.compile(r"Unpacking "), "unpacking Debian packages"),

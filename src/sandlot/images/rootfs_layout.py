@@ -52,10 +52,10 @@ _FOLDERS: Mapping[str, tuple[int, int]] = {
 """Folders of every image: mode, and the id of both owner and group, by path."""
 
 _SCRATCH = ("/dev", "/tmp")  # noqa: S108 - inside the image
-"""Folders of which everything is removed after a build, also the subfolders."""
+"""Folders from which all files and subfolders are removed after a build."""
 
 _EMPTIED = (*_SCRATCH, "/proc", "/sys", "/run", "/var/tmp", "/var/log", "/var/cache/apt", "/var/lib/apt/lists", "/root/.cache")  # noqa: S108 - the same
-"""Folders of which all files are removed after a build. Subfolders stay, because installed packages expect them."""
+"""Folders from which all files are removed after a build. Subfolders stay, because installed packages expect them."""
 
 _REMOVED = (
     "/.dockerenv",

@@ -1,6 +1,6 @@
-"""Calls to the guest. A call lasts from its request until its result, its error or the end of the link.
+"""Calls from the host to a guest. A call ends with the guest's result or error, when its caller abandons it, or when the link ends.
 
-A call ends exactly once. All messages of a guest are checked when they arrive, before a caller sees them.
+A call has exactly one outcome: a result or an error. Each message from a guest is checked when it arrives, before a caller sees it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Call(Generic[ResultT]):
         name: Name of the call, a key of ``schema.CALLS``.
         args: Arguments of the call.
         parse: Function that converts the result from the guest, or raises ProtocolError.
-        call_id: 16 bytes that the guest remembers, so that a call repeated on a new link is executed only once.
-        keeps_sending: True if the caller sends bytes after the request. False to send the END together with the request.
-        is_last: True to send nothing after this call until ``FrameTransport.resume_sending`` is called.
+        call_id: Id of the call, 16 bytes. The id lets the guest recognize a call that the host repeats on a new link.
+        keeps_sending: True if the caller sends bytes after the request. False to send the END frame together with the request.
+        is_last: True to send no other frame on the link after this request until ``FrameTransport.resume_sending`` is called.
 
     Raises:
         SandlotError: The call cannot be sent; see :meth:`FrameTransport.open`.
@@ -98,7 +98,7 @@ class Call(Generic[ResultT]):
             raise ProtocolError(f"{self._name} sent a message {'after its result' if self._has_result else 'that is not a map'}")
         if "result" in message:
             if len(message) != 1:
-                raise ProtocolError(f"{self._name} sent a result with other fields beside it")
+                raise ProtocolError(f"{self._name} sent a message that has other fields besides `result`")
             self._result = self._parse(message["result"])
             self._has_result = True
             self._stream.refuse_sending()
@@ -119,7 +119,7 @@ class Call(Generic[ResultT]):
     # -- the caller ---------------------------------------------------------------------------------------------------
 
     async def wait(self) -> ResultT:
-        """Wait for the result of the call. If the waiting task is cancelled, the call continues.
+        """Wait for the result of the call, and return the result. If the waiting task is cancelled, the call continues.
 
         Raises:
             SandlotError: The guest responded with an error, or the link has ended.
@@ -130,7 +130,7 @@ class Call(Generic[ResultT]):
         """Reset the stream of the call and end the call with an error. Does nothing if the call has ended.
 
         Args:
-            error: Error of the call; None: a ConflictError that says that the call was cancelled.
+            error: Error that the caller of :meth:`wait` gets. None: a ConflictError that says that the call was cancelled.
         """
         if not self._is_over:
             self._transport.reset(self._stream.id, "cancelled", "the caller no longer waits for the result")
@@ -148,7 +148,7 @@ class Call(Generic[ResultT]):
 
 
 class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
-    """A call that receives items before its result. Iterate over the call for the items, then await :meth:`result`.
+    """A call that receives items before its result. Iterate over the call to receive the items, then await :meth:`result`.
 
     Only one task at a time may iterate.
     """
@@ -160,7 +160,7 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
         return self
 
     async def __anext__(self) -> ItemT:
-        return await self._stream.next()  # type: ignore[no-any-return]  # every item that was put is an ItemT
+        return await self._stream.next()  # type: ignore[no-any-return]  # only items of type ItemT are queued
 
     async def __aenter__(self) -> Self:
         return self
@@ -169,9 +169,10 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
         await self.aclose()
 
     async def result(self) -> ResultT:
-        """Wait for the result of the call.
+        """Wait for the result of the call, and return the result.
 
-        A caller that has begun to iterate must first iterate to the last item. If the caller has not begun to iterate, the items are dropped.
+        A caller that has started to iterate over the call must receive all items before it calls this method. If the caller has not started to
+        iterate, this method drops all items.
 
         Raises:
             SandlotError: The guest responded with an error, or the link has ended.
@@ -181,12 +182,18 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
         return await self.wait()
 
     async def aclose(self) -> None:
-        """Stop receiving items, and end the call. A process or cell continues and can be attached to; a file is not read further. Idempotent."""
+        """Drop all further items, and abandon the call if it has not ended. Idempotent.
+
+        A process or cell whose output the call receives keeps running, and another call can attach to it. A file is not read further.
+        """
         self._stream.discard()
         self.abandon()
 
     async def _wait_first_message(self, event: asyncio.Event) -> None:
-        """Wait until the guest's first message has set ``event``. If the caller is cancelled meanwhile, abandon the call."""
+        """Wait until ``event`` is set, which happens when the guest's first message arrives or the call ends.
+
+        If the waiting task is cancelled, abandon the call.
+        """
         try:
             await event.wait()
         except BaseException:
@@ -195,7 +202,7 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
 
 
 class StreamedOutputCall(StreamedCall[ResultT, ItemT]):
-    """A call that receives standard output and standard error, and counts the bytes of each from the start of the output."""
+    """A call that receives pieces of standard output and standard error. Each piece has its offset from the start of the output."""
 
     _offsets: dict[int, int]
     """Channel -> offset of the next byte that arrives on the channel."""
@@ -218,6 +225,6 @@ class StreamedOutputCall(StreamedCall[ResultT, ItemT]):
 
 
 def _retrieve_exception(outcome: asyncio.Future[Any]) -> None:
-    """Mark the exception of a call as retrieved, so that asyncio does not warn about a call whose result nobody awaits."""
+    """Mark the exception of a call as retrieved, so that asyncio logs no warning if nothing awaits the result of the call."""
     if not outcome.cancelled():
         outcome.exception()

@@ -1,8 +1,8 @@
 """One multiplexed connection to one guest, with typed calls.
 
-- The host gives each call an id of 16 bytes, so that the guest executes a call only once, even if the call is repeated on a new link.
-- If the task that waits for a call is cancelled, the stream of the call is reset. A process or cell that the call started continues and can be
-  attached to. A partly written file is dropped.
+- The host gives each call an id of 16 bytes, so that the guest recognizes a call that the host repeats on a new link.
+- If the task that waits for a call is cancelled, the stream of the call is reset. A process or cell that the call started keeps running, and a later
+  call can attach to it. An incomplete upload leaves the old file unchanged, unless the upload appends to the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Link:
     Calls about processes, kernels and files are methods of ``link.processes``, ``link.kernels`` and ``link.files``.
 
     Args:
-        session: Session of the link, after its handshake.
+        session: Session of the link. Its handshake must be complete.
     """
 
     def __init__(self, session: LinkSession) -> None:
@@ -59,9 +59,9 @@ class Link:
 
         Args:
             stream: Byte stream to the guest. The link closes the stream in :meth:`aclose`, and also if this method raises.
-            services: Services of the host that the guest may use, by name; None offers none.
+            services: Services of the host that the guest may use, by name. None: the guest may use no service.
             timeout_s: Maximum duration of the handshake in seconds.
-            request_timeout_s: Maximum duration in seconds of each later request that has one short response.
+            request_timeout_s: Default timeout in seconds of later requests that have one short response. All other calls have no timeout.
 
         Raises:
             TimeoutExceededError: The guest did not respond in time.
@@ -113,19 +113,19 @@ class Link:
         workspace: str = WORKSPACE,
         memory_bytes: int | None = None,
     ) -> str | None:
-        """Wake the guest, which sleeps after a boot, restore, fork or hibernation, and give the guest its identity.
+        """Wake a guest that is asleep after a boot, restore, fork or hibernation, and give the guest the identity of its sandbox.
 
         The guest also gets new entropy and the current time from this host.
 
         Args:
             identity: Id of the sandbox.
             hostname: Host name of the sandbox.
-            env: Environment of every program in the sandbox.
+            env: Environment variables for every program in the sandbox.
             pids: Maximum number of processes and threads.
             deadline_s: Seconds from now until the guest ends by itself; None sets no deadline. :meth:`set_deadline` can change the deadline.
             workspace: Default working folder.
-            memory_bytes: Memory limit of the sandbox in bytes; None if unknown. Near the limit, the guest kills the largest program, so that the host
-                does not kill the whole sandbox.
+            memory_bytes: Memory limit of the sandbox in bytes; None if unknown. While a cell runs in gVisor, the guest kills the largest process
+                before the limit is reached, so that the host does not kill the whole sandbox.
 
         Returns:
             Path of the Python interpreter of the image; None if the image has no Python.
@@ -152,14 +152,14 @@ class Link:
         return python
 
     async def checkpoint(self, *, armed: bool) -> None:
-        """Tell the guest that a checkpoint of its running sandbox begins or is over. Call the method before and after each checkpoint.
+        """Tell the guest that a checkpoint of its running sandbox is about to begin or is over. Call this method before and after each checkpoint.
 
         Streams, processes and cells of this guest continue after the checkpoint. A guest that is restored from the checkpoint is asleep and serves
-        only :meth:`wake`. If this link ends between the two calls, this guest is asleep on the next link too.
+        only :meth:`wake`. If this link ends between the two calls of this method, this guest is also asleep on the next link.
 
-        Between the two calls the host sends nothing to the guest, and other calls wait. Reason: if a byte arrives while gVisor (20240729) saves its
-        state, the saved epoll instance may mark the link as ready without reporting it. A guest restored from such an image would never read from the
-        link again.
+        Between the two calls of this method, the host sends nothing to the guest, and all other calls wait. If a byte arrived while gVisor (20240729)
+        saves its state, the saved epoll instance could record that the link is ready and yet never report it. A guest that is restored from such an
+        image would never read from the link again.
 
         Args:
             armed: True before the checkpoint. False after the checkpoint, even if the checkpoint failed.
@@ -177,13 +177,13 @@ class Link:
     async def warm(self, timeout_s: float = WARM_TIMEOUT_S, *, lean: bool = False) -> None:
         """Start the fork server for Python kernels and the first kernel, so that the first cell need not wait for them.
 
-        The method returns when both are ready, or at once if the image cannot run Python kernels. It is called before the snapshot of a template is
-        taken. Besides the fork server and the kernel, no process of the preparation keeps running.
+        The method returns when both are ready, or at once if the image cannot run Python kernels. The host calls this method before it takes the
+        snapshot of a template. The preparation leaves no other process running than the fork server and the kernel.
 
         Args:
             timeout_s: Maximum time to wait in seconds. After a timeout, the guest continues its preparation.
-            lean: True to end the fork server and keep only the first kernel, which halves the memory in use (97 MiB instead of 160 with numpy, pandas
-                and Matplotlib in gVisor, measured). When another kernel is needed, the guest starts the fork server again in about a second.
+            lean: True to end the fork server and keep only the first kernel. This saves memory: with numpy, pandas and Matplotlib in gVisor, 97 MiB
+                are in use instead of 160 MiB (measured). When another kernel is needed, the guest starts the fork server again in about a second.
 
         Raises:
             TimeoutExceededError: The kernel was not ready in time.
@@ -220,7 +220,7 @@ class Link:
         await self._session.quiesce(timeout_s)
 
     async def shutdown(self) -> None:
-        """Ask the guest to end. The sandbox may still run when this method returns; ``wait`` of the driver's instance returns after its end."""
+        """Ask the guest to end. The sandbox may still run when this method returns; to wait for its end, use ``wait`` of the driver's instance."""
         try:
             await self._session.request("guest.shutdown", {}, parse.nothing)
         except SandboxEndedError:

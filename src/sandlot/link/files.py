@@ -1,4 +1,4 @@
-"""The calls ``file.*``. Contents are streamed: host and guest each buffer about one window (``streams.WINDOW_BYTES``) of a file, never all of it."""
+"""The calls ``file.*``. Contents are streamed: host and guest each buffer about one window (``streams.WINDOW_BYTES``), never a whole file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandlot.protocol.errors import ProtocolError
 
 
 class FileReader(StreamedCall[int, bytes]):
-    """Reader of the bytes of one file. Iterate over the reader for the bytes, and close the reader if the rest is not needed.
+    """Reader of one file. Iterate over the reader to receive the bytes of the file. Close the reader if the remaining bytes are not needed.
 
     Args:
         transport: Sends and receives the frames.
@@ -53,7 +53,7 @@ class FileReader(StreamedCall[int, bytes]):
 
     def _on_event_message(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         if self._entry is not None:
-            raise ProtocolError(f"file.read sent {name} twice")
+            raise ProtocolError(f"file.read sent the event {name} twice")
         self._entry = parse.entry(fields)
         self._transport.connection.consumed(self._stream.id, credit)
         self._opened.set()
@@ -67,7 +67,7 @@ class FileReader(StreamedCall[int, bytes]):
     def _parse_result(self, given: object) -> int:
         size = parse.fields_of("file.read", schema.CALLS["file.read"]["result"], given)["bytes"]
         if size != self._bytes or self._entry is None:
-            raise ProtocolError(f"file.read reports {size} bytes and sent {self._bytes}")
+            raise ProtocolError(f"file.read reports {size} bytes, but it sent {self._bytes}")
         return int(size)
 
     def _finish(self, error: SandlotError | None) -> None:
@@ -96,7 +96,7 @@ class Upload(Call[Entry]):
 
         Raises:
             SandlotError: The guest responded with an error, or the link has ended.
-            Exception: Reading ``chunks`` raised this exception. The guest drops the bytes that it has received.
+            Exception: Reading ``chunks`` raised this exception. The guest discards the incomplete upload, unless the upload appends to a file.
         """
         sending = asyncio.ensure_future(self._send_all(chunks))
         try:
@@ -135,7 +135,7 @@ class FileRequests:
         self._session = session
 
     async def read(self, path: str, *, user: User = User.USER, offset: int = 0, length: int | None = None) -> FileReader:
-        """Open a file, and return a reader of its bytes.
+        """Open a file, and return a reader that receives the bytes of the file.
 
         Args:
             path: Path of the file.
@@ -163,7 +163,8 @@ class FileRequests:
     ) -> Entry:
         """Write a file, and return its properties.
 
-        Unless ``append`` is true, the guest writes a temporary file and renames it at the end. An incomplete transfer therefore leaves the old file.
+        Unless ``append`` is true, the guest writes a temporary file and renames it at the end. After an incomplete transfer, the old file is
+        therefore unchanged.
 
         Args:
             path: Path of the file.
@@ -198,7 +199,8 @@ class FileRequests:
             path: Path of the folder.
             user: Account that reads the folder.
             limit: Maximum number of entries. One call returns at most 1,000.
-            offset: Number of entries to skip. For the next page, pass ``offset + limit``, even if this page has fewer than ``limit`` entries.
+            offset: Number of entries to skip. To get the next page, pass ``offset + limit`` as ``offset``, even if this page has fewer than
+                ``limit`` entries.
         """
         limit = min(limit, schema.LIMITS["entries"])
         return await self._session.request("file.list", {"path": path, "user": user.value, "limit": limit, "offset": offset}, parse.listing)
@@ -210,7 +212,7 @@ class FileRequests:
             path: Path of the folder.
             user: Account that creates the folder.
             parents: True to create the missing folders above ``path`` as well.
-            mode: Permission bits of the folder; None: the default of the guest.
+            mode: Permission bits of the folder; None uses the guest's default.
         """
         return await self._session.request("file.mkdir", {"path": path, "user": user.value, "parents": parents, "mode": mode}, parse.entry)
 
@@ -218,7 +220,7 @@ class FileRequests:
         """Rename a file or folder, and return its properties at the new path.
 
         Args:
-            path: Present path.
+            path: Current path.
             to: New path.
             user: Account that renames the file or folder.
             overwrite: True to replace a file that exists at the new path.

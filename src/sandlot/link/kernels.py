@@ -1,4 +1,4 @@
-"""The calls ``kernel.*``: contexts and their cells. A context is a kernel of one language that keeps its state from cell to cell."""
+"""The calls ``kernel.*``: contexts and their cells. A context is a kernel of one language that keeps its state between cells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PARSE_EVENT: Mapping[str, Callable[[object], CellStarted | Display | Cleared | 
 
 
 class CellCall(StreamedOutputCall[CellResult, Output | OutputGap | CellStarted | Display | Cleared | CellError]):
-    """A call that executes a cell or follows a cell. Iterate over the call for the output and the displays of the cell, then ``await result()``.
+    """A call that executes a cell or attaches to a cell. Iterate over the call to receive output and displays of the cell, then ``await result()``.
 
     Args:
         transport: Sends and receives the frames.
@@ -60,11 +60,11 @@ class KernelRequests:
         Args:
             id: Id of the context.
             language: python, bash or javascript.
-            cwd: Absolute path of the kernel's first working directory; None for the workspace.
-            env: Variables in addition to the environment of the sandbox.
+            cwd: Absolute path of the folder in which the kernel starts; None for the workspace.
+            env: Environment variables for the kernel, in addition to the environment of the sandbox.
 
         Raises:
-            SandlotError: The sandbox has too many contexts, or the image cannot run the language.
+            SandlotError: The sandbox has too many contexts, the image cannot run the language, or the context exists and has another language.
         """
         return await self._session.request("kernel.create", {"kernel": id, "language": language, "cwd": cwd, "env": dict(env or {})}, parse.kernel)
 
@@ -76,7 +76,7 @@ class KernelRequests:
         """Remove a context and end its kernel. Cells that wait for the kernel are aborted.
 
         Raises:
-            NotFoundError: The context does not exist.
+            NotFoundError: The context does not exist and is not a default context.
         """
         await self._session.request("kernel.remove", {"kernel": id}, parse.nothing)
 
@@ -98,14 +98,14 @@ class KernelRequests:
         Args:
             code: Source code in the language of the kernel.
             kernel: Id of the context.
-            language: Language of the context. If no context has the id ``kernel``, a context of this language is created. None requires that the
-                context exists or is a default context.
+            language: Language that the context must have; None accepts any language. The context must exist, unless ``kernel`` is the id of a default
+                context: ``default`` (python), ``bash`` or ``javascript``. Default contexts are created when they are needed.
             env: Environment variables for this cell.
-            timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.
-            silent: True to display no result of the last expression and not to increase the execution count of the kernel.
+            timeout_s: Seconds that the cell may run before it is interrupted; None sets no timeout.
+            silent: True to hide the value of the last expression and to leave the execution count of the kernel unchanged.
             store_history: True to increase the execution count of the kernel.
             stop_on_error: True to abort the cells that wait for the kernel if this cell fails.
-            id: Id of the execution; None creates an id. If the guest already has an execution with this id, the call follows that execution.
+            id: Id of the execution; None creates an id. If the guest already has an execution with this id, the call attaches to that execution.
         """
         self._session.check_usable()
         execution = id or new_process_id()
@@ -130,16 +130,16 @@ class KernelRequests:
         stderr_from: int | None = 0,
         wait: bool = True,
     ) -> CellCall:
-        """Follow a cell that was sent earlier, even if it has ended.
+        """Attach to a cell that was sent to the guest earlier, even if the cell has ended.
 
         Args:
             id: Id of the execution.
-            events_from: Number of events to skip, counted from the start of the cell. The start, displays, errors and requests to clear the
-                output count as events.
+            events_from: Number of events to skip, counted from the start of the cell. Events are the start of the cell, its displays, its errors and
+                its requests to clear the output.
             stdout_from: Offset of the first byte of standard output to send; None begins with the oldest byte that the guest keeps.
             stderr_from: Offset of the first byte of standard error to send; None begins with the oldest byte that the guest keeps.
-            wait: True to follow the cell until it ends. False to get only existing output and events; the status of the result is ``running`` if
-                the cell has not ended.
+            wait: True to receive output and events until the cell ends. False to receive only the output and events that exist now; if the cell has
+                not ended, the status of the result is then ``running``.
         """
         self._session.check_usable()
         args = {"execution": id, "events_from": events_from, "stdout_from": stdout_from, "stderr_from": stderr_from, "wait": wait}
@@ -155,5 +155,5 @@ class KernelRequests:
         return await self._session.request("kernel.interrupt", {"kernel": kernel, "execution": execution}, parse.running)
 
     async def restart(self, kernel: str = "default") -> None:
-        """End the kernel of a context. The next cell starts a new kernel without variables."""
+        """End the kernel of a context, and abort the cells that wait for the kernel. The next cell starts a new kernel without variables."""
         await self._session.request("kernel.restart", {"kernel": kernel}, parse.nothing)

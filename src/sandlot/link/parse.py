@@ -44,7 +44,7 @@ def fields_of(what: str, fields: Mapping[str, str], given: object) -> Mapping[st
         given: Received value.
 
     Raises:
-        ProtocolError: The value does not match.
+        ProtocolError: The value is not a map, or its fields do not match.
     """
     why = schema.validate_fields(fields, given)
     if why or not isinstance(given, dict):
@@ -56,7 +56,7 @@ def number(what: str, value: int, high: int, low: int = 0) -> int:
     """Check that an integer is from ``low`` to ``high``, both included, and return the integer. ``what`` names the value in error messages.
 
     Raises:
-        ProtocolError: The integer is lower or higher.
+        ProtocolError: The integer is lower than ``low`` or higher than ``high``.
     """
     if not low <= value <= high:
         raise ProtocolError(f"{what} is {value}; it must be from {low} to {high}")
@@ -115,7 +115,7 @@ def one_of(what: str, value: str, allowed: Sequence[str]) -> str:
         ProtocolError: The string is not allowed.
     """
     if value not in allowed:
-        raise ProtocolError(f"{what} is {value[:50]!r}; allowed are {', '.join(allowed)}")
+        raise ProtocolError(f"{what} is {value[:50]!r}; it must be one of: {', '.join(allowed)}")
     return value
 
 
@@ -149,7 +149,7 @@ def process_result(expected: ProcessId, given: object) -> ProcessResult:
     """Parse the result of ``process.start`` and ``process.attach``.
 
     Args:
-        expected: Id of the process of the call.
+        expected: Id of the process that the call started or attached to.
         given: Received value.
 
     Raises:
@@ -178,7 +178,7 @@ def process_end(expected: ProcessId, given: object) -> ProcessResult:
     """Parse the result of ``process.wait``.
 
     Args:
-        expected: Id of the process of the call.
+        expected: Id of the process that the call waited for.
         given: Received value.
 
     Raises:
@@ -219,7 +219,7 @@ def process_known(expected: ProcessId, given: object) -> ProcessInfo:
     """Parse the result of ``process.get``.
 
     Args:
-        expected: Id of the process of the call.
+        expected: Id of the process that the call asked for.
         given: Received value.
 
     Raises:
@@ -238,7 +238,7 @@ def processes(given: object) -> tuple[ProcessInfo, ...]:
         ProtocolError: The value is invalid, or has too many records.
     """
     records = fields_of("process list", schema.CALLS["process.list"]["result"], given)["processes"]
-    number("processes", len(records), schema.LIMITS["processes"])
+    number("number of processes", len(records), schema.LIMITS["processes"])
     return tuple(process_info(record) for record in records)
 
 
@@ -264,12 +264,12 @@ def display(given: object) -> Display:
     """
     fields = fields_of("display", schema.CALLS["kernel.execute"]["events"]["display"], given)
     data: dict[str, Any] = fields["data"]
-    number("representations", len(data), schema.LIMITS["mime_types"])
+    number("number of representations", len(data), schema.LIMITS["mime_types"])
     for name, value in data.items():
         if not _MIME_TYPE.fullmatch(name) or type(value) not in {str, bytes}:
             raise ProtocolError(f"a display maps {name[:50]!r} to a {type(value).__name__}; it must map MIME types to text or bytes")
     metadata: dict[str, Any] = fields.get("metadata") or {}
-    number("metadata", len(metadata), schema.LIMITS["mime_types"])
+    number("number of metadata entries", len(metadata), schema.LIMITS["mime_types"])
     display_id = fields.get("display_id")
     return Display(
         MappingProxyType(data),
@@ -323,7 +323,7 @@ def kernels(given: object) -> tuple[KernelInfo, ...]:
         ProtocolError: The value is invalid, or has too many records.
     """
     records = fields_of("kernel list", schema.CALLS["kernel.list"]["result"], given)["kernels"]
-    number("kernels", len(records), schema.LIMITS["kernels"])
+    number("number of kernels", len(records), schema.LIMITS["kernels"])
     return tuple(kernel(record) for record in records)
 
 
@@ -370,7 +370,7 @@ def listing(given: object) -> Listing:
         ProtocolError: The value is invalid, or has too many entries.
     """
     fields = fields_of("listing", schema.CALLS["file.list"]["result"], given)
-    number("entries", len(fields["entries"]), schema.LIMITS["entries"])
+    number("number of entries", len(fields["entries"]), schema.LIMITS["entries"])
     return Listing(tuple(entry(record) for record in fields["entries"]), fields["more"])
 
 
@@ -402,7 +402,7 @@ def nothing(given: object) -> None:
 
 
 def running(given: object) -> bool:
-    """Parse the result of ``process.signal``, ``process.resize`` or ``kernel.interrupt``: True if the process or cell was running.
+    """Parse the result of ``process.signal``, ``process.resize`` or ``kernel.interrupt``. Return True if the process or cell was running.
 
     Raises:
         ProtocolError: The value is invalid.
@@ -430,9 +430,9 @@ def python(given: object) -> str | None:
 
 
 def reset_error(reason: Mapping[str, Any]) -> SandlotError:
-    """Convert a RESET from the guest into an error with the code, message and hint of the RESET.
+    """Convert a RESET frame from the guest into an error with the same code, message and hint.
 
-    All other fields of the RESET are dropped. Only the service may set them, because some fields of an error become headers of an HTTP response.
+    All other fields of the frame are dropped. Only the service may set them, because some fields of an error become headers of an HTTP response.
     """
     code = reason["code"] if reason["code"] in schema.RESET_CODES else "internal"
     hint = reason.get("hint")

@@ -1,18 +1,18 @@
-"""The files that every sandbox has at ``/.sandlot``, and the command lines that start the programs among them.
+"""The files that every sandbox has below ``/.sandlot``, and the command lines that start the programs among these files.
 
 - The host does not import the guest. It reads the sources of the guest as bytes from the installed package.
 - The guest runs on its own interpreter, started by its own dynamic loader, so that the guest needs no file of the image. The library path is an
   argument of the loader, so commands that the guest starts do not inherit the path.
-- The kernel programs, which run on the interpreters of the image, are shipped as sources. The guest and its helpers are shipped as a zip of
-  byte code, because every opened file costs a round trip to gVisor's gofer.
+- The kernel programs are shipped as sources; most of them run on the interpreters of the image. The guest and its helpers, except ``sudo.py``,
+  are shipped as a zip of byte code, because every opened file costs a round trip to gVisor's gofer.
 
 Layout below ``/.sandlot``::
 
     lib/ld.so  lib/*.so*          the dynamic loader and the interpreter's libraries
     lib/python3.X/lib-dynload/    extension modules
-    lib/python3XX.zip             the standard library that the guest needs, byte code, stored
+    lib/python3XX.zip             modules of the standard library that the guest needs, byte code, uncompressed
     bin/python3                   the interpreter
-    guest.zip                     sandlot.protocol and sandlot.guest with sandlot.guest.helpers, byte code, stored
+    guest.zip                     sandlot.protocol and sandlot.guest with sandlot.guest.helpers, byte code, uncompressed
     helpers/                      sudo.py with values.py (guest's interpreter)
     kernel_programs/              python/kernel.py with sandlot_kernel/ and values.py (image's python), bash/kernel.py with values.py
                                   (guest's interpreter) and init.bash (image's bash), javascript/ (image's node)
@@ -27,7 +27,7 @@ from importlib.resources.abc import Traversable
 
 GUEST_ROOT = "/.sandlot"
 VOLUMES = "volumes"
-"""Name of an empty folder in ``GUEST_ROOT``. The driver mounts the volumes of a sandbox there, and the guest binds them to their paths."""
+"""Name of an empty folder in ``GUEST_ROOT``. The driver mounts the volumes of a sandbox in it, and the guest bind-mounts each volume at its path."""
 INTERPRETER_ARGV = (f"{GUEST_ROOT}/lib/ld.so", "--library-path", f"{GUEST_ROOT}/lib", f"{GUEST_ROOT}/bin/python3", "-SI")
 GUEST_ARGV = (
     *INTERPRETER_ARGV,
@@ -37,13 +37,13 @@ GUEST_ARGV = (
 """Command line of the guest, which is PID 1 of every sandbox. Its standard input and output are the link; its standard error is the guest's log."""
 
 _SUDO = "helpers/sudo.py"
-"""Path of the one helper that is shipped as a separate file: ``/usr/bin/sudo`` of the image starts it by its path."""
+"""Path below ``/.sandlot`` of the one helper that is a separate file, because ``/usr/bin/sudo`` of the image starts the helper by its path."""
 
 _KERNEL_PROGRAMS = "kernel_programs"
 _KERNEL_PACKAGE = f"{_KERNEL_PROGRAMS}/python/sandlot_kernel"
 _ON_GUEST_INTERPRETER = ("helpers/", f"{_KERNEL_PROGRAMS}/bash/kernel.py", f"{_KERNEL_PROGRAMS}/bash/values.py")
 _VALUES_BESIDE = ("helpers", f"{_KERNEL_PROGRAMS}/python", f"{_KERNEL_PROGRAMS}/bash", _KERNEL_PACKAGE)
-"""Folders whose programs read and write messages. Each of these folders gets a copy of ``protocol/values.py``."""
+"""Folders of programs that encode or decode messages. Each of these folders gets a copy of ``protocol/values.py``."""
 
 
 def program_argv(name: str) -> tuple[str, ...]:

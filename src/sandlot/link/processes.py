@@ -1,4 +1,4 @@
-"""The calls ``process.*``: start, follow, signal and list the processes of a sandbox."""
+"""The calls ``process.*``: start, attach to, signal and list the processes of a sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sandlot.protocol.errors import ProtocolError
 
 
 class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
-    """A call that starts a process or attaches to a process. Iterate over the call for the output of the process, then ``await result()``.
+    """A call that starts a process or attaches to a process. Iterate over the call to receive the output of the process, then ``await result()``.
 
     Args:
         transport: Sends and receives the frames.
@@ -49,7 +49,7 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
 
     @property
     def sent_bytes(self) -> int:
-        """Number of bytes that :meth:`write` has accepted until now."""
+        """Number of bytes that :meth:`write` has accepted so far."""
         return self._stream.sent_bytes
 
     @property
@@ -122,12 +122,13 @@ class ProcessRequests:
         self._session = session
 
     async def start(self, spec: ProcessSpec, *, id: ProcessId | None = None, attach: bool = True) -> ProcessCall:  # noqa: A002 - the field is called id
-        """Start a process, and return when it runs.
+        """Start a process, and return when the process runs.
 
         Args:
             spec: Process to start.
             id: Id of the process; None creates an id. If the guest already has a process with this id, the call attaches to that process.
-            attach: True to follow the process until it ends. False to receive no output; ``result()`` then returns at once, with reason None.
+            attach: True to receive output until the process ends. False to receive no output; ``result()`` then returns at once, and the ``reason``
+                of the result is None.
 
         Raises:
             SandlotError: The process could not be started, for example because the program or the folder does not exist.
@@ -151,7 +152,7 @@ class ProcessRequests:
         return await call.started()
 
     async def attach(self, id: ProcessId, *, stdout_from: int | None = 0, stderr_from: int | None = 0) -> ProcessCall:  # noqa: A002 - the field is called id
-        """Follow a process that was started earlier, even if it has ended.
+        """Attach to a process that was started earlier, even if the process has ended.
 
         Args:
             id: Id of the process.
@@ -168,7 +169,7 @@ class ProcessRequests:
         return await call.started()
 
     async def wait(self, id: ProcessId) -> ProcessResult:  # noqa: A002 - the field is called id
-        """Wait until a process ends, without a timeout, and return its result. Its output is not read.
+        """Wait until a process ends, without a timeout, and return the result of the process. The output of the process is not read.
 
         Args:
             id: Id of the process.
@@ -210,7 +211,7 @@ class ProcessRequests:
         return await self._session.request("process.get", {"process": id}, partial(parse.process_known, id))
 
     async def list(self) -> tuple[ProcessInfo, ...]:
-        """Return all processes that the guest remembers, except hidden processes of the service."""
+        """Return the processes that the guest remembers, at most the newest 1,024. Hidden processes of the service are left out."""
         return await self._session.request("process.list", {}, parse.processes)
 
     async def forget(self, id: ProcessId) -> None:  # noqa: A002 - the field is called id

@@ -1,4 +1,4 @@
-"""Services of the host for its guests. A guest opens a stream with the name of a service, and the service handles the stream.
+"""Services that the host offers to its guests. A guest opens a stream with the name of a service, and the service handles the stream.
 
 - A service must not trust its input: arguments, bytes and messages come from the guest and are not checked.
 - A service is cancelled when its stream ends early. At most ``GUEST_STREAMS_MAX`` services of one guest run at once, even if the guest opens and
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class GuestStream:
-    """A stream that the guest opened to a service. Iterate over the stream for the guest's bytes and messages, until the guest sends END.
+    """A stream that the guest opened to a service. Iterate over the stream to receive the guest's bytes and messages, until the guest sends END.
 
     Args:
         transport: Sends and receives the frames.
@@ -95,7 +95,7 @@ class GuestStream:
         self._transport.flush()
 
     def end(self) -> None:
-        """Send the END: the host sends nothing more on this stream."""
+        """Send the END frame. The host can send nothing more on this stream afterwards."""
         self._host_ended = True
         self._stream.end_sending()
         self._forget_if_over()

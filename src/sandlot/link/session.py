@@ -1,8 +1,8 @@
 """The session of one link: handshake, quiesce, close, and requests that have one short response.
 
-- Every method raises only errors of the model. A RESET of the guest becomes the error that the guest sent. After the link has ended, methods raise
-  ``SandboxEndedError``. ``UnavailableError`` means that no call can be made now: the guest is asleep or is being quiesced, too many calls are in
-  progress, or the host closed the link.
+- Every method raises only errors from ``sandlot.model.errors``. If the guest responds to a call with a RESET frame, the caller gets the error in this
+  frame. After the link has ended, methods raise ``SandboxEndedError``. ``UnavailableError`` means that no call can be made now: the guest is asleep
+  or is being quiesced, too many calls are in progress, or the host closed the link.
 - No request waits forever. A request ends when its response arrives, when the link ends, or after its timeout.
 """
 
@@ -67,7 +67,9 @@ class LinkSession:
         )
 
     async def quiesce(self, timeout_s: float) -> None:
-        """Quiesce the guest. After the return all streams are closed, the pipes of the link are empty, and the guest serves only ``guest.wake``.
+        """Quiesce the guest.
+
+        When this method returns, all streams are closed, the pipes of the link are empty, and the guest serves only ``guest.wake``.
 
         Args:
             timeout_s: Maximum time to wait in seconds.
@@ -96,7 +98,7 @@ class LinkSession:
         timeout_s: float | None = None,
         is_last: bool = False,
     ) -> ResultT:
-        """Call the guest, and return the one short response.
+        """Make a call that has one short response, and return the response.
 
         Args:
             name: Name of the call, a key of ``schema.CALLS``.
@@ -104,7 +106,7 @@ class LinkSession:
             parse: Function that converts the response, or raises ProtocolError.
             while_asleep: True for a call that the guest serves even while it sleeps.
             timeout_s: Maximum duration in seconds; None uses the session's ``request_timeout_s``.
-            is_last: True to send nothing after this call until ``transport.resume_sending`` is called.
+            is_last: True to send no other frame on the link after this request until ``transport.resume_sending`` is called.
 
         Raises:
             TimeoutExceededError: No response arrived in time.

@@ -1,4 +1,4 @@
-"""The host's end of one stream: a queue of received items, and bytes to send with flow control."""
+"""The host's end of one stream: a queue of received items, and methods that send bytes with flow control."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StreamEnd(Generic[ItemT]):
         self._send_error: SandlotError | None = None
         self._error: SandlotError | None = None
         self.sent_bytes = 0
-        """Number of bytes that :meth:`send` has accepted so far, including those that the guest has not read."""
+        """Number of bytes that :meth:`send` has accepted so far, including bytes that the guest has not read."""
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class StreamEnd(Generic[ItemT]):
     async def send(self, data: bytes | bytearray | memoryview) -> None:
         """Send bytes to the guest on channel 0. Wait while the send queue of the stream is full.
 
-        The method returns when all bytes are queued. At most 128 KiB of them are then still unsent.
+        The method returns when all bytes are queued. At that time, at most 128 KiB of the stream are still unsent.
 
         Raises:
             SandlotError: The stream has ended, or its direction to the guest is closed.
@@ -120,7 +120,7 @@ class StreamEnd(Generic[ItemT]):
         raise self._send_error
 
     def end_sending(self) -> None:
-        """Send the END: the host sends no more bytes on this stream."""
+        """Send the END frame. The host can send no more bytes on this stream afterwards."""
         self._transport.connection.end(self.id)
         self._transport.flush()
         self.refuse_sending(ConflictError("The input was closed; nothing more can be written.", code=ErrorCode.CONFLICT))

@@ -7,8 +7,8 @@
 - After each chunk of received bytes, other tasks of the service run. If handling the chunk took more than 2 ms, reading pauses for the same time.
   A guest that sends a flood of small frames therefore gets at most half of the event loop's time.
 - A link ends only once. The owner of each open stream then gets the error.
-- After the first message of a stream opened with ``is_last=True``, nothing is written until :meth:`FrameTransport.resume_sending`, not even the
-  stream's END. Once the guest has responded on this stream, the guest has read every byte, and the pipe stays empty.
+- After the first message of a stream opened with ``is_last=True``, nothing is written until :meth:`FrameTransport.resume_sending` is
+  called, not even the stream's END. Once the guest has responded on this stream, the guest has read every byte, and the pipe stays empty.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from sandlot.protocol.values import EncodingError
 READ_BYTES = 64 * 1024
 """Maximum number of bytes that are read and handled before other tasks run. Equals the default capacity of a pipe (pipe(7))."""
 _LONG_TURN_S = 0.002
-"""Seconds that handling one chunk may take before reading pauses. A chunk of ordinary output takes a tenth of this time, and a chunk of the smallest
-frames ten times as long (measured)."""
+"""If handling one chunk takes longer than this number of seconds, reading pauses.
+
+Handling a chunk of ordinary output takes a tenth of this time. Handling a chunk of the smallest frames takes ten times this time (measured).
+"""
 _READ_AFTER_BROKEN_S = 1.0
-"""Seconds for which the transport still reads after a write failed. A guest that died may have left its last output in the pipe to the host."""
+"""Seconds for which the transport continues to read after a write has failed. A guest that died may have left its last output in the pipe."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ class FrameTransport:
         Args:
             head: First message of the stream. If ``is_last`` is True, the message must fit into one frame.
             handler: Owner of the stream.
-            is_last: True to send nothing after this message until :meth:`resume_sending`.
+            is_last: True to send no other frame on the link after this message until :meth:`resume_sending` is called.
 
         Raises:
             SandboxEndedError: The link is closed.
@@ -152,7 +154,7 @@ class FrameTransport:
             handler.on_closed(error)
 
     def flush(self) -> None:
-        """Write queued frames until the pipe to the guest is full. A task writes the remaining frames when the pipe can be written again."""
+        """Write queued frames until the pipe to the guest is full. A task writes the remaining frames when the pipe accepts bytes again."""
         if self._is_full.is_set() or self._write_failed or self.closed.done():
             return
         try:
@@ -230,7 +232,7 @@ class FrameTransport:
             self.close(LinkClosedReason.VIOLATION, str(error))
         except OSError as error:
             self.close(LinkClosedReason.BROKEN, str(error))
-        except Exception as error:  # noqa: BLE001 - a defect of the service that this guest's bytes trigger must not end other sandboxes
+        except Exception as error:  # noqa: BLE001 - if bytes of this guest trigger a defect of the service, other sandboxes must not end
             _log.exception("Bytes from a guest caused an internal error. The link to its sandbox is closed, and the sandbox is ended.")
             self.close(LinkClosedReason.VIOLATION, f"{type(error).__name__}: {error}")
 

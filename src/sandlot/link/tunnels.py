@@ -1,4 +1,4 @@
-"""Connections to ports inside a sandbox. Each of the two directions ends separately."""
+"""Connections to ports inside a sandbox. The two directions of a connection end independently of each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandlot.protocol.errors import ProtocolError
 class Tunnel(StreamedCall[None, bytes]):
     """One connection from the host to a program that listens on a port of a sandbox.
 
-    Iterate over the tunnel for the bytes that the program sends. Send bytes to the program with :meth:`send`, then call :meth:`end`.
+    Iterate over the tunnel to receive the bytes that the program sends. Send bytes to the program with :meth:`send`, then call :meth:`end`.
 
     Args:
         transport: Sends and receives the frames.
@@ -29,7 +29,7 @@ class Tunnel(StreamedCall[None, bytes]):
         """The loopback address on which the program listens; empty before :meth:`opened`."""
         self._connected = asyncio.Event()
         self.program_ended = False
-        """True if the program has ended its direction of the connection: no more bytes arrive."""
+        """True if the program has ended its direction of the connection and sends no more bytes."""
         self._is_read = False
         super().__init__(transport, "port.connect", {"port": port}, parse.nothing, call_id=call_id, keeps_sending=True)
 
@@ -63,7 +63,7 @@ class Tunnel(StreamedCall[None, bytes]):
         await self._stream.send(data)
 
     def end(self) -> None:
-        """End the direction to the program. The program reads the end of file after the bytes that were sent."""
+        """End the direction to the program. The program then reads the bytes that were sent, followed by the end of file."""
         self._stream.end_sending()
 
     def _on_event_message(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
@@ -82,7 +82,7 @@ class Tunnel(StreamedCall[None, bytes]):
     def _on_bytes(self, event: events.Bytes) -> None:
         if event.channel != schema.BODY or not self.address or self.program_ended:
             raise ProtocolError(
-                f"port.connect sent bytes on channel {event.channel}; allowed are only bytes on channel {schema.BODY} between 'connected' and 'end'"
+                f"port.connect sent bytes on channel {event.channel}; only bytes on channel {schema.BODY}, between 'connected' and 'end', are allowed"
             )
         self._stream.put(event.data, event.credit)
 

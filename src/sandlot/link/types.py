@@ -28,7 +28,7 @@ class LinkClosed:
     """Description of how a link ended.
 
     Args:
-        reason: Reason of the end.
+        reason: Reason why the link ended.
         detail: Details for people; may be empty.
     """
 
@@ -98,10 +98,10 @@ class CellStarted:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Event: a cell removes all displays that it has shown.
+    """Event: a cell requests that all its displays be removed.
 
     Args:
-        wait: True to remove them when the next display of the cell arrives; False to remove them at once.
+        wait: True to remove the displays when the next display of the cell arrives; False to remove the displays at once.
     """
 
     wait: bool
@@ -129,12 +129,12 @@ class ProcessResult:
     Args:
         process: Id of the process.
         pid: Pid inside the sandbox.
-        reason: Reason of the end: exited, signalled, timeout, pids or oom. None if the process was started without waiting for its end.
+        reason: Reason why the process ended: exited, signalled, timeout, pids or oom. None if the call did not wait until the process ended.
         exit_code: Exit code; None if a signal ended the process or if ``reason`` is None.
         signal: Number of the signal that ended the process; None if no signal ended the process.
         duration_s: Run time in seconds.
         cpu_s: CPU time in seconds of the process and of the children that the process waited for; None if unknown.
-        peak_bytes: Largest resident memory in bytes that the process or one of these children has used; None if unknown.
+        peak_bytes: Largest resident memory in bytes that the process, or a child that the process waited for, has used; None if unknown.
     """
 
     process: ProcessId
@@ -165,7 +165,7 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """Description of one context: a language with a kernel that keeps variables from cell to cell.
+    """Description of one context. A context runs cells of one language in a kernel that keeps variables between cells.
 
     Args:
         kernel: Id of the context.
@@ -186,14 +186,14 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """State of one process that the guest remembers, running or ended.
+    """State of one process that the guest remembers. The process may be running or may have ended.
 
     Args:
         process: Id of the process.
         pid: Pid inside the sandbox.
         argv: Program and arguments; at most the first 64 items of the command line.
         running: True if the process has not ended.
-        reason: Reason of the end: exited, signalled, timeout, pids or oom; None while the process runs.
+        reason: Reason why the process ended: exited, signalled, timeout, pids or oom; None while the process runs.
         exit_code: Exit code; None while the process runs, or if a signal ended it.
         signal: Number of the signal that ended the process; None if no signal has ended the process.
         duration_s: Run time in seconds; for a running process, until now.

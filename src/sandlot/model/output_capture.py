@@ -80,7 +80,7 @@ class OutputCapture:
 
 
 def shorten(text: str) -> str:
-    """Return the beginning and the end of a text that has more than ``MAX_LOGGED_BYTES``, with a line between. Return a shorter text unchanged."""
+    """Return the beginning and the end of a text of more than ``MAX_LOGGED_BYTES``, and a line between them. Return a shorter text unchanged."""
     if len(text) <= MAX_LOGGED_BYTES // 4:  # no character has more than four bytes
         return text
     capture = OutputCapture(MAX_LOGGED_BYTES // 2, MAX_LOGGED_BYTES // 2)

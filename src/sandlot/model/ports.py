@@ -98,7 +98,7 @@ class Exit:
     """End of a sandbox.
 
     Args:
-        reason: Reason of the end.
+        reason: Reason why the sandbox ended.
         detail: Details for people; may be empty.
     """
 
@@ -149,7 +149,7 @@ class HostReading:
 
     Args:
         total: All resources of the host: memory, the maximum number of tasks, and the size of the file system. If the service's control groups
-            have a lower limit for memory or tasks, this limit counts.
+            have a lower limit for memory or tasks, the total is this limit.
         free: Resources that no program uses.
         sandbox_disk_bytes: Bytes of disk space that the files of this node's sandboxes and volumes use.
     """
@@ -241,26 +241,26 @@ _FIELDS: Mapping[str, DriverCapability] = MappingProxyType(
 
 
 class ByteStream(Protocol):
-    """The host's end of the byte stream to one guest. Only one task at a time may receive, and only one task at a time may send."""
+    """The host's side of the byte stream to one guest. Only one task at a time may receive, and only one task at a time may send."""
 
     async def receive(self, max_bytes: int) -> bytes:
-        """Wait for bytes from the guest, and return 1 to ``max_bytes`` bytes. Return ``b""`` when the other end is closed."""
+        """Wait for bytes from the guest, and return 1 to ``max_bytes`` bytes. Return ``b""`` when the guest's side is closed."""
         ...
 
     def try_send(self, frame: bytes) -> bool:
         """Write one frame of at most 4,096 bytes as a whole, without blocking. Return False, and write nothing, if the frame does not fit now.
 
         Raises:
-            BrokenPipeError: The other end is closed.
+            BrokenPipeError: The guest's side is closed.
         """
         ...
 
     async def wait_writable(self) -> None:
-        """Wait until :meth:`try_send` may succeed again or the other end is closed."""
+        """Wait until :meth:`try_send` may succeed again or the guest's side is closed."""
         ...
 
     async def aclose(self) -> None:
-        """Close the host's end of the stream. The guest keeps running. Idempotent."""
+        """Close the host's side of the stream. The guest keeps running. Idempotent."""
         ...
 
 
@@ -328,7 +328,7 @@ class Instance(Protocol):
             Size of the snapshot on disk, in bytes.
 
         Raises:
-            UnsupportedError: The driver has no snapshots; the message gives the reason.
+            UnsupportedError: The driver does not support snapshots; the message gives the reason.
             ConflictError: ``into`` exists already.
             LimitError: ``disk_full``: the disk of the host is full. The sandbox continues.
             HostError: The runtime failed to write the snapshot. The sandbox continues.
@@ -392,7 +392,7 @@ class PreparedSandbox(Protocol):
         sleeps until the service wakes it over the link.
 
         Raises:
-            UnsupportedError: The driver has no snapshots.
+            UnsupportedError: The driver does not support snapshots.
             ConflictError: ``snapshot_unusable``: the root file system, the visible limits or the build of the runtime differ between the snapshot and
                 this sandbox. The message says which of them differ. The prepared sandbox can still be booted or restored.
             ConflictError: The sandbox was booted or restored already.
@@ -420,7 +420,7 @@ class Driver(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Return a text that is different after a change of anything that snapshots of the driver depend on, such as the build of the runtime."""
+        """Return a text that changes whenever something changes that snapshots of the driver depend on, such as the build of the runtime."""
         ...
 
     def max_resources(self, limits: Limits) -> Resources:
@@ -431,7 +431,7 @@ class Driver(Protocol):
         ...
 
     def restorable(self, snapshot: Path) -> ProbeResult:
-        """Return whether a snapshot is complete and the build of the runtime that wrote it is available on this host. Reads one small file."""
+        """Return whether a snapshot is complete and the build of the runtime that wrote it is available on this host. Blocks while it reads files."""
         ...
 
     async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:

@@ -21,7 +21,7 @@ FOREGROUND: Final = "foreground"
 BACKGROUND: Final = "background"
 """Mode of an execution that continues without a client."""
 INSTALL: Final = "install"
-"""Mode of an installation of packages, which may read the package indexes whatever the network of its sandbox is."""
+"""Mode of an installation of packages, which may read the package indexes even if the network of its sandbox is ``none``."""
 
 
 @dataclass(frozen=True, slots=True)

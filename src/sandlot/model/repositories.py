@@ -67,7 +67,7 @@ class SandboxRepository(Protocol):
         ...
 
     async def list_last_ended(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
-        """Return the ``limit`` sandboxes of a node that ended last, the latest first."""
+        """Return at most ``limit`` ended sandboxes of a node, the most recently ended sandbox first."""
         ...
 
     async def get(self, sandbox: SandboxId) -> SandboxRecord | None:
@@ -101,7 +101,7 @@ class SandboxRepository(Protocol):
         ...
 
     async def delete_ended(self, before: datetime) -> int:
-        """Delete the sandboxes that ended before a time, and return their number."""
+        """Delete the records of the sandboxes that ended before a time, and return the number of deleted records."""
         ...
 
 
@@ -264,14 +264,14 @@ class ExecutionRepository(Protocol):
         ...
 
     async def monthly_counts(self, month: str) -> Mapping[OwnerId, int]:
-        """Return owner -> number of executions that began in a month, such as ``2026-11``.
+        """For each owner, return the number of executions that began in the given month, such as ``2026-11``.
 
         The numbers are stored apart from the records, so that deleting records does not lower them.
         """
         ...
 
     async def add_monthly_counts(self, month: str, more: Mapping[OwnerId, int]) -> None:
-        """Add to the numbers of executions that began in a month.
+        """Increase or decrease the numbers of executions that :meth:`monthly_counts` returns for a month.
 
         Args:
             month: Year and month, such as ``2026-11``.

@@ -39,8 +39,8 @@ MAX_TERMINAL_SIZE = 65535
 MAX_TAG_BYTES = 256
 MAX_ARGS = 16384
 MAX_ENV_VARIABLES = 4096
-"""Largest number of environment variables. Linux limits only their bytes. With this limit and ``MAX_ARGS``, a request never has more items than one
-message to the guest may have (``MAX_ITEMS`` in :mod:`sandlot.protocol.values`)."""
+"""Largest number of environment variables. Linux limits only their total size. With this limit and ``MAX_ARGS``, a request never has more items than
+one message to the guest may have (``MAX_ITEMS`` in :mod:`sandlot.protocol.values`)."""
 MAX_PATH_BYTES = 4095
 """Largest size in bytes of a path: Linux's PATH_MAX without the final NUL, path_resolution(7)."""
 
@@ -126,7 +126,7 @@ class VolumeMount:
         path: Absolute path of the mount point, which is created if it does not exist.
         read_only: True if the sandbox cannot write to the volume.
         slot: Number of the volume slot of the sandbox that the volume occupies, counted from 0; None: no slot is assigned yet.
-        requested_as: Name or id of the volume in the request, kept when ``volume`` is replaced by the id; empty before.
+        requested_as: Name or id of the volume in the request. It is set when ``volume`` is replaced by the id, and is empty before.
         changing: True while the volume is being attached or detached.
     """
 

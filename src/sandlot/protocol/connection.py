@@ -1,17 +1,17 @@
-"""The state of a connection at one end: received bytes become events, and calls of methods become frames. No I/O, no clock, no randomness.
+"""The state of a connection on one side: received bytes become events, and method calls become frames. No I/O, no clock, no randomness.
 
-One class serves both ends. The owner passes the bytes that it read to :meth:`Connection.receive`, and writes the frames of
-:meth:`Connection.next_frame` whenever the other end can take them.
+One class serves both sides. The owner passes the bytes that it read to :meth:`Connection.receive`, and writes the frames of
+:meth:`Connection.next_frame` whenever the peer can take them.
 
-- The host sends HELLO with a nonce that was never used before, and discards every byte until the guest echoes it.
-- After ``Greeted`` (guest) and ``Ready`` (host) there are no more events of an earlier connection.
+- The host sends HELLO with a nonce that was never used before, and discards every byte until the guest returns this nonce in WELCOME.
+- After the event ``Greeted`` (guest) or ``Ready`` (host), no event of an earlier connection follows.
 - A guest that reads invalid bytes drops everything, sends LOST and searches for the next HELLO. A host raises :class:`ProtocolError`.
 - At most one message at a time is sent in pieces in each direction, so a receiver buffers at most ``MESSAGE_MAX_BYTES`` of unfinished messages.
-- Streams take turns, frame by frame. A stream without credit delays no other.
-- Frames of a stream that either end has closed are ignored, because the other end may have sent them before it knew that the stream was closed.
-- A guest is armed while its checkpoint is taken. An armed guest is asleep after the next HELLO, because it may have been restored from the
-  checkpoint, as another sandbox.
-- After QUIESCE the host sends nothing but HELLO until QUIESCED, so that no frame of the old streams can arrive after it.
+- Streams take turns, frame by frame. A stream without credit delays no other stream.
+- Frames of a stream that either side has closed are ignored, because the peer may have sent them before it knew that the stream was closed.
+- A guest is armed while a checkpoint of the guest is taken. If an armed guest receives the HELLO of a new connection, the guest is asleep
+  afterwards, because it may have been restored from the checkpoint, as another sandbox.
+- After QUIESCE, the host sends nothing but HELLO until the guest has sent QUIESCED, so that no frame of the old streams arrives after QUIESCE.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GENERATION = 1
 """Generation of the whole protocol: frames, calls and their meanings. Every change of the frozen schema needs a new generation."""
 
 OLDEST_GENERATION = 1
-"""Oldest generation of a guest that this host accepts."""
+"""Oldest generation of the protocol that this host accepts from a guest."""
 
 HOST = "host"
 GUEST = "guest"
@@ -40,7 +40,7 @@ MESSAGE_MAX_BYTES = 8 * 1024 * 1024
 
 
 class Connection:
-    """One end of the link.
+    """One side of the link: the host or the guest.
 
     Args:
         side: ``HOST`` or ``GUEST``.
@@ -122,10 +122,10 @@ class Connection:
     # -- receiving --------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[events.Event]:
-        """Take bytes from the other end, and return the events that they cause.
+        """Take bytes from the peer, and return the events that they cause.
 
         Raises:
-            ProtocolError: Host only: the guest violated the protocol. Until a new ``hello``, nothing is received or sent.
+            ProtocolError: Host only: the guest violated the protocol. Nothing is received or sent until :meth:`hello` is called with a new nonce.
         """
         if self._failure:
             raise ProtocolError(self._failure)
@@ -151,7 +151,10 @@ class Connection:
         return rest
 
     def _decode(self, data: bytes) -> bytes:
-        """Handle the whole frames in ``data``. Return the bytes in which to search for a HELLO: in a guest, the bytes from an invalid frame on."""
+        """Handle the complete frames in ``data``. Return the remaining bytes if a guest finds an error, otherwise return empty bytes.
+
+        The caller must then search for a HELLO in the returned bytes.
+        """
         self._decoder.feed(data)
         try:
             while (frame := self._decoder.next()) is not None:
@@ -213,7 +216,7 @@ class Connection:
         elif frame.type == frames.WELCOME:
             welcome = handshake.parse_welcome(frame.payload)
             if welcome is None or welcome[0] != self._nonce:
-                raise ProtocolError("a WELCOME has another nonce than the HELLO")
+                raise ProtocolError("a WELCOME does not contain the nonce of the HELLO")
         elif frame.type == frames.QUIESCE:
             self._quiescing = True
             self._events.append(events.QuiesceRequested())
@@ -278,7 +281,7 @@ class Connection:
         """Open a stream with its first message, and return the id of the stream.
 
         Raises:
-            TooMany: The maximum number of streams of this end is open. A stream whose RESET is not sent yet counts as open.
+            TooMany: This side has opened the maximum number of streams. A stream whose RESET is not sent yet counts as open.
             TooLarge: The message is too long. The first message of a guest's stream must fit into one frame.
             EncodingError: The message has a value that cannot be encoded.
             ProtocolError: The handshake is not complete, the guest is being quiesced, or all stream ids are used up.
@@ -327,7 +330,7 @@ class Connection:
     def room(self, stream_id: int) -> int:
         """Return the number of bytes that may be queued on a stream now.
 
-        Return 0 if the stream is over, if its END was queued, or if its send queue is full. In the last case the event ``Writable`` follows.
+        Return 0 if the stream is over, if its END was queued, or if its send queue is full. If the queue is full, a ``Writable`` event follows.
         """
         stream = self._table.streams.get(stream_id)
         if stream is None or stream.end_queued:
@@ -339,7 +342,7 @@ class Connection:
         return 0
 
     def end(self, stream_id: int) -> None:
-        """Queue the END of a stream: this end sends nothing more on the stream. Idempotent."""
+        """Queue the END of a stream: this side sends nothing more on the stream. Idempotent."""
         stream = self._table.streams.get(stream_id)
         if stream is not None:
             self._send_queue.put(stream, Outgoing(frames.END, b""))
@@ -349,7 +352,7 @@ class Connection:
 
         Args:
             stream_id: Id of the stream.
-            code: Code that tells the other end the reason.
+            code: Code that tells the peer the reason.
             message: Reason as text.
             fields: Further fields of the reason, such as ``hint``.
         """
@@ -363,7 +366,7 @@ class Connection:
         return stream_id in self._table.streams
 
     def consumed(self, stream_id: int, credit: int) -> None:
-        """Give credit back to the other end after an event was handled.
+        """Give credit back to the peer after an event was handled.
 
         Args:
             stream_id: Id of the stream.
@@ -400,7 +403,7 @@ class Connection:
         return True
 
     def next_frame(self) -> bytes | None:
-        """Return the next frame to write; None if nothing may be sent now. Frames are written in the order in which they are returned."""
+        """Return the next frame to write; None if nothing may be sent now. The caller must write the frames in the order of the calls."""
         if not self._greeted or (self._is_host and self._quiescing):
             return self._send_queue.next_control()
         taken = self._send_queue.next()
@@ -412,7 +415,7 @@ class Connection:
         return frame
 
     def next_batch(self, max_bytes: int = frames.GUEST_FRAME_MAX) -> bytes:
-        """Return whole frames, joined for one write (guest only). Return empty bytes if nothing may be sent now.
+        """Return several whole frames, joined so that one write can send them (guest only). Return empty bytes if nothing may be sent now.
 
         Args:
             max_bytes: Number of bytes after which no further frame is added. The last frame may exceed this number.
@@ -425,6 +428,6 @@ class Connection:
         return batch[0] if len(batch) == 1 else b"".join(batch)
 
     def take_events(self) -> list[events.Event]:
-        """Return the ``Writable`` events that calls of :meth:`next_frame` have caused since the last call."""
+        """Return the ``Writable`` events that :meth:`next_frame` and :meth:`next_batch` have caused since the last call of this method."""
         writable, self._send_queue.writable = self._send_queue.writable, []
         return [events.Writable(id_) for id_ in writable if id_ in self._table.streams]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ProtocolError(Exception):
-    """The other end violated the protocol. A host then ends the sandbox of the guest. A guest ignores all bytes up to the next HELLO of the host."""
+    """The peer violated the protocol. A host then ends the sandbox of the guest. A guest ignores all bytes up to the next HELLO of the host."""
 
 
 class CannotSend(Exception):  # noqa: N818 - the request is at fault, not the link
@@ -12,7 +12,7 @@ class CannotSend(Exception):  # noqa: N818 - the request is at fault, not the li
 
 
 class TooMany(CannotSend):
-    """This end has the maximum number of streams open. The caller can retry when a stream has ended."""
+    """This side of the link has the maximum number of streams open. The caller can retry when a stream has ended."""
 
 
 class TooLarge(CannotSend):

@@ -14,13 +14,13 @@ class Event:
 
 
 class Greeted(Event):
-    """A guest received a HELLO with a new nonce. The streams of the earlier connection are gone; nothing may be sent on them."""
+    """A guest received a HELLO that begins a new connection. The streams of the earlier connection are gone; nothing may be sent on them."""
 
     __slots__ = ()
 
 
 class Ready(Event):
-    """The host received its nonce back from the guest. The handshake is complete, and calls may be made."""
+    """The host received the guest's WELCOME with the host's nonce. The handshake is complete, and calls may be made."""
 
     __slots__ = ("asleep", "generation")
 
@@ -60,7 +60,7 @@ class StreamEvent(Event):
 
 
 class Opened(StreamEvent):
-    """The other end opened a stream. ``head`` is the first message of the stream."""
+    """The peer opened a stream. ``head`` is the first message of the stream."""
 
     __slots__ = ("head",)
 
@@ -93,13 +93,13 @@ class Bytes(StreamEvent):
 
 
 class Ended(StreamEvent):
-    """The other end sends nothing more on this stream."""
+    """The peer sends nothing more on this stream."""
 
     __slots__ = ()
 
 
 class WasReset(StreamEvent):
-    """The other end reset the stream. ``reason`` is a map that has at least the keys ``code`` and ``message``, both with strings."""
+    """The peer reset the stream. ``reason`` is a map that has at least the keys ``code`` and ``message``, both with strings."""
 
     __slots__ = ("reason",)
 
@@ -109,6 +109,6 @@ class WasReset(StreamEvent):
 
 
 class Writable(StreamEvent):
-    """The send queue of the stream, which was full, is half empty: more bytes may be queued."""
+    """The send queue of the stream was full and is now at most half full. More bytes may be queued."""
 
     __slots__ = ()

@@ -13,9 +13,9 @@ offset  size  meaning
 
 - A frame from the host has at most 4,096 bytes, header included. This is PIPE_BUF: a non-blocking write writes the whole frame or nothing
   (pipe(7)). A frame from the guest has at most 64 KiB.
-- HELLO has 4,096 bytes, and the host repeats it until the guest responds. If the guest still waits for the rest of a frame, the guest takes the
-  first HELLO for this rest, and recognizes the next HELLO by its magic number.
-- The decoder never holds more than one frame, and refuses an invalid header before it waits for the payload.
+- HELLO has 4,096 bytes, and the host repeats HELLO until the guest responds. If the guest is still waiting for the rest of an unfinished frame, the
+  guest reads the first HELLO as this rest, and then finds the next HELLO by its magic number.
+- A decoder refuses an invalid header before the payload arrives. After all complete frames were returned, the decoder holds less than one frame.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ HELLO = 1
 WELCOME = 2
 """Guest to host, stream 0: magic, nonce, generation, sleep state. The response to a HELLO."""
 OPEN = 3
-"""Either end: a new stream and its first message."""
+"""Both directions: a new stream and its first message."""
 MESSAGE = 4
-"""Either end: one encoded value, or a piece of one encoded value."""
+"""Both directions: one encoded value, or a piece of one encoded value."""
 DATA = 5
-"""Either end: bytes of a channel."""
+"""Both directions: bytes of a channel."""
 END = 6
-"""Either end: the sender of END sends nothing more on this stream."""
+"""Both directions: the sender of END sends nothing more on this stream."""
 RESET = 7
-"""Either end: the stream is over for both ends. The payload is the reason, an encoded map with ``code`` and ``message``."""
+"""Both directions: neither side sends anything more on this stream. The payload is the reason: an encoded map with ``code`` and ``message``."""
 CREDIT = 8
-"""Either end: the number of further bytes of MESSAGE and DATA that the sender of CREDIT accepts on this stream (32 bits, big endian)."""
+"""Both directions: the number of further bytes of MESSAGE and DATA that the sender of CREDIT accepts on this stream (32 bits, big endian)."""
 QUIESCE = 9
 """Host to guest, stream 0: a request to drop all streams and send nothing more."""
 QUIESCED = 10
@@ -117,7 +117,7 @@ class Decoder:
         return not self._buffer
 
     def feed(self, data: bytes) -> None:
-        """Add bytes. Then call :meth:`next` until it returns None."""
+        """Add received bytes. The caller must then call :meth:`next` until it returns None."""
         self._buffer += data
 
     def next(self) -> Frame | None:
@@ -154,6 +154,6 @@ class Decoder:
         if flags & ~MORE or (flags and type_ not in {OPEN, MESSAGE}):
             raise ProtocolError(f"a {NAMES[type_]} frame has flags {flags}, which are not allowed")
         if channel and type_ != DATA:
-            raise ProtocolError(f"a {NAMES[type_]} frame has a channel; only DATA frames have one")
+            raise ProtocolError(f"a {NAMES[type_]} frame has a channel; only DATA frames may have a channel")
         if (stream == 0) != (type_ in ON_CONNECTION):
             raise ProtocolError(f"a {NAMES[type_]} frame is not allowed on stream {stream}")

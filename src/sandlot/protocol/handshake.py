@@ -1,6 +1,6 @@
 """HELLO and WELCOME: the handshake that begins a new connection, even if bytes of an earlier connection are still in the pipes.
 
-The host sends a nonce in HELLO, and the guest echoes it in WELCOME. The host discards everything before the echo.
+The host sends a nonce in HELLO, and the guest returns this nonce in WELCOME. The host discards all bytes before this WELCOME.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def welcome(nonce: bytes, generation: int, *, asleep: bool) -> bytes:
 
 
 def parse_hello(payload: bytes) -> tuple[bytes, int, int] | None:
-    """Return nonce, lowest and highest generation of a HELLO; None if the payload is invalid."""
+    """Return the nonce, the lowest and the highest generation from the payload of a HELLO; None if the payload is invalid."""
     if len(payload) < HELLO.size or not payload.startswith(MAGIC):
         return None
     _, nonce, lowest, highest = HELLO.unpack_from(payload)
@@ -48,7 +48,7 @@ def parse_hello(payload: bytes) -> tuple[bytes, int, int] | None:
 
 
 def parse_welcome(payload: bytes) -> tuple[bytes, int, bool] | None:
-    """Return nonce, generation and sleep state of a WELCOME; None if the payload is invalid."""
+    """Return the nonce, the generation and the sleep state (True if asleep) from the payload of a WELCOME; None if the payload is invalid."""
     if len(payload) != WELCOME.size or not payload.startswith(MAGIC):
         return None
     _, nonce, generation, asleep = WELCOME.unpack(payload)
@@ -59,7 +59,7 @@ class Search:
     """Incremental search for the payload of a HELLO or WELCOME in arbitrary bytes. Buffers at most one payload and the bytes of one :meth:`feed`.
 
     Args:
-        needle: First bytes of the payload: the magic, and on the host the nonce too.
+        needle: First bytes of the payload: the magic number, and if a host searches, also the nonce.
         payload_bytes: Length of the payload.
     """
 
@@ -72,19 +72,19 @@ class Search:
 
     @classmethod
     def for_hello(cls) -> Search:
-        """Return a search for any HELLO, for a guest."""
+        """Return the search that a guest uses to find a HELLO with any nonce."""
         return cls(MAGIC, HELLO.size + _PADDING)
 
     @classmethod
     def for_welcome(cls, nonce: bytes) -> Search:
-        """Return a search for the WELCOME that echoes a nonce, for a host."""
+        """Return the search that a host uses to find the WELCOME that contains the host's nonce."""
         return cls(MAGIC + nonce, WELCOME.size)
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Continue the search in the next bytes.
+        """Search for the payload in the next received bytes.
 
         Returns:
-            The whole payload and the bytes after the payload. Two empty values while the payload was not found or is incomplete.
+            The payload and the bytes after the payload. Both are empty if the payload has not arrived completely.
         """
         seen = self._seen
         seen += data

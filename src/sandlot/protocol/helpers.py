@@ -1,28 +1,30 @@
-"""Helper programs: their names, and the values in their messages that host and guest must agree on.
+"""Names of the helper programs, and the values in the messages of helper programs that host and guest must agree on.
 
 A helper is a process inside a sandbox that does the work of one request, because this work would block the guest (``guest/helpers/``).
 Requests and responses are messages of ``protocol/values.py``:
 
-- The request is the first message on standard input. The table names its fields. Standard input then carries bytes or further messages.
+- The request is the first message on standard input. The table lists its fields. After the request, standard input carries bytes or messages.
 - Standard output carries bytes, and standard error carries messages.
 - The last message is ``{"result": {...}}`` or ``{"error": code, "message": ..., "hint": ...}``; the codes are ``schema.RESET_CODES``.
 
-The helper sends the messages in the table, unless the table says that a message comes from the host.
+The column "messages and bytes" lists the fields of the messages. The helper sends these messages and bytes, except where the table names the host.
 
-=========  =============================  ===============================================  =================================
-helper     request                        messages and bytes                               result
-=========  =============================  ===============================================  =================================
-pack       path, gzip                     ``opened``; then a tar archive                   files, folders, links, bytes,
-                                                                                           left_out
-unpack     path, entries (their limit)    bytes of the host: a tar archive                 files, folders, links, bytes
-watch      path, recursive, folders       ``watching``, ``by``, ``root``; then ``events``  gone
-           (their limit), by
-changes    folders                        ``marked``; a message of the host, which ends    more
-                                          the period; then ``files``
-overlay    do                             ``folder``, and the host's ``names``,            records, and bytes when packing
-                                          ``ctimes``, ``more`` or ``missing``; a layer
-volumes    gone, free, there              none                                             used
-=========  =============================  ===============================================  =================================
+=========  ==============================  ===============================================  =================================
+helper     fields of the request           messages and bytes                               fields of the result
+=========  ==============================  ===============================================  =================================
+pack       path, gzip                      ``opened``; then a tar archive                   files, folders, links, bytes,
+                                                                                            left_out
+unpack     path, entries (maximum number)  the host sends a tar archive                     files, folders, links, bytes
+watch      path, recursive, folders        ``watching``, ``by``, ``root``; then ``events``  gone
+           (maximum number), by
+changes    folders                         ``marked``; the host sends any message to end    more
+                                           the period; then ``files``
+overlay    do                              pack: ``folder``, and the host responds with     records; pack: also bytes
+                                           ``names``, ``ctimes``, ``more``, or with
+                                           ``missing``; a layer. apply: the host sends a
+                                           layer
+volumes    gone, free, there               none                                             used
+=========  ==============================  ===============================================  =================================
 """
 
 from __future__ import annotations
@@ -35,18 +37,21 @@ OVERLAY = "overlay"
 VOLUMES = "volumes"
 
 MAX_MESSAGE_BYTES = 1024 * 1024
-"""Largest size in bytes of a message in either direction."""
+"""Largest size in bytes of a message from the host to a helper, or from a helper to the host."""
 
 INOTIFY = "inotify"
 SCAN = "scan"
-"""Methods by which ``watch`` detects changes. The field ``by`` of the request is SCAN, or empty to use inotify if the sandbox supports inotify."""
+"""Methods by which the helper ``watch`` detects changes.
+
+The field ``by`` of the request is SCAN, or empty to use inotify if the sandbox supports inotify.
+"""
 WATCH_EVENTS = ("created", "modified", "removed", "moved", "overflow")
-"""Kinds of the events of ``watch``. ``overflow``: events may be missing."""
+"""Kinds of events that the helper ``watch`` reports. ``overflow`` means that events may be missing."""
 
 MAX_CHANGED_FILES = 1_000
-"""Largest number of files that ``changes`` reports. The field ``more`` of the result says that further files have changed."""
+"""Maximum number of files that the helper ``changes`` reports. If further files may have changed, the field ``more`` of the result is True."""
 
 PACK_LAYER, APPLY_LAYER = "pack", "apply"
-"""Values of ``do`` of ``overlay``."""
+"""Values of the field ``do`` in the request of the helper ``overlay``."""
 LAYER_VERSION = 1
-"""Version of the format of a layer: the changed files of a sandbox, which snapshots of kind ``files`` store."""
+"""Version of the layer format. A layer contains the changed files of a sandbox. Snapshots of kind ``files`` store a layer."""

@@ -3,17 +3,18 @@
 The tables below are the contract. ``schemas/1.json`` is their frozen copy; a test fails if the two differ, so that the
 protocol is not changed by accident.
 
-A call: the host opens a stream with ``{"call": name, "id": 16 bytes, "args": {...}}``. The guest sends DATA and messages
-``{"event": name, ...}``, then one ``{"result": {...}}`` and END; or RESET with ``code`` (an ``ErrorCode`` of the model), ``message`` and
-``hint``. DATA of the host on channel 0 is standard input or the content of a file; END ends it. A stream that the guest opens begins
-with ``{"service": name, "args": {...}}``.
+To make a call, the host opens a stream with the message ``{"call": name, "id": 16 bytes, "args": {...}}``. The guest sends DATA frames and
+messages ``{"event": name, ...}``, and at the end the message ``{"result": {...}}`` and END. If the call fails, the guest sends RESET instead, with
+``code`` (an ``ErrorCode`` of the model), ``message`` and ``hint``. DATA frames of the host on channel 0 carry standard input or the content of a
+file, up to the host's END. A stream that the guest opens begins with the message ``{"service": name, "args": {...}}``.
 
-Repeated calls: the guest remembers the ids of calls, and does not execute a call twice. If the first call has ended,
-the repeated call returns the same result. If it is in progress, the repeated call is attached to it (``process.start``, ``kernel.execute``).
-The results of the last 4,096 other calls are kept.
+The host may repeat a call with the same id. Calls that only read, ``process.resize`` and ``port.connect`` are then executed again. A repeated
+``process.start`` or ``kernel.execute`` starts nothing, and applies to the process or cell that the first call started. The guest executes no other
+call again: it sends the same result or error again, or, if the first call is still in progress, continues this call on the new stream. The guest
+keeps the results and errors of the last 4,096 calls.
 
-Types of fields: str bytes int float bool any, list[str], list[map], map[str] (text to text), map (text to anything). A ``?`` after the type
-allows None, which is also the value of an absent field.
+The types of fields are str, bytes, int, float, bool, any, list[str], list[map], map[str] (a map with text values) and map (a map with any values).
+The keys of maps are text. A ``?`` after the type allows None. An absent field counts as None.
 """
 
 from __future__ import annotations
@@ -31,15 +32,21 @@ STDOUT = 1
 STDERR = 2
 
 PACKAGES = "packages"
-"""Name of the host's service for package indexes. Each stream carries the bytes of one connection on channel 0, in both directions."""
+"""Name of the service through which the host serves package indexes.
+
+Each stream to this service carries the bytes of one TCP connection on channel 0, in both directions.
+"""
 PACKAGES_PORT = 4479
-"""Port on the sandbox's own 127.0.0.1 on which the guest listens for package managers. The images configure it."""
+"""Port on 127.0.0.1 inside the sandbox on which the guest accepts connections of package managers. The images configure this port."""
 
 OUTPUT_BUFFER_BYTES = 1024 * 1024
-"""Bytes of each output channel that the guest keeps for readers that attach later."""
+"""Number of output bytes that the guest keeps of each channel, so that a client that attaches later can read them. The newest bytes are kept."""
 
 OUTPUT_PARAMS = {"stdout_from": "int?", "stderr_from": "int?"}
-"""Arguments of the attach calls: for each output channel the offset of the first byte to send. None begins with the oldest byte that is kept."""
+"""Arguments of ``process.attach`` and ``kernel.attach``: the offset of the first byte of standard output and of standard error to send.
+
+None means the offset of the oldest byte that is kept.
+"""
 
 _PROCESS = {
     "process": "str",
@@ -85,28 +92,29 @@ _KERNEL = {
     "cwd": "str",
     "state": "str",
     "execution_count": "int",
-    "pid": "int?",  # None if no process runs
+    "pid": "int?",  # None if the context has no kernel process
 }
 _CELL_EVENTS = {
     "started": {"count": "int"},
-    # lost: number of bytes of a channel (1 or 2) that are no longer kept.
+    # lost: ``bytes`` is the number of bytes of a channel (1 or 2) that the guest dropped before they could be sent.
     "lost": {"channel": "int", "bytes": "int"},
-    # data: MIME type to text or bytes. main: true for the value of the last expression. update: true to replace the display with this display_id.
+    # data: each MIME type with the content as text or bytes. main: true for the value of the last expression.
+    # update: true to replace the display with this display_id.
     "display": {"data": "map", "main": "bool", "metadata": "map?", "display_id": "str?", "update": "bool?"},
-    # wait: true to remove the earlier displays only when the next display arrives.
+    # wait: true if the earlier displays must stay until the next display arrives.
     "clear": {"wait": "bool"},
     "error": {"name": "str", "value": "str", "traceback": "list[str]"},
 }
 # status: one of CELL_STATUSES.
 _CELL_RESULT = {"status": "str", "execution_count": "int", "duration_s": "float"}
 
-#: Name of a record -> fields of the maps inside the lists of results.
+#: Name of a record -> its fields. Lists in results, such as ``processes``, contain records.
 RECORDS = {"process": _PROCESS, "entry": _ENTRY, "kernel": _KERNEL}
 
 #: Arguments ("args"), events and result of each call.
 CALLS: dict[str, dict[str, Any]] = {
     "guest.wake": {
-        # The host makes this call first after a boot, a restore, a fork or a resume. Until then the guest is asleep and serves no other call.
+        # The first call after a boot, a restore, a fork or a resume. Before this call, the guest is asleep and serves no other call.
         "args": {
             "identity": "str",
             "hostname": "str",
@@ -114,7 +122,8 @@ CALLS: dict[str, dict[str, Any]] = {
             "entropy": "bytes",
             "clock_unix_ns": "int",
             "pids": "int",
-            # Memory limit of the sandbox, if there is one. Near the limit, the guest kills the largest program, so that the sandbox is not killed.
+            # Memory limit of the sandbox in bytes; None if unknown. In gVisor, if a cell comes close to the limit, the guest kills the largest
+            # process, because otherwise the host's kernel would kill the whole sandbox.
             "memory_bytes": "int?",
             "deadline_s": "float?",
             "workspace": "str",
@@ -125,7 +134,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "guest.info": {
         "args": {},
         "events": {},
-        # tasks: processes and threads without PID 1; the limit ``pids`` applies to this number. cpu_s: CPU time of all processes, also of ended ones.
+        # tasks: number of processes and threads, not counting PID 1. The limit ``pids`` applies to this number.
+        # cpu_s: CPU time in seconds of all processes, including processes that have ended.
         "result": {
             "generation": "int",
             "identity": "str",
@@ -136,14 +146,15 @@ CALLS: dict[str, dict[str, Any]] = {
             "streams": "int",
         },
     },
-    # Fails with conflict if more processes run than the new limit allows. memory_bytes: None keeps the limit.
+    # Fails with ``conflict`` if more processes and threads run than the new limit allows. memory_bytes: None leaves the memory limit unchanged.
     "guest.limit": {"args": {"pids": "int", "memory_bytes": "int?"}, "events": {}, "result": {}},
-    # armed: true before a checkpoint after which this guest continues, false after the checkpoint. An armed guest is asleep after the next HELLO,
-    # because it may be a copy that was restored from the checkpoint.
+    # The host calls with ``armed`` true before it takes a checkpoint of a guest that continues afterwards, and with ``armed`` false after the
+    # checkpoint. If the HELLO of a new connection arrives in between, the guest is asleep afterwards, because the guest may be a copy that was
+    # restored from the checkpoint.
     "guest.checkpoint": {"args": {"armed": "bool"}, "events": {}, "result": {}},
-    # Starts the fork server for kernels and the first kernel. The result follows when they are ready, so that a snapshot contains them.
-    # lean: end the fork server and keep only the first kernel, which halves the memory in use. The guest starts the fork server again when another
-    # kernel is needed.
+    # Starts the fork server and forks a spare kernel. The guest sends the result when the kernel is ready, so that a snapshot taken afterwards
+    # contains the kernel. lean: true to end the fork server as soon as the kernel is ready, which saves memory. When another kernel is
+    # needed, the guest starts the fork server again.
     "guest.warm": {"args": {"lean": "bool?"}, "events": {}, "result": {}},
     "guest.deadline": {"args": {"deadline_s": "float?"}, "events": {}, "result": {}},
     "guest.shutdown": {"args": {}, "events": {}, "result": {}},
@@ -156,15 +167,15 @@ CALLS: dict[str, dict[str, Any]] = {
             "stdin": "bool",
             "timeout_s": "float?",
             "attach": "bool",
-            # rows, cols: if both are set, the process runs on a terminal of this size. All output is on channel 1, and the input is open.
+            # rows, cols: if both are set, the process runs on a terminal of this size. All output is sent on channel 1, and standard input is open.
             "rows": "int?",
             "cols": "int?",
-            # True for a process of the service itself, which process.list leaves out.
+            # True to leave the process out of process.list, because the service started the process for its own purposes.
             "hidden": "bool?",
         },
-        # lost: number of bytes of a channel (1 or 2) that are no longer kept.
+        # lost: ``bytes`` is the number of bytes of a channel (1 or 2) that the guest dropped before they could be sent.
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
-        # reason: one of PROCESS_REASONS. Without attach the result comes at once, with reason None.
+        # reason: one of PROCESS_REASONS; None while the process runs. If ``attach`` is false, the guest sends the result at once.
         "result": _ENDED,
     },
     "process.attach": {
@@ -172,20 +183,20 @@ CALLS: dict[str, dict[str, Any]] = {
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
         "result": _ENDED,
     },
-    # Sends no output. The result is sent as soon as the process has ended, even if no client has read the output.
+    # The guest sends no output, and sends the result as soon as the process has ended, even if no client has read the output.
     "process.wait": {
         "args": {"process": "str"},
         "events": {},
         "result": _ENDED,
     },
     "process.signal": {"args": {"process": "str", "signal": "int"}, "events": {}, "result": {"running": "bool"}},
-    # Only for processes on a terminal.
+    # Changes the size of a process's terminal. Fails if the process does not run on a terminal.
     "process.resize": {"args": {"process": "str", "rows": "int", "cols": "int"}, "events": {}, "result": {"running": "bool"}},
     "process.get": {"args": {"process": "str"}, "events": {}, "result": _PROCESS},
     "process.list": {"args": {}, "events": {}, "result": {"processes": "list[map]"}},
     "process.forget": {"args": {"process": "str"}, "events": {}, "result": {}},
-    # Creates a context: a kernel of one language that keeps its state between cells. The host chooses the id. If a context with this id exists,
-    # the result describes it.
+    # Creates a context, in which cells of one language run and share state. The host chooses the id of the context. If a context with this id
+    # exists, the guest creates no context, and the result describes the existing context.
     "kernel.create": {"args": {"kernel": "str", "language": "str", "cwd": "str?", "env": "map[str]"}, "events": {}, "result": _KERNEL},
     "kernel.list": {"args": {}, "events": {}, "result": {"kernels": "list[map]"}},
     "kernel.remove": {"args": {"kernel": "str"}, "events": {}, "result": {}},
@@ -193,42 +204,45 @@ CALLS: dict[str, dict[str, Any]] = {
     "kernel.execute": {
         "args": {
             "kernel": "str",
-            # If no context has the id, a context of this language is created. None: the context must exist or be a default context.
+            # Language that the context must have; None accepts any language.
             "language": "str?",
             "code": "str",
             "env": "map[str]",
             "timeout_s": "float?",
             "silent": "bool?",
             "store_history": "bool?",
-            # True to abort the waiting cells of the kernel if this cell fails.
+            # True to abort all cells that wait for the kernel if this cell fails.
             "stop_on_error": "bool?",
         },
         "events": _CELL_EVENTS,
         "result": _CELL_RESULT,
     },
     "kernel.attach": {
-        # wait: false to send only the output and events so far. The status is "running" if the cell has not ended.
+        # wait: false to send only the output and events that exist now, and then the result. The status is "running" if the cell has not ended.
         "args": {"execution": "str", "events_from": "int", **OUTPUT_PARAMS, "wait": "bool?"},
         "events": _CELL_EVENTS,
         "result": _CELL_RESULT,
     },
-    # execution: the only cell to interrupt, of any kernel. A cell that waits is aborted. running: true if there was a cell to interrupt.
+    # execution: id of the cell to interrupt; the argument ``kernel`` is then ignored. If this cell has not started, it is aborted. None interrupts
+    # the running cell of ``kernel``. running: true if a cell was interrupted or aborted.
     "kernel.interrupt": {"args": {"kernel": "str", "execution": "str?"}, "events": {}, "result": {"running": "bool"}},
     "kernel.restart": {"args": {"kernel": "str"}, "events": {}, "result": {}},
-    # The contents are sent on channel 0. length None: to the end of the file.
+    # The guest sends the content of the file on channel 0. length: number of bytes to send; None sends everything up to the end of the file.
     "file.read": {
         "args": {"path": "str", "user": "str", "offset": "int", "length": "int?"},
         "events": {"stat": _ENTRY},
         "result": {"bytes": "int"},
     },
-    # The guest writes a temporary file and renames it at the END, so that an incomplete transfer leaves the old file.
+    # The guest writes the content to a temporary file, and renames this file when the host's END arrives. An incomplete transfer therefore leaves
+    # the old file unchanged. If ``append`` is true, the guest writes to the existing file directly.
     "file.write": {
         "args": {"path": "str", "user": "str", "mode": "int?", "parents": "bool", "append": "bool"},
         "events": {},
         "result": _ENTRY,
     },
     "file.stat": {"args": {"path": "str", "user": "str", "follow": "bool"}, "events": {}, "result": _ENTRY},
-    # Sorted by name. offset: number of names to skip, for reading a long folder in pages. Entries removed meanwhile are left out.
+    # The entries are sorted by name. offset: number of names to skip, so that the host can list a long folder in pages. Entries that are removed
+    # during the call are left out.
     "file.list": {
         "args": {"path": "str", "user": "str", "limit": "int", "offset": "int?"},
         "events": {},
@@ -237,37 +251,38 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.mkdir": {"args": {"path": "str", "user": "str", "parents": "bool", "mode": "int?"}, "events": {}, "result": _ENTRY},
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
-    # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. If the host sends END, the program
-    # reads end of file. The event "end" reports that the program sends nothing more. The result follows after the host's END and
-    # the event "end", or when the program sends nothing more and no longer reads.
+    # Connects to a port of the sandbox's loopback interface, on which a program listens. Bytes are sent on channel 0 in both directions.
+    # When the host sends END, the program reads end of file. The event "end" means that the program sends nothing more. The guest sends the result
+    # after the event "end", when the host has sent END too or the program no longer reads.
     "port.connect": {"args": {"port": "int"}, "events": {"connected": {"address": "str"}, "end": {}}, "result": {}},
 }
 
-#: Limits of results and events; a guest that exceeds one violates the protocol. Texts in characters, lists in items.
+#: Largest values that a guest may send in results and events: for texts the number of characters, for lists the number of items. A guest that
+#: exceeds a limit violates the protocol.
 LIMITS = {
     "name": 255,
     "path": 4095,
     "text": 65536,  # an error's name or value, a line of a traceback, a RESET's message
-    "argv": 64,  # arguments that a record of process.list shows
+    "argv": 64,  # arguments of a command in the record of a process
     "traceback": 1000,
-    "mime_types": 64,  # representations of one display
-    "kernels": 1024,  # of one kernel.list
-    "processes": 1024,  # of one process.list
-    "entries": 1000,  # of one file.list, even if its limit is higher
+    "mime_types": 64,  # MIME types of one display
+    "kernels": 1024,  # in the result of one kernel.list
+    "processes": 1024,  # in the result of one process.list
+    "entries": 1000,  # in the result of one file.list, even if the argument ``limit`` is higher
     "pid": 4194304,  # PID_MAX_LIMIT of 64-bit Linux, proc_sys_kernel(5)
     "mode": 0o7777,  # permission bits only
-    "id": 0xFFFFFFFF,  # of a user or group
+    "id": 0xFFFFFFFF,  # id of a user or group
     "exit_code": 255,
     "signal": 64,
     "screen": 65535,  # rows or columns of a terminal, TIOCSWINSZ(2const)
-    "count": 0x7FFFFFFFFFFFFFFF,  # bytes, nanoseconds, offsets; none is negative but modified_ns
+    "count": 0x7FFFFFFFFFFFFFFF,  # bytes, nanoseconds and offsets; only modified_ns may be negative
 }
 
 #: The guest kills processes when the limit is exceeded by more than 8 processes and threads, or by more than an eighth of the limit if that is more.
 PIDS_SLACK_LEAST, PIDS_SLACK_SHARE = 8, 8
 
-#: Codes that a guest may send in a RESET. The host replaces any other code by ``internal``. A guest must not cause errors about authentication, for
-#: example.
+#: Codes that a guest may send in a RESET. The host replaces any other code by ``internal``, because a guest must not be able to cause other errors,
+#: such as errors about authentication.
 RESET_CODES = (
     "invalid_request",
     "not_found",
@@ -286,14 +301,15 @@ RESET_CODES = (
     "busy",
     "internal",
 )
-#: Addresses inside a sandbox that tunnels connect to.
+#: Addresses inside a sandbox to which a tunnel tries to connect, in this order.
 LOOPBACK = ("127.0.0.1", "::1")
 #: Highest TCP port (RFC 9293 3.1).
 MOST_PORT = 65535
-#: Reasons why a process ended. oom: the guest killed the process for lack of memory.
+#: Reasons why a process ended. pids: the guest killed the process because the sandbox exceeded its limit of processes and threads.
+#: oom: the guest killed the process because the sandbox had too little free memory.
 PROCESS_REASONS = ("exited", "signalled", "timeout", "pids", "oom")
-#: Statuses of a cell. running: not ended. timeout: interrupted after its timeout. killed: its kernel was killed. died: its kernel ended by itself.
-#: oom: its kernel was killed for lack of memory. aborted: the cell never ran.
+#: Statuses of a cell. running: the cell has not ended. timeout: the cell was interrupted after its timeout. killed: the cell's kernel was killed.
+#: died: the cell's kernel ended by itself. oom: the cell's kernel was killed for lack of memory. aborted: the cell never ran.
 CELL_STATUSES = ("running", "ok", "error", "timeout", "killed", "died", "oom", "aborted")
 KERNEL_STATES = ("starting", "idle", "busy", "stopped")
 LANGUAGES = ("python", "bash", "javascript")

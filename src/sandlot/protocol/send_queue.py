@@ -1,11 +1,11 @@
-"""The frames that one end has to send, and their order. No I/O.
+"""The frames that one side of the link has to send, and the order in which they are sent. No I/O.
 
 - Frames of the connection itself are sent first, then RESETs, then CREDITs, then all other frames. Streams take turns, one frame each.
-- At most one message at a time is sent in pieces, so that the other end has to assemble only one message.
-- OPENs are sent in the order of their ids, even if a large OPEN has to wait for a message of another stream.
+- At most one message at a time is sent in pieces, so that the peer has to assemble only one message at a time.
+- OPENs are sent in the order of their stream ids, even if a large OPEN has to wait until a message of another stream was sent completely.
 - A stream without credit is skipped until it gets credit, and delays no other stream.
-- The other end can cause only a limited number of queued frames: one CREDIT for each stream, and one RESET for each stream that is still open for the
-  other end.
+- The peer can cause only a limited number of queued frames: one CREDIT for each stream, and one RESET for each stream that is still open for the
+  peer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SendQueue:
         self._opening: deque[Stream] = deque()
         self._fragmenting = 0
         self.writable: list[int] = []
-        """Ids of streams whose send queues were full and are half empty now. The connection removes the ids when it reports the streams."""
+        """Ids of streams whose send queues were full and are now at most half full. The connection takes the ids and reports ``Writable`` events."""
 
     @property
     def resets(self) -> dict[int, bytes]:
@@ -68,7 +68,7 @@ class SendQueue:
             self.wake(stream)
 
     def put_credit(self, stream: Stream) -> None:
-        """Queue a CREDIT for a stream. The number of bytes that the CREDIT grants is set when the frame is sent."""
+        """Queue a CREDIT for a stream. The number of bytes that the CREDIT grants is determined only when the frame is sent."""
         self._credits.append(stream)
 
     def put_reset(self, stream: Stream, code: str, message: str, fields: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class SendQueue:
 
         Args:
             stream: Stream to reset.
-            code: Code that tells the other end the reason.
+            code: Code that tells the peer the reason.
             message: Reason as text; shortened to 800 characters.
             fields: Further fields of the reason. They are left out if the frame would be too long.
         """
@@ -89,13 +89,13 @@ class SendQueue:
         self._resets[stream.id] = frames.encode(frames.RESET, stream.id, payload)
 
     def wake(self, stream: Stream) -> None:
-        """Let a stream take part in the turns if it has a frame that may be sent now."""
+        """Add a stream to the streams whose frames are sent in turn, if the stream has a frame that may be sent now. Idempotent."""
         if stream.queue and not stream.has_turn and not stream.lacks_credit:
             stream.has_turn = True
             self._turns.append(stream)
 
     def forget(self, stream: Stream) -> None:
-        """Drop the queue of a stream that is over."""
+        """Drop all items in the send queue of a stream that is over, and its CREDIT if one is queued."""
         stream.queue.clear()
         stream.queued_bytes = 0
         stream.credit_due = False
@@ -105,15 +105,14 @@ class SendQueue:
             self._fragmenting = 0
 
     def next_control(self) -> bytes | None:
-        """Remove and return the next frame of the connection itself; None if none is queued."""
+        """Remove and return the next frame of the connection itself; return None if no such frame is queued."""
         return self._control.popleft() if self._control else None
 
     def next(self) -> tuple[bytes, Stream | None] | None:
-        """Remove and return the next frame.
+        """Remove the next frame to send, and return the frame and its stream. Return None if nothing can be sent now.
 
         Returns:
-            The encoded frame and the stream whose OPEN, MESSAGE, DATA or END it is; for other frames the stream is None. If nothing can be sent, None
-            instead of both.
+            The encoded frame, and its stream if the frame is an OPEN, MESSAGE, DATA or END. For other frames, the stream is None.
         """
         if self._control:
             return self._control.popleft(), None

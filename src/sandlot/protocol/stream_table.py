@@ -1,6 +1,6 @@
 """The streams of a connection, and the rules for opening them.
 
-- The host opens streams with odd ids, the guest with even ids. Each of the two uses increasing ids, until the connection is reset.
+- The host opens streams with odd ids, the guest with even ids. The ids of each side increase, and start again after a new handshake or a quiesce.
 - A frame of a closed stream is ignored, because the sender may not have known yet that the stream was closed. A frame of a stream that was never
   opened violates the protocol.
 """
@@ -13,9 +13,9 @@ from sandlot.protocol.send_queue import SendQueue
 from sandlot.protocol.streams import Assembly, Stream
 
 HOST_STREAMS_MAX = 192
-"""Largest number of open streams that the host opened."""
+"""Maximum number of streams opened by the host that may be open at the same time."""
 GUEST_STREAMS_MAX = 64
-"""Largest number of open streams that the guest opened."""
+"""Maximum number of streams opened by the guest that may be open at the same time."""
 STREAM_ID_MAX = 0xFFFFFFFF
 
 _MAY_FOLLOW_END = frozenset((frames.CREDIT, frames.RESET))
@@ -23,12 +23,12 @@ _NOT_WITHIN_MESSAGE = frozenset((frames.DATA, frames.END))
 
 
 class StreamTable:
-    """The streams of a connection, as one end knows them.
+    """The open streams of a connection, as seen from one side.
 
     Args:
-        send_queue: Queue of the frames that this end sends.
-        assembly: The message that is arriving in pieces.
-        is_host: True if this end is the host.
+        send_queue: Queue of the frames that this side sends.
+        assembly: Buffer for a message that arrives in several frames.
+        is_host: True if this side is the host.
     """
 
     __slots__ = ("_assembly", "_is_host", "_last_local", "_last_remote", "_ours", "_send_queue", "_theirs", "streams")
@@ -40,7 +40,7 @@ class StreamTable:
         self.clear()
 
     def clear(self) -> None:
-        """Drop every stream and everything queued, as both ends do at HELLO and at QUIESCED."""
+        """Drop all streams and all queued frames. Called at a new handshake, when the guest is quiesced, and after invalid bytes."""
         self.streams: dict[int, Stream] = {}
         self._send_queue.clear()
         self._assembly.clear()
@@ -49,11 +49,11 @@ class StreamTable:
         self._last_remote = 0 if self._is_host else -1
 
     def check_open(self) -> None:
-        """Check that this end may open a stream now.
+        """Check that this side may open a stream now.
 
         Raises:
-            TooMany: The maximum number of streams of this end is open. A stream whose RESET is not sent yet counts as open.
-            ProtocolError: All ids are used up; a new handshake is needed.
+            TooMany: This side has opened the maximum number of streams. A stream whose RESET is not sent yet counts as open.
+            ProtocolError: All stream ids of this side are used up; a new handshake is needed.
         """
         if self._last_local + 2 > STREAM_ID_MAX:
             raise ProtocolError("all stream ids are used up: a new handshake is needed")
@@ -62,30 +62,29 @@ class StreamTable:
 
     @property
     def is_full(self) -> bool:
-        """True if the maximum number of streams of this end is open. A stream whose RESET is not sent yet counts as open."""
+        """True if this side can open no further stream until a stream ends. A stream whose RESET is not sent yet counts as open."""
         return self._ours + self._resetting(self._last_local) >= (HOST_STREAMS_MAX if self._is_host else GUEST_STREAMS_MAX)
 
     def open(self) -> Stream:
-        """Add a stream that this end opens, and return the stream. The caller must call :meth:`check_open` first."""
+        """Create a stream with a new id for this side, add the stream to the table, and return it. The caller must call :meth:`check_open` first."""
         self._last_local += 2
         self._ours += 1
         stream = self.streams[self._last_local] = Stream(self._last_local, is_known=False)
         return stream
 
     def opened(self, frame: frames.Frame) -> None:
-        """Add a stream that the other end opened.
+        """Add a stream that the peer opened.
 
         Raises:
-            ProtocolError: The id is not higher than the last id of the other end, too many streams are open, or a guest sent an OPEN in more than
-                one frame.
+            ProtocolError: The stream id is not a new id of the peer, too many streams are open, or a guest sent an OPEN in more than one frame.
         """
         id_ = frame.stream
         if id_ <= self._last_remote or self._is_ours(id_):
-            raise ProtocolError(f"the other end opened stream {id_}, but this is not a new stream id of that end")
+            raise ProtocolError(f"the peer opened stream {id_}, but this id is not new, or belongs to this side")
         if self._is_host and frame.more:
             raise ProtocolError("the guest sent an OPEN in more than one frame, which only the host may do")
         if self._theirs + self._resetting(id_) >= (GUEST_STREAMS_MAX if self._is_host else HOST_STREAMS_MAX):
-            raise ProtocolError("the other end opened more streams than are allowed")
+            raise ProtocolError("the peer opened more streams than are allowed")
         self._last_remote = id_
         self._theirs += 1
         self.streams[id_] = Stream(id_, is_known=True)
@@ -100,17 +99,17 @@ class StreamTable:
         stream = self.streams.get(id_)
         if stream is None:
             if id_ > (self._last_local if self._is_ours(id_) else self._last_remote):
-                raise ProtocolError(f"a {frames.NAMES[frame.type]} frame is on stream {id_}, which was never opened")
+                raise ProtocolError(f"a {frames.NAMES[frame.type]} frame arrived on stream {id_}, which was never opened")
         elif not stream.is_known:
-            raise ProtocolError(f"a {frames.NAMES[frame.type]} frame is on stream {id_}, which is not open yet")
+            raise ProtocolError(f"a {frames.NAMES[frame.type]} frame arrived on stream {id_}, which is not open yet")
         elif stream.remote_ended and frame.type not in _MAY_FOLLOW_END:
-            raise ProtocolError(f"a {frames.NAMES[frame.type]} frame is on stream {id_} after its END")
+            raise ProtocolError(f"a {frames.NAMES[frame.type]} frame arrived on stream {id_} after the END of this stream")
         elif self._assembly.stream == id_ and frame.type in _NOT_WITHIN_MESSAGE:
-            raise ProtocolError(f"a {frames.NAMES[frame.type]} frame is on stream {id_} in the middle of a message")
+            raise ProtocolError(f"a {frames.NAMES[frame.type]} frame arrived on stream {id_} in the middle of a message")
         return stream
 
     def drop(self, stream: Stream) -> None:
-        """Remove a stream, with everything that is queued or arriving on it."""
+        """Remove a stream from the table. Drop the items in its send queue, and the received parts of its incomplete message."""
         del self.streams[stream.id]
         if self._is_ours(stream.id):
             self._ours -= 1
@@ -121,7 +120,7 @@ class StreamTable:
             self._assembly.clear()
 
     def drop_if_over(self, stream: Stream) -> None:
-        """Remove a stream if both ends have ended it."""
+        """Remove a stream from the table if both sides have sent their END."""
         if stream.sent_end and stream.remote_ended and stream.id in self.streams:
             self.drop(stream)
 
@@ -129,10 +128,10 @@ class StreamTable:
         return (id_ % 2 == 1) == self._is_host
 
     def _resetting(self, like: int) -> int:
-        """Return the number of streams whose RESET is not sent yet. For the other end these streams are still open.
+        """Return the number of streams whose RESET is not sent yet. For the peer these streams are still open.
 
         Args:
-            like: A stream id. The streams that were opened by the same end as this stream are counted.
+            like: Id of a stream. Only streams that were opened by the same side as this stream are counted.
         """
         resets = self._send_queue.resets
         return sum(1 for id_ in resets if id_ % 2 == like % 2) if resets else 0

@@ -1,11 +1,11 @@
 """The state of one stream: its send queue, and the credit of both directions.
 
-Credit is the number of bytes that one end may still send on a stream.
+Credit is the number of bytes that one side may still send on a stream.
 
 - DATA and MESSAGE reduce the credit, OPEN does not. Every stream begins with the same credit, so that it can start without a round trip.
 - A DATA frame or a message may be started while any credit is left. It reduces the credit by its whole payload, and by at least ``COST_MIN`` bytes.
-  The later frames of a message need no credit. A receiver therefore buffers at most one window and one frame or message of each stream.
-- A receiver ends the connection if the other end starts a frame or message without credit.
+  The later frames of a message need no credit. A receiver therefore buffers at most ``WINDOW_BYTES`` and one frame or message of each stream.
+- A receiver ends the connection if the peer starts a frame or message without credit.
 - Frames of a stream arrive in the order in which they were queued, whatever their channels are.
 """
 
@@ -16,13 +16,13 @@ from sandlot.protocol.errors import ProtocolError
 from sandlot.protocol.fast_imports import deque
 
 WINDOW_BYTES = 256 * 1024
-"""Credit in bytes of a new stream in either direction. The credit is never larger."""
+"""Credit in bytes that a new stream has in each direction. The credit of a stream is never larger."""
 
 COST_MIN = 128
-"""Smallest number of bytes by which a frame or message reduces the credit: about the memory that a small frame takes at its receiver."""
+"""Smallest number of bytes by which a DATA frame or message reduces the credit. A receiver needs about this much memory for a small frame."""
 
 QUEUE_BYTES = 128 * 1024
-"""Size in bytes at which the send queue of a stream is full. Its sender should then wait for the event ``Writable``."""
+"""Size in bytes at which the send queue of a stream is full. The sender should then wait for the event ``Writable``."""
 
 
 def cost(size: int) -> int:
@@ -48,7 +48,7 @@ class Outgoing:
 
 
 class Stream:
-    """The state of one stream at one end."""
+    """The state of one stream on one side of the link."""
 
     __slots__ = (
         "credit_due",
@@ -69,7 +69,7 @@ class Stream:
     def __init__(self, id_: int, *, is_known: bool) -> None:
         self.id = id_
         self.is_known = is_known
-        """True if the other end has opened the stream, or if the OPEN of this end was sent."""
+        """True if the peer opened the stream, or if this side opened the stream and its OPEN was sent."""
         self.queue: deque[Outgoing] = deque()
         self.queued_bytes = 0
         self.has_turn = False
@@ -95,7 +95,7 @@ class Stream:
 
     @property
     def lacks_credit(self) -> bool:
-        """True if the first item of the send queue must wait for credit from the other end."""
+        """True if the first item of the send queue must wait for credit from the peer."""
         item = self.queue[0]
         return self.credit_out <= 0 and (item.type == frames.DATA or (item.type == frames.MESSAGE and not item.at))
 
@@ -107,8 +107,8 @@ class Stream:
             may_fragment: True if a message may be split over several frames now, because no other stream is sending a split message.
 
         Returns:
-            The encoded frame, and True if further frames of the same message follow. None, and nothing is removed, if the message must be split
-            and may not be split now.
+            The encoded frame, and True if further frames of the same message follow. None if the message must be split but may not be split now;
+            nothing is removed in this case.
         """
         item = self.queue[0]
         if item.type == frames.END:
@@ -135,7 +135,7 @@ class Stream:
         return frame, more
 
     def granted(self, size: int) -> None:
-        """Add the credit of a CREDIT frame from the other end.
+        """Add the credit of a CREDIT frame from the peer.
 
         Args:
             size: Number of bytes that the frame grants.
@@ -145,21 +145,23 @@ class Stream:
         """
         self.credit_out += size
         if not size or self.credit_out > WINDOW_BYTES:
-            raise ProtocolError(f"a CREDIT on stream {self.id} grants {size} bytes; it must grant at least 1, and no more than were sent")
+            raise ProtocolError(
+                f"a CREDIT on stream {self.id} grants {size} bytes; at least 1 is required, and the credit may not exceed its initial size"
+            )
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
     def begins(self) -> None:
-        """Check that the other end has credit to start a DATA frame or a message.
+        """Check that the peer has credit to start a DATA frame or a message.
 
         Raises:
-            ProtocolError: The other end has no credit left.
+            ProtocolError: The peer has no credit left.
         """
         if self.credit_in <= 0:
             raise ProtocolError(f"data arrived on stream {self.id} without credit")
 
     def arrived(self, size: int) -> int:
-        """Subtract a DATA frame or whole message that has arrived from the credit of the other end, and return the subtracted number of bytes.
+        """Reduce the credit of the peer after a DATA frame or a whole message arrived, and return the subtracted number of bytes.
 
         Args:
             size: Number of bytes of the payload.
@@ -169,7 +171,9 @@ class Stream:
         return price
 
     def release_credit(self, price: int) -> bool:
-        """Collect credit for the other end. Return True if the caller should queue a CREDIT now, because half a window has been collected.
+        """Add to the credit that is collected for the peer, and return True if the caller should queue a CREDIT now.
+
+        A CREDIT is due when half of ``WINDOW_BYTES`` is collected, unless a CREDIT is queued already or the peer has sent its END.
 
         Args:
             price: Number of bytes that :meth:`arrived` returned for the handled frame or message.
@@ -181,7 +185,7 @@ class Stream:
         return True
 
     def take_grant(self) -> int:
-        """Return all collected credit in bytes, for a CREDIT that is sent now, and begin to collect from 0."""
+        """Return the collected credit in bytes for a CREDIT that the caller sends now, and reset the collected credit to 0."""
         granted, self.owed = self.owed, 0
         self.credit_due = False
         self.credit_in += granted
@@ -202,7 +206,7 @@ class Assembly:
         self.clear()
 
     def clear(self) -> None:
-        """Drop the parts of a message that have arrived."""
+        """Drop the received parts of an incomplete message."""
         self.stream = 0
         self.opening = False
         self._bytes = bytearray()

@@ -1,8 +1,8 @@
-"""Reading and writing tar archives, without I/O: a reader of members and their contents, and the headers of members to write.
+"""Reads and writes tar archives, without I/O: a reader that yields members and their contents, and functions that return the headers to write.
 
 Reads the ustar and pax formats of POSIX (POSIX.1-2017, pax, "ustar Interchange Format" and "pax Interchange Format"), long names and large
 numbers of GNU tar ("Basic Tar Format" in its manual), and the older v7 format. Writes ustar, with a pax header if a name or a size
-does not fit.
+does not fit into the ustar header.
 
 - An archive may be hostile: no memory is reserved for an announced size, every header is checked, and errors name the entry.
 - Reading takes a few megabytes of memory at most, whatever the length of the archive.
@@ -25,7 +25,7 @@ FILE, FOLDER, SYMLINK, HARDLINK = "file", "directory", "symlink", "hardlink"
 META_BYTES = 1024 * 1024
 """Largest size in bytes of a pax header or of a long name of GNU tar."""
 METAS = 16
-"""Largest number of pax headers and long names before one member."""
+"""Largest number of pax headers and headers with a long name that may precede one member."""
 NAME_BYTES = 255
 PATH_BYTES = 4095
 LATEST_S = 253402300799
@@ -96,12 +96,12 @@ FINISHED = Finished()
 
 
 def shown(name: str) -> str:
-    """Return a name in the form for messages: quoted, shortened, and without control characters."""
+    """Return a name as it is shown in messages: quoted, cut to 200 characters, and with escapes for all characters that are not printable ASCII."""
     return ascii(name) if len(name) <= _SHOWN else ascii(name[:_SHOWN]) + "..."
 
 
 def parts(name: str) -> list[str]:
-    """Split the path of a member into names below the target folder; an empty list means the folder itself. Pure.
+    """Split the path of a member into the names of its parts; return an empty list if the path means the target folder. Pure.
 
     Raises:
         TarError: The path is absolute, contains ``..``, or is not a valid file name.
@@ -123,22 +123,25 @@ def parts(name: str) -> list[str]:
 def check_target(member: Member, depth: int) -> None:
     """Check that a symbolic link stays inside the target folder. Pure.
 
-    ``..`` is allowed only at the beginning of the link's target, and may not lead out of the target folder. Reason: a name before ``..`` may be
-    another link, and ``..`` is then relative to the target of that link.
+    ``..`` is allowed only at the beginning of the link's target, and may not lead out of the target folder. After a name, ``..`` is refused, because
+    the name may be another link: ``..`` is then relative to the target of that link.
 
     Args:
-        member: The link.
+        member: The symbolic link.
         depth: Number of folders between the target folder and the link.
 
     Raises:
-        TarError: The link leads out of the folder.
+        TarError: The link's target may be outside the target folder, is empty, or contains a NUL character.
     """
     names = [part for part in member.target.split("/") if part not in {"", "."}]
     climbs = 0
     while climbs < len(names) and names[climbs] == "..":
         climbs += 1
     if member.target.startswith("/") or climbs > depth or ".." in names[climbs:] or "\0" in member.target or not member.target:
-        raise TarError(f"The archive's link {shown(member.name)} points out of the folder, to {shown(member.target)}.", member.name)
+        raise TarError(
+            f"The archive's link {shown(member.name)} has the target {shown(member.target)}, which may be outside the destination folder.",
+            member.name,
+        )
 
 
 class Reader:
@@ -258,7 +261,10 @@ class Reader:
         return _text(prefix + b"/" + name if prefix else name)
 
     def _check(self, block: bytes) -> None:
-        """Check the checksum of a header: the sum of its bytes, where blanks replace the checksum itself. Some old programs sum signed bytes."""
+        """Check the checksum of a header.
+
+        The checksum is the sum of the header's bytes. The bytes of the checksum field are counted as blanks. Some old programs add signed bytes.
+        """
         rest = block[:148] + b" " * 8 + block[156:]
         total, written = sum(rest), self._number(block[148:156], "checksum")
         if written not in {total, total - 256 * sum(byte >> 7 for byte in rest)}:
@@ -289,7 +295,7 @@ class Reader:
         return len(piece)
 
     def _records(self, data: bytes) -> dict[str, bytes]:
-        """Return keyword -> value of those records of a pax header that the reader uses.
+        """Parse a pax header, and return keyword -> value of the keywords in ``KEPT``.
 
         A record consists of its length in digits, a blank, KEY=VALUE and a line feed.
         """
@@ -310,7 +316,7 @@ class Reader:
         return found
 
     def _number(self, field: bytes, what: str) -> int:
-        """Parse a number in octal digits, or in binary if the first bit of the field is set (base 256 of GNU tar). ``what`` names the field."""
+        """Parse a field that contains octal digits, or a binary number if its first bit is set (GNU tar). ``what`` is the field's name for errors."""
         if field[0] & 0x80:
             value = int.from_bytes(field, "big") - (1 << (len(field) * 8 - 1))
             if field[0] & 0x40 or value >= 1 << 63:
@@ -362,7 +368,7 @@ def message_header(key: str, text: str) -> bytes:
     """Return a global pax header with one record. Pure.
 
     Args:
-        key: Keyword, such as ``ERROR_CODE``. Other programs ignore the record, because POSIX reserves keywords with such a prefix for vendors.
+        key: Keyword, such as ``ERROR_CODE``. POSIX reserves keywords with an upper-case prefix for vendors, so other programs ignore the record.
         text: Value of the record.
     """
     record = _record(key.encode(), text.encode("utf-8", "replace"))
@@ -370,7 +376,7 @@ def message_header(key: str, text: str) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    """Return the zero bytes that fill the last block of a content of ``size`` bytes."""
+    """Return the zero bytes that must follow ``size`` bytes of content to fill the last block."""
     return bytes(-size % BLOCK_BYTES)
 
 

@@ -1,15 +1,16 @@
-"""Encodes values in a strict subset of MessagePack, and frames messages of one value each.
+"""Encodes and decodes values in a strict subset of MessagePack, and messages that consist of a length and one encoded value.
 
-MessagePack (https://github.com/msgpack/msgpack/blob/master/spec.md) instead of JSON, because images and file contents are bytes. It is
-implemented here, because the guest and the Python of an image may have the standard library only. The tests compare it with the reference
-implementation.
+MessagePack (https://github.com/msgpack/msgpack/blob/master/spec.md) is used instead of JSON, because JSON cannot contain bytes, such as images
+and the contents of files. MessagePack is implemented here, because the guest and the Python of an image may have only the standard library. The
+tests compare this implementation with the reference implementation.
 
-- Types: None, bool, int of 64 bits, float of 64 bits, str, bytes, list, dict with str keys. Nothing else.
-- Decoding is bounded: depth at most 16, at most 100,000 items, and no memory is reserved for an announced length.
-- ``decode(encode(x)) == x``. ``decode`` takes exactly one value and refuses trailing bytes, duplicate keys and invalid UTF-8. In a text,
-  lone surrogates are encoded as ``?``.
-- A message is one encoded value after its length: four bytes, big-endian. Messages are used on sockets and pipes inside a sandbox; the link
-  between host and guest uses frames instead.
+- Values have the types None, bool, int of 64 bits, float of 64 bits, str, bytes, list, and dict with str keys. ``encode`` also accepts a tuple as a
+  list, and a bytearray or memoryview as bytes.
+- A value can be decoded only if it has at most 16 nested levels and at most 100,000 items. No memory is reserved for an announced length.
+- ``decode(encode(x)) == x`` for values of these types, with one exception: in a text, lone surrogates are encoded as ``?``.
+- ``decode`` takes exactly one value and refuses trailing bytes, duplicate keys and invalid UTF-8.
+- A message consists of a length (four bytes, big-endian) and one encoded value of this length. Messages are used on sockets and pipes inside a
+  sandbox; the link between host and guest uses frames instead.
 
 This module imports nothing of Sandlot, and runs on Python 3.8 and newer.
 """
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEAD_BYTES = 4
-"""Number of bytes of the length before each message. The length is that of the message alone, without these bytes."""
+"""Size in bytes of the head of a message. The head contains the length of the encoded value that follows. This length does not include the head."""
 MAX_MESSAGE_BYTES = 0xFFFFFFFF
-"""Largest size in bytes of an encoded value in a message: the largest number that the length can hold."""
+"""Largest size in bytes of an encoded value in a message: the largest number that fits into the head of a message."""
 MAX_DEPTH = 16
 """Largest number of lists and maps that are nested in each other."""
 MAX_ITEMS = 100000
@@ -64,7 +65,7 @@ def encode(value: Any) -> bytes:
 def _put(value: Any, put: Callable[[bytes], object], depth: int) -> None:
     writer = _WRITERS.get(type(value))
     if writer is None:
-        raise EncodingError(f"{type(value).__name__} cannot be encoded")
+        raise EncodingError(f"a value of type {type(value).__name__} cannot be encoded")
     writer(value, put, depth)
 
 
@@ -131,7 +132,7 @@ def _put_map(value: dict[str, Any], put: Callable[[bytes], object], depth: int) 
     depth = _deeper(depth)
     for key, item in value.items():
         if type(key) is not str:
-            raise EncodingError(f"a key of a map is {type(key).__name__}, not str")
+            raise EncodingError(f"a key of a map has the type {type(key).__name__}, not str")
         _put_text(key, put, depth)
         _put(item, put, depth)
 
@@ -293,12 +294,12 @@ _READERS: tuple[tuple[int, Callable[[_Reader, int, int], Any]], ...] = (
 
 
 def encode_message(value: Any) -> bytes:
-    """Encode one value, with its length before it.
+    """Encode one value as a message: the length of the encoded value, then the encoded value.
 
     Raises:
         EncodingError: ``encode`` refuses the value, or its encoding is longer than ``MAX_MESSAGE_BYTES``.
     """
-    parts = [b""]  # the length replaces this part below, so that a large value is joined only once
+    parts = [b""]  # placeholder for the length, which is known only at the end, so that the parts of a large value are joined only once
     _put(value, parts.append, 0)
     size = sum(map(len, parts))
     if size > MAX_MESSAGE_BYTES:
@@ -308,9 +309,9 @@ def encode_message(value: Any) -> bytes:
 
 
 def message_length(head: bytes | bytearray) -> int:
-    """Return the length of a message, without its head.
+    """Return the length in bytes of the encoded value in a message.
 
-    Code that must not read beyond a message needs this function. All other code uses :class:`MessageReader`.
+    Only code that must not read beyond the end of a message needs this function. All other code uses :class:`MessageReader`.
 
     Args:
         head: The first ``HEAD_BYTES`` bytes of the message. Bytes after them are ignored.
@@ -320,7 +321,7 @@ def message_length(head: bytes | bytearray) -> int:
 
 
 class MessageReader:
-    """Incremental reader of messages: takes bytes in pieces of any size, returns complete messages.
+    """Incremental reader of messages, which takes bytes in pieces of any size and returns complete messages.
 
     A message stays encoded until the caller takes it. A message that is too large is refused as soon as its head has arrived. So a
     caller that takes all messages after each piece keeps at most ``max_bytes``, a head and one piece in memory.
@@ -337,7 +338,7 @@ class MessageReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes that were fed and not yet taken."""
+        """Number of bytes that :meth:`feed` has added and :meth:`take` has not removed yet."""
         return len(self._buffer)
 
     @property
@@ -379,5 +380,5 @@ class MessageReader:
             yield decode(raw)
 
     def clear(self) -> None:
-        """Drop all bytes that are not yet taken."""
+        """Drop all bytes in the buffer."""
         self._buffer.clear()

@@ -84,7 +84,7 @@ class SqlExecutionRepository:
         return await self._database.apply_until_done(delete(executions).where(executions.c.id.in_(old)))
 
     async def monthly_counts(self, month: str) -> Mapping[OwnerId, int]:
-        """Return the number of executions that began in a month, by owner. Deleting records does not change these numbers.
+        """For each owner, return the number of executions that began in the given month. Deleting records does not change these numbers.
 
         Args:
             month: The month in UTC, such as ``2026-11``.
@@ -93,7 +93,7 @@ class SqlExecutionRepository:
         return {OwnerId(row.owner): int(row.number) for row in rows}
 
     async def add_monthly_counts(self, month: str, more: Mapping[OwnerId, int]) -> None:
-        """Increase the numbers of executions that began in a month.
+        """Increase the counts of executions that began in the given month.
 
         Args:
             month: The month in UTC, such as ``2026-11``.

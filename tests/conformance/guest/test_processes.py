@@ -186,7 +186,7 @@ async def test_the_limit_of_what_runs_already_moves_both_ways(inside: Inside) ->
     assert PIDS - 5 <= second <= PIDS, "as many more as the limit has grown"
     told = await inside.link.info()
     assert first + second < told.tasks <= 2 * PIDS
-    with pytest.raises(ConflictError, match="more than 100"):
+    with pytest.raises(ConflictError, match="more than the new limit of 100"):
         await inside.link.set_limits(pids=100)
     assert await made() == 0
     # The kernel and whatever is started from now on have the same one.

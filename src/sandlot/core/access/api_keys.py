@@ -3,9 +3,9 @@
 Invariants:
 - A key has 256 random bits and is shown once, when it is created. The store has only the SHA-256 of the key. A slow hash is not needed, because
   256 random bits cannot be guessed.
-- A key is verified without reading the database. The time that this takes is the same for every key, valid or not.
-- A key that this service creates or revokes changes at once. A key that another process creates or revokes changes within a second, after the
-  next read of the store. While the store does not respond, the keys of the last successful read stay valid.
+- A key is verified without reading the database. The verification takes the same time for every key, valid or not.
+- When this service creates or revokes a key, the change takes effect at once. When another process does this, the change takes effect here within a
+  second, after the next read of the store. While the store does not respond, the keys of the last successful read stay valid.
 - Revoking a key ends everything that was opened with it: requests in progress, streams, terminals. Only the request that revokes the key
   still gets its response.
 """
@@ -50,10 +50,10 @@ class ActiveRequests:
 
     @contextmanager
     def working_for(self, owner: OwnerId) -> Iterator[None]:
-        """Register the current task as working for an owner while the body runs.
+        """Register the current task as working for an owner during the body of the ``with`` block.
 
         Raises:
-            AuthenticationError: The owner's key was revoked while the body ran.
+            AuthenticationError: The owner's key was revoked during the body of the ``with`` block.
         """
         task = asyncio.current_task()
         if task is None:

@@ -6,7 +6,7 @@ manager that handles a request locks the key, and looks for a record with this k
 Invariants:
 - If a request is repeated with the same key, the repetition gets the result of the first request. A different request with the same key is refused,
   because one of the two requests is a mistake.
-- A failed request has no result, so its key can be used again. A key is known as long as the record of the result exists.
+- A failed request has no result, so its key can be used again. The service knows a key as long as the record of the result exists.
 - Requests of one kind with the same owner and key run one after another.
 """
 

@@ -3,7 +3,8 @@
 Invariants:
 - A request over a quota is refused with ``quota_exceeded`` (429) and the fields ``quota``, ``limit``, ``used`` and ``requested``. The
   field ``retry_after_s`` is set only if waiting can help, and not if the request alone exceeds the whole quota.
-- A quota limits what is started. Lowering a quota ends nothing, and a change that needs less of a resource is never refused.
+- Quotas are checked only when something is created, started or enlarged. When a quota is lowered, nothing that exists is ended or removed. A change
+  that needs less of a resource is never refused.
 - Each node checks its own sandboxes: two nodes that share a database each grant the whole quota. Only the executions of a month are
   counted over all nodes.
 """
@@ -26,7 +27,7 @@ _LIVE_QUOTAS: Final = (("sandboxes", "sandboxes"), ("cpus", "cores"), ("memory_b
 """Fields of :class:`Quota` that limit all live sandboxes of an owner together, each with its unit for error messages. All fields except the first are
 fields of :class:`Limits` too."""
 _SMALLER: Final = {"snapshot": "take a snapshot of kind `files`", "volume": "request a smaller volume"}
-"""Kind -> action, for hints, that needs less of the quota."""
+"""Kind -> text for hints: an alternative that needs less of the quota."""
 
 
 @dataclass(frozen=True, slots=True)

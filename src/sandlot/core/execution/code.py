@@ -3,11 +3,11 @@
 Invariants:
 - The guest queues the cells: each context runs one cell at a time, in the order of the requests. The timeout of a cell does not include the time
   in the queue. Cells that run or wait continue when the service stops.
-- A foreground cell belongs to all clients that requested the cell. When the last of these clients has left, a running cell is interrupted, and a
-  waiting cell is aborted. No other cell is affected, and the context keeps its variables.
-- A cell whose id was chosen by its client can be requested again. The cell is started, counted and logged once, and continues while it has
-  followers (:mod:`sandlot.core.execution.followers`).
-- A background cell continues when clients leave.
+- When the client of a foreground cell disconnects, the cell is interrupted if it runs, and aborted if it waits. No other cell is affected, and the
+  context keeps its variables.
+- A client can choose the id of a cell. Further requests with this id join the cell, so the cell is started, counted and logged only once. In the
+  foreground, the cell then continues as long as any client is connected to it (:mod:`sandlot.core.execution.followers`).
+- A background cell continues after its clients have disconnected.
 - While a cell waits or runs, its sandbox is not idle.
 - The collected output of a cell has the same limits as the output of a process. Results are limited by size, by number and by the buffer budget of
   the sandbox.
@@ -48,7 +48,7 @@ from sandlot.protocol.schema import STDERR, STDOUT
 MAX_BACKGROUND: Final = 64
 """Maximum number of cells of one sandbox that run or wait in the background. Each of them takes one of the 192 concurrent calls of a link."""
 MAX_RECENT: Final = 256
-"""Number of the latest cells of a sandbox whose ids are kept. A guest remembers fewer cells."""
+"""Maximum number of cell ids that the service keeps for one sandbox; the oldest ids are dropped first. A guest remembers fewer cells."""
 
 Event = Output | OutputGap | CellStarted | Display | Cleared | CellError
 
@@ -99,13 +99,13 @@ class CodeExecutionResult:
 
 
 class SandboxCodeState:
-    """Cells that the service knows in one sandbox.
+    """Ids of the cells that the service has started in one sandbox, or whose end the service waits for.
 
     Attributes:
-        background: Cells in the background that the service follows to their end.
-        recent: Ids of the latest cells that the service started, oldest first.
-        guest_knows_more: True if the guest may know cells that are not in ``recent``, because an earlier service created the sandbox, or because
-            the sandbox was hibernated.
+        background: Ids of the background cells that the service reads until they end.
+        recent: Ids of the cells that the service started most recently, oldest first.
+        guest_knows_more: True if the guest may have cells whose ids are not in ``recent``, because an earlier service created the sandbox, or
+            because the sandbox was hibernated.
     """
 
     __slots__ = ("background", "guest_knows_more", "recent")
@@ -117,19 +117,20 @@ class SandboxCodeState:
 
 
 class CodeExecution:
-    """One cell that a client follows. Iterate over the execution, then await :meth:`outcome`; close the execution at the end.
+    """One client's connection to a cell. Iterate over the execution for its events, then await :meth:`outcome`, and close the execution at the end.
 
     Args:
         sandbox: Sandbox of the cell.
-        call: Call that follows the cell in the guest.
-        owned: True if the client requested the cell. The cell is interrupted when the last client that requested the cell has left.
-        followers: Followers of the cell, including other clients; None if clients cannot join the cell.
-        start: Position from which the cell is followed.
+        call: Call to the guest that started the cell or is attached to it.
+        owned: True if the client requested the cell, False if the client only reads the events. When the last client has disconnected, an owned cell
+            is interrupted.
+        followers: All clients that are connected to the cell; None if other clients cannot join the cell.
+        start: Position at which the iteration begins; None is the beginning of the cell.
 
     Attributes:
         id: Id of the cell.
-        entry: Entry in the execution log. None if another follower writes the entry, or after the entry has ended.
-        position: Position up to which the cell was followed.
+        entry: Entry in the execution log. None if this execution does not write the entry, or after the entry has ended.
+        position: Position after the last event that the iteration has yielded.
     """
 
     __slots__ = ("_attends", "_call", "_closed", "_followers", "_hold", "_over", "_owned", "_sandbox", "entry", "id", "position")
@@ -176,7 +177,9 @@ class CodeExecution:
             raise contexts.not_found(error) from None
 
     async def outcome(self) -> CodeExecutionStatus:
-        """Wait for the end of the cell and return its status. If the execution follows only existing events, return the current status.
+        """Wait for the end of the cell and return its status.
+
+        If :meth:`CodeService.follow` opened the execution with ``to_end=False``, return the current status without waiting.
 
         Raises:
             SandboxEndedError: The sandbox ended first; the error has the reason.
@@ -197,17 +200,17 @@ class CodeExecution:
         return CodeExecutionStatus(self.id, result.status, result.execution_count, result.duration_s)
 
     async def read(self) -> None:
-        """Read all events of the cell to its end, so that the execution log gets the output.
+        """Read the cell to its end, so that the execution log gets the whole output.
 
         Raises:
-            SandlotError: The cell could not be followed to its end.
+            SandlotError: The cell could not be read to its end.
         """
         async for _ in self:
             pass
         await self.outcome()
 
     async def close(self) -> None:
-        """Stop following the cell. An owned cell that has not ended is interrupted, unless it has other followers. Idempotent."""
+        """Stop reading the cell. If the client requested the cell, interrupt it, unless it has ended or has other followers. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -227,14 +230,14 @@ class CodeExecution:
             await self._call.aclose()
 
     async def release(self) -> None:
-        """Stop following the cell without interrupting it. Idempotent."""
+        """Stop reading the cell without interrupting it. Idempotent."""
         self._over = True
         await self.close()
 
     async def attend(self, first_s: float) -> None:
-        """Read the cell to its end while clients may join, and close the execution.
+        """Read the cell to its end for the execution log, and close the execution. Meanwhile, clients can join the cell.
 
-        If the cell has had no follower for ``followers.AWAY_S`` seconds, it is interrupted.
+        The cell is interrupted when it has had no follower for ``followers.AWAY_S`` seconds.
 
         Args:
             first_s: Seconds until the cell is interrupted if no client ever joins.
@@ -263,9 +266,9 @@ class CodeExecution:
             await self.read()
 
     async def _interrupt(self) -> None:
-        """Interrupt a cell that has no clients. The guest ends the kernel of a cell that ignores the interrupt."""
+        """Interrupt a cell that has no clients. If the cell ignores the interrupt, the guest ends the kernel."""
         if self._sandbox.is_hibernated:
-            return  # the hibernation closed the link; the client has not left
+            return  # the hibernation closed the link to the guest; the client has not disconnected
         with suppress(SandlotError):
             async with self._sandbox.connection() as link:
                 await link.kernels.interrupt(execution=self.id)
@@ -289,13 +292,15 @@ class CodeService:
         self.state: SandboxLocal[SandboxCodeState] = SandboxLocal(SandboxCodeState)
 
     async def run(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> CodeExecutionResult:
-        """Run a cell to its end and collect its output. Cancelling the call interrupts the cell, unless another client follows the cell.
+        """Run a cell to its end and collect its output.
+
+        If the caller is cancelled, the cell is interrupted, unless another client is connected to it.
 
         Args:
             sandbox: Sandbox of the cell.
             cell: Code to run.
-            description: Description for the execution log, with an optional id that the client chose. If the guest knows a cell with this id, the
-                call joins this cell and starts no other cell.
+            description: Description for the execution log, with an optional id that the client chose. If the guest already has a cell with this id,
+                no new cell is started, and the result is that of the existing cell.
 
         Raises:
             NotFoundError: The sandbox has no such context (code ``context_not_found``).
@@ -305,7 +310,7 @@ class CodeService:
         execution = await self.start(sandbox, cell, description)
         output, loop = OutputCollector(sandbox.buffers), asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(None) as guard:  # applies if the guest does not enforce the cell's timeout
+            async with asyncio.timeout(None) as guard:  # ends the wait if the guest does not enforce the cell's timeout
                 async for event in execution:
                     output.add(event)
                     if isinstance(event, CellStarted) and cell.timeout_s is not None:
@@ -322,13 +327,13 @@ class CodeService:
             await execution.close()
 
     async def start(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> CodeExecution:
-        """Start a cell in the foreground, and follow the cell.
+        """Start a cell in the foreground. Iterate over the returned execution for the events of the cell.
 
         Args:
             sandbox: Sandbox of the cell.
             cell: Code to run.
-            description: Description for the execution log, with an optional id that the client chose. If the guest knows a cell with this id, the
-                call joins this cell and starts no other cell.
+            description: Description for the execution log, with an optional id that the client chose. If the guest already has a cell with this id,
+                no new cell is started, and the result is that of the existing cell.
 
         Raises:
             NotFoundError: The sandbox has no such context (code ``context_not_found``).
@@ -341,7 +346,7 @@ class CodeService:
             return await self._submit(sandbox, cell, new_process_id(), description, confirm=confirm)
         state = self.state.of(sandbox)
         async with join(sandbox, id_) as followers:
-            # Ask the guest for the cell only if the guest may know the id: the round trip would delay the start of a new cell.
+            # Ask the guest whether it has the cell only if this is possible: the round trip would delay the start of a new cell.
             if (id_ in state.recent or state.guest_knows_more) and await _is_known(sandbox, id_):
                 async with sandbox.connection() as link:
                     return CodeExecution(sandbox, await link.kernels.attach(id_), owned=True, followers=followers)
@@ -353,8 +358,8 @@ class CodeService:
         Args:
             sandbox: Sandbox of the cell.
             cell: Code to run.
-            description: Description for the execution log, with an optional id that the client chose. If the guest knows a cell with this id, the
-                call returns the id and starts no other cell.
+            description: Description for the execution log, with an optional id that the client chose. If the guest already has a cell with this id,
+                no new cell is started, and the id is returned.
 
         Raises:
             NotFoundError: The sandbox has no such context (code ``context_not_found``).
@@ -382,10 +387,10 @@ class CodeService:
         return chosen
 
     async def check_known(self, sandbox: Sandbox, execution: str) -> None:
-        """Check that the guest knows a cell.
+        """Raise an error if the guest has no cell with the id ``execution``.
 
         Raises:
-            NotFoundError: The guest does not know the cell (code ``execution_not_found``).
+            NotFoundError: The guest has no such cell (code ``execution_not_found``).
             SandboxEndedError: The sandbox has ended.
         """
         async with contexts.reaching(sandbox) as link:
@@ -401,18 +406,21 @@ class CodeService:
         stderr_from: int | None = 0,
         to_end: bool = True,
     ) -> CodeExecution:
-        """Follow a cell that was started earlier and may have ended. Closing the execution does not interrupt the cell.
+        """Return an execution that reads a cell that was started earlier. The cell may have ended already.
+
+        Closing the execution does not interrupt the cell.
 
         Args:
             sandbox: Sandbox of the cell.
             execution: Id of the cell.
-            events_from: Number of start, display, clear and error events that the client has already.
-            stdout_from: Byte offset at which standard output begins; None is the oldest byte that the guest keeps.
-            stderr_from: Byte offset at which standard error begins; None is the oldest byte that the guest keeps.
-            to_end: True follows the cell to its end. False yields only existing events; the status is ``running`` if the cell has not ended.
+            events_from: Number of start, display, clear and error events to skip, because the client has them already.
+            stdout_from: Byte offset from which standard output is read; None reads from the oldest byte that the guest keeps.
+            stderr_from: Byte offset from which standard error is read; None reads from the oldest byte that the guest keeps.
+            to_end: True to read until the cell ends. False to read only events that exist already; if the cell has not ended, the status is
+                ``running``.
 
         Raises:
-            NotFoundError: The guest does not know the cell (code ``execution_not_found``). Raised by the iteration.
+            NotFoundError: The guest has no such cell (code ``execution_not_found``). The iteration raises this error.
             SandboxEndedError: The sandbox has ended.
         """
         async with sandbox.connection() as link:
@@ -432,21 +440,21 @@ class CodeService:
         stderr_from: int | None = None,
         wait_s: float | None = 0,
     ) -> CodeExecutionResult:
-        """Collect the output and the results of a cell from a position on.
+        """Collect the output and the results of a cell, beginning at a given position.
 
         Args:
             sandbox: Sandbox of the cell.
             execution: Id of the cell.
-            events_from: Number of start, display, clear and error events that the client has already.
-            stdout_from: Byte offset at which standard output begins; None is the oldest byte that the guest keeps.
-            stderr_from: Byte offset at which standard error begins; None is the oldest byte that the guest keeps.
+            events_from: Number of start, display, clear and error events to skip, because the client has them already.
+            stdout_from: Byte offset from which standard output is read; None reads from the oldest byte that the guest keeps.
+            stderr_from: Byte offset from which standard error is read; None reads from the oldest byte that the guest keeps.
             wait_s: Seconds to wait for the end of the cell; None waits until the end, 0 does not wait.
 
         Returns:
             The collected output and results; their status is ``running`` if the cell has not ended.
 
         Raises:
-            NotFoundError: The guest does not know the cell (code ``execution_not_found``).
+            NotFoundError: The guest has no such cell (code ``execution_not_found``).
             SandboxEndedError: The sandbox ended.
         """
         output = OutputCollector(sandbox.buffers)
@@ -464,10 +472,10 @@ class CodeService:
             output.close()
 
     async def interrupt(self, sandbox: Sandbox, execution: str) -> bool:
-        """Interrupt a cell as Ctrl-C would, or abort a waiting cell. Return False if the cell had ended.
+        """Interrupt a running cell as Ctrl-C would, or abort a cell that waits for its context. Return False if the cell had ended.
 
         Raises:
-            NotFoundError: The guest does not know the cell (code ``execution_not_found``).
+            NotFoundError: The guest has no such cell (code ``execution_not_found``).
             SandboxEndedError: The sandbox has ended.
         """
         async with contexts.reaching(sandbox) as link:
@@ -510,7 +518,7 @@ class CodeService:
         return execution
 
     async def _read_in_background(self, execution: CodeExecution, background: set[ProcessId]) -> None:
-        """Follow a background cell to its end, so that the execution log gets the output of the cell. The sandbox is not idle until the cell ends."""
+        """Read a background cell to its end, so that the execution log gets the output. Until the cell ends, its sandbox does not count as idle."""
         try:
             with suppress(SandlotError):
                 await execution.read()
@@ -529,10 +537,10 @@ async def _is_known(sandbox: Sandbox, id_: ProcessId) -> bool:
 
 
 async def find_cell(link: Link, id_: ProcessId) -> None:
-    """Check that the guest knows a cell.
+    """Raise an error if the guest has no cell with the id ``id_``.
 
     Raises:
-        NotFoundError: The guest does not know the cell.
+        NotFoundError: The guest has no such cell.
     """
     call = await link.kernels.attach(id_, wait=False)
     try:

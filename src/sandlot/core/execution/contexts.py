@@ -1,7 +1,8 @@
 """Contexts: kernels that keep their state between cells. A sandbox can have several contexts, each of one language.
 
-The guest owns the contexts; the service keeps none of their state. The default context of a language starts at its first use. After its removal
-the context starts again at its next use. Clients create all other contexts, and the service chooses the ids of these contexts.
+The guest owns the contexts; the service keeps none of their state. The default context of a language starts when it is first used. If it is removed,
+it starts again when it is used the next time. Clients create all other contexts. The service chooses their ids, unless the caller of :func:`create`
+passes an id.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Context:
         id: Id of the context.
         language: ``python``, ``bash`` or ``javascript``.
         cwd: Working directory in which the kernel started.
-        state: ``starting``, ``idle``, ``busy``, or ``stopped`` if the kernel starts with the next cell.
+        state: ``starting``, ``idle``, ``busy`` or ``stopped``. If the context is stopped, the next cell starts its kernel.
         execution_count: Number of cells that have run.
         pid: Process number of the kernel inside the sandbox; None if no kernel runs.
     """
@@ -52,9 +53,9 @@ def id_from(name: str) -> str:
 
 
 def not_found(error: NotFoundError) -> NotFoundError:
-    """Return a guest's error about a missing context or execution with the API's error code for such an object.
+    """Return a guest's error with the error code of the API: ``context_not_found`` or ``execution_not_found``.
 
-    Any other error is returned unchanged.
+    An error that is about neither a context nor an execution is returned unchanged.
     """
     code = _ABSENT.get(error.code)
     return error if code is None else NotFoundError(error.message, code=code, hint=error.hint)
@@ -83,8 +84,8 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
         language: A key of ``CONTEXT_LANGUAGES``.
         cwd: Absolute path of the working directory; None is the workspace.
         env: Variables added to the environment of the sandbox.
-        id: Id that the caller chose; an existing context with this id is returned unchanged. None: the service chooses an id, and a
-            cancelled call leaves no context behind.
+        id: Id that the caller chose; an existing context with this id is returned unchanged. None: the service chooses an id, and
+            removes the context again if the caller is cancelled.
 
     Raises:
         InvalidRequestError: The language or the path is not valid.

@@ -1,11 +1,13 @@
-"""Clients that follow one execution: a foreground cell or an install that clients can request again with the same id.
+"""Followers of an execution: the clients that are connected to the same foreground cell or the same installation of packages.
+
+Several clients can connect to an execution by requests with the same id.
 
 Invariants:
 - The first client starts the execution. Clients that request the same id during the start wait until the execution has
   started, and then join the execution.
 - The execution is stopped once it has had no follower for :data:`AWAY_S` seconds. A client whose connection broke can reconnect until then.
-- A client that only reads the output of the execution is also a follower.
-- One follower attends the execution: this follower reads the execution to its end for the execution log, even after its own client has left.
+- A client that did not request the execution but only reads its output is also a follower.
+- One follower *attends* the execution: it reads the execution to its end for the execution log, even after its own client has disconnected.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class ExecutionFollowers:
         """Add one follower. Return True if this follower must read the execution to its end for the execution log.
 
         Args:
-            attend: True if the follower can read the execution to its end. Ignored if another follower reads the execution to its end.
+            attend: True if the follower can read the execution to its end. Ignored if another follower already does this.
         """
         self.count += 1
         self._present.set()

@@ -1,4 +1,4 @@
-"""Helper programs of Sandlot that run inside a sandbox to walk, pack or watch the files of the sandbox (``guest/helpers/``).
+"""Helper programs of Sandlot that run inside a sandbox to pack, unpack, compare or watch the files of the sandbox (``guest/helpers/``).
 
 Helpers run on the guest's own Python interpreter, so the root filesystem image needs no Python. Helpers are ordinary processes of the requested
 user: they have the permissions of this user, and count against the limits of the sandbox.
@@ -53,9 +53,9 @@ class GuestHelper:
 
     Args:
         sandbox: Sandbox of the helper.
-        call: Call that follows the helper in the guest.
+        call: Call to the guest that started the helper.
         name: Name of the helper.
-        holds: True keeps the sandbox from being idle while the helper runs.
+        holds: True if the sandbox must not count as idle while the helper runs.
     """
 
     __slots__ = ("_call", "_closed", "_hold", "_messages", "_name", "_over", "_received", "_sandbox", "_verdict")
@@ -233,7 +233,7 @@ async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user
         name: Name of the helper, a constant of ``protocol/helpers.py``.
         request: First message to the helper.
         user: User that the helper runs as.
-        holds: True keeps the sandbox from being idle while the helper runs.
+        holds: True if the sandbox must not count as idle while the helper runs.
 
     Raises:
         SandlotError: The helper could not be started, or the sandbox has ended.
@@ -294,7 +294,7 @@ def _error(verdict: Mapping[str, Any]) -> SandlotError:
     if code not in schema.RESET_CODES or not isinstance(message, str) or not isinstance(hint, str):
         _log.error("helper.internal_error", message=str(message)[:_HINT_CHARS])
         return InternalError(
-            "Internal error in a helper of Sandlot in the sandbox.",
+            "Internal error in a helper program of Sandlot that runs in the sandbox.",
             hint="Report the lines of the service's log that contain `helper.internal_error`.",
         )
     return from_code(code, message[: schema.LIMITS["text"]], hint=hint[:_HINT_CHARS])

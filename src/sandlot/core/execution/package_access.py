@@ -1,7 +1,8 @@
 """Access of sandboxes to the package indexes.
 
-A sandbox with network ``packages`` may read the indexes at any time. A sandbox with network ``none`` may read the indexes only while an install of a
-client runs, and only if the quota of the client's key allows installs. Each request of the guest is checked, so the access ends with the install.
+A sandbox with network ``packages`` may read the indexes at any time. A sandbox with network ``none`` may read the indexes only while packages are
+installed at the request of a client, and only if the quota of the client's key allows this. Each request of the guest is checked, so the access ends
+as soon as the installation ends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sandlot.protocol import schema
 
 
 class _Installs:
-    """Number of installs of one sandbox that have access to the package indexes."""
+    """Number of running installations of packages in one sandbox that have access to the package indexes."""
 
     __slots__ = ("count",)
 
@@ -53,10 +54,10 @@ class PackageAccess:
         return sandbox.spec.network is Network.PACKAGES or (installs is not None and installs.count > 0)
 
     def open(self, sandbox: Sandbox) -> None:
-        """Give an install of a sandbox access to the package indexes, until :meth:`close` is called."""
+        """Allow a sandbox to read the package indexes while packages are installed in it. Call :meth:`close` when the installation has ended."""
         self._installs.of(sandbox).count += 1
 
     def close(self, sandbox: Sandbox) -> None:
-        """End the access that :meth:`open` gave to one install of a sandbox."""
+        """End the access that one call of :meth:`open` gave to a sandbox."""
         if (installs := self._installs.get(sandbox)) is not None:
             installs.count -= 1

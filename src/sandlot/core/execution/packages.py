@@ -1,13 +1,12 @@
-"""Installs of packages in a sandbox.
+"""Install packages in a sandbox.
 
 Invariants:
-- An install is an execution like any other: it is counted and logged, and ended when its client leaves. The package manager gets SIGTERM first, so
-  that it can clean up. If the package manager fails, the install raises no error: the result has the
-  output of the package manager.
-- An install whose id was chosen by its client can be requested again, and continues while it has followers
-  (:mod:`sandlot.core.execution.followers`).
-- An install has access to the package indexes while it runs, if the quota of the client's key allows installs. An install that continues after a
-  restart of the service keeps the access (:mod:`sandlot.core.execution.unattended`).
+- An installation is an execution: it is counted and logged, and it is ended when its client disconnects. The package manager then gets SIGTERM first,
+  so that it can clean up. If the package manager fails, no error is raised: the result has the output of the package manager.
+- A client can choose the id of an installation. Further requests with this id join the installation, which continues as long as any client is
+  connected to it (:mod:`sandlot.core.execution.followers`).
+- An installation has access to the package indexes while it runs, if the quota of the client's key allows the installation of packages. An
+  installation that continues after a restart of the service keeps the access (:mod:`sandlot.core.execution.unattended`).
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from sandlot.model.ids import ProcessId
 from sandlot.model.records import FOREGROUND, INSTALL
 
 GRACE_S: Final = 10.0
-"""Seconds that a package manager without clients has to clean up between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL in which a package manager without clients can clean up."""
 
 
 class Install:
-    """One install that a client follows. Close the install at the end.
+    """One client's connection to an installation of packages. Call :meth:`close` at the end.
 
     Args:
-        sandbox: Sandbox of the install.
+        sandbox: Sandbox of the installation.
         run: Process of the package manager.
-        access: Package access that was opened for this install and is closed at its end. None if no access was opened.
-        followers: Followers of the install, including other clients; None if clients cannot join the install.
+        access: Package access that was opened for this installation and is closed at its end. None if no access was opened.
+        followers: All clients that are connected to the installation; None if other clients cannot join the installation.
     """
 
     __slots__ = ("_access", "_attends", "_closed", "_followers", "_sandbox", "run")
@@ -56,9 +55,9 @@ class Install:
         self._attends = followers is None or followers.enter(attend=True)
 
     async def close(self) -> None:
-        """Stop following the install. Idempotent.
+        """Stop reading the output of the package manager. Idempotent.
 
-        An unfinished install is ended, unless it has other followers or a client joins it within ``followers.AWAY_S`` seconds.
+        An unfinished installation is ended, unless other clients are connected to it or a client joins it within ``followers.AWAY_S`` seconds.
         """
         if self._closed:
             return
@@ -108,17 +107,17 @@ class PackageInstaller:
         self.access = access
 
     async def install(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription = NATIVE) -> CommandResult:
-        """Install packages and collect the output. Cancelling the call closes the install, see :meth:`Install.close`.
+        """Install packages and collect the output. If the caller is cancelled, the installation is closed; see :meth:`Install.close`.
 
         Args:
             sandbox: Sandbox to install in.
             params: Packages to install.
             quota: Quota of the client's key.
-            description: Description for the execution log, with an optional id that the client chose. If an install with this id runs or is being
-                started, the call joins this install.
+            description: Description for the execution log, with an optional id that the client chose. If an installation with this id runs or is
+                being started, no new installation is started, and the result is that of the existing installation.
 
         Raises:
-            SandlotError: The install could not be started, or the sandbox ended.
+            SandlotError: The installation could not be started, or the sandbox ended.
         """
         install = await self.start(sandbox, params, quota, description)
         try:
@@ -127,17 +126,19 @@ class PackageInstaller:
             await install.close()
 
     async def start(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription = NATIVE) -> Install:
-        """Start an install and follow it. If the client chose an id, cancelling the call does not cancel the start.
+        """Start to install packages.
+
+        If the client chose an id, the start continues even if the caller is cancelled.
 
         Args:
             sandbox: Sandbox to install in.
             params: Packages to install.
             quota: Quota of the client's key.
-            description: Description for the execution log, with an optional id that the client chose. If an install with this id runs or is being
-                started, the call joins this install.
+            description: Description for the execution log, with an optional id that the client chose. If an installation with this id runs or is
+                being started, no new installation is started, and the result is that of the existing installation.
 
         Raises:
-            SandlotError: The install could not be started, or the sandbox has ended.
+            SandlotError: The installation could not be started, or the sandbox has ended.
         """
         if description.id is None:
             return await self._begin(sandbox, params, quota, description)
@@ -149,10 +150,10 @@ class PackageInstaller:
             raise
 
     async def _join(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription, id_: ProcessId) -> Install:
-        """Follow the install that has the id ``id_``. If the guest does not know the id, start the install.
+        """Join the installation that has the id ``id_``. If the guest has no such process, start the installation.
 
-        The caller runs this method in a task, so that the start lock is held until the guest responds, even if the client leaves during the start.
-        A second client with the same id then waits for the start, and joins the install.
+        The caller runs this method in a task, so that the start lock is held until the guest responds, even if the client disconnects during the
+        start. A second client with the same id then waits for the start, and joins the installation.
         """
         async with join(sandbox, id_) as followers:
             try:
@@ -183,6 +184,6 @@ class PackageInstaller:
 
 
 async def _close_when_joined(joining: asyncio.Task[Install]) -> None:
-    """Close the install of a client that left during the start."""
+    """Close the :class:`Install` of a client that disconnected during the start."""
     with suppress(SandlotError):
         await (await joining).close()

@@ -1,14 +1,16 @@
-"""Processes in a sandbox: run, start, follow, signal and restart them.
+"""Run, start, signal and restart processes in a sandbox, and read their output.
 
 Invariants:
-- A foreground process is killed, with its process group, when its client leaves.
-- A process blocks if no client reads its output. The service holds at most one stream window of the output.
-- The service keeps the parameters with which it started a process (:class:`ProcessDetails`), to list and to restart the process. These details do
-  not survive a restart of the service.
-- The memory of the details is limited, and counted in the buffer budget (``core/node/buffer_budget.py``). Details of processes that are known to
-  have ended are dropped first, then the oldest details.
-- A restart of a process uses exactly the parameters of its first start. If the details are no longer kept, the restart is refused, and a running
-  process continues.
+- When the client of a foreground process disconnects, the process is killed together with its process group.
+- If a client is connected to a process but does not read the output, the process blocks when it writes more. The service holds at most one stream
+  window of the output. While no client is connected, the guest drops the oldest output, and the process does not block. If the
+  link to the guest was lost, this applies only after 30 s.
+- The service keeps the parameters of each process that it starts (:class:`ProcessDetails`), to list and to restart the process. The parameters are
+  lost when the service restarts.
+- The memory of these parameters is limited, and counted in the buffer budget (``core/node/buffer_budget.py``). Parameters of processes that are known
+  to have ended are dropped first, then the oldest parameters.
+- A process is restarted with exactly the parameters of its first start. If the service no longer has the parameters, it refuses the restart, and a
+  process that still runs continues.
 """
 
 from __future__ import annotations
@@ -37,11 +39,12 @@ from sandlot.model.specs import KIB, ProcessSpec
 from sandlot.protocol.schema import STDERR, STDOUT
 
 MAX_DETAILS_BYTES: Final = 128 * KIB
-"""Maximum memory of the details of one sandbox's processes, enough for some hundred processes."""
+"""Maximum memory, in bytes, of all :class:`ProcessDetails` of one sandbox: enough for some hundred processes."""
 MAX_SPEC_BYTES: Final = 16 * KIB
-"""Maximum size of environment and command line together. For a process with more, only the tag and the working directory are kept."""
+"""Maximum size, in bytes, of the environment and command line of a process together. If they are larger, only the tag and the working directory
+are kept."""
 _DETAILS_BYTES: Final = 256
-"""Approximate memory of the details of one process, without their strings."""
+"""Approximate memory, in bytes, of one :class:`ProcessDetails` without its strings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +113,22 @@ class SandboxProcesses:
 
 
 class ProcessExecution:
-    """One process that a client follows. Iterate over the execution, then await :meth:`outcome`; close or detach the execution at the end.
+    """One client's connection to a process. Iterate over the execution for the output, then await :meth:`outcome`, and close or detach the execution.
 
     Args:
         service: Service that started or found the process.
         sandbox: Sandbox of the process.
-        call: Call that follows the process in the guest.
-        until: Channel -> byte offset at which the iteration stops while the process continues. None iterates to the end of the process.
-        entry: Entry in the execution log; None if another follower writes the entry.
+        call: Call to the guest that started the process or is attached to it.
+        until: Channel -> byte offset. The iteration stops once it has reached all these offsets, even if the process still runs. None: the iteration
+            stops at the end of the process.
+        entry: Entry in the execution log; None if this execution does not write the entry.
 
     Attributes:
-        call: Call that follows the process in the guest. The call also carries the input of the process.
+        call: Call to the guest that started the process or is attached to it. The call also carries the input of the process.
         id: Id of the process.
         pid: Process number inside the sandbox.
         is_over: True once the outcome is known, the sandbox has ended, or the execution was closed.
-        is_running: True if the process still runs when the iteration stops. There is no outcome then.
+        is_running: True if the process still runs when the iteration stops, so that it has no outcome yet.
     """
 
     __slots__ = ("_entry", "_hold", "_sandbox", "_service", "_until", "call", "id", "is_over", "is_running", "pid")
@@ -195,8 +199,8 @@ class ProcessExecution:
         """Collect the output of the process until the process ends.
 
         Args:
-            timeout_s: Timeout of the process in seconds, which the guest enforces. If the guest does not respond, the call fails
-                ``GRACE_S`` seconds after the timeout. None: no timeout.
+            timeout_s: Timeout of the process in seconds, which the guest enforces. If the guest does not respond, this method
+                fails ``GRACE_S`` seconds after the timeout. None: no timeout.
 
         Raises:
             SandlotError: The sandbox ended, or the guest did not respond in time.
@@ -212,7 +216,7 @@ class ProcessExecution:
         return CommandResult(outcome, output.captures[STDOUT], output.captures[STDERR])
 
     async def detach(self) -> None:
-        """Stop following the process, which continues. Idempotent."""
+        """Stop reading the output of the process. The process continues. Idempotent."""
         self._hold.release()
         entry, self._entry = self._entry, None
         if entry is not None and not entry.is_over:
@@ -221,7 +225,7 @@ class ProcessExecution:
         await self.call.aclose()
 
     async def close(self, grace_s: float = 0) -> None:
-        """Stop following the process, and kill its process group if the process has not ended. Idempotent.
+        """Stop reading the output of the process. If the process has not ended, kill its process group. Idempotent.
 
         Args:
             grace_s: Seconds between SIGTERM and SIGKILL; 0 sends only SIGKILL.
@@ -241,7 +245,7 @@ class ProcessService:
         log: Execution log.
         usage: Counts executions against the quota of their owner.
         stdin: Writes to the input of processes.
-        unattended: Follows processes that have no client, and completes their log entries.
+        unattended: Waits for the end of processes that have no client, and completes their log entries.
 
     Attributes:
         state: Details of the processes of each sandbox.
@@ -259,7 +263,7 @@ class ProcessService:
     async def run(
         self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
     ) -> CommandResult:
-        """Run a process to its end and collect its output. Cancelling the call kills the process group.
+        """Run a process to its end and collect its output. If the caller is cancelled, the process group is killed.
 
         Args:
             sandbox: Sandbox of the process.
@@ -280,7 +284,7 @@ class ProcessService:
     async def start(
         self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
     ) -> ProcessExecution:
-        """Start a process and follow it.
+        """Start a process in the foreground. Iterate over the returned execution for the output of the process.
 
         Args:
             sandbox: Sandbox of the process.
@@ -347,14 +351,14 @@ class ProcessService:
         return call.id, call.pid
 
     async def follow(self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None, to_end: bool = True) -> ProcessExecution:
-        """Follow a process that was started earlier and may have ended.
+        """Return an execution that reads the output of a process that was started earlier. The process may have ended already.
 
         Args:
             sandbox: Sandbox of the process.
             id_: Id of the process.
-            stdout_from: Byte offset at which standard output begins; None is the oldest byte that the guest keeps.
-            stderr_from: Byte offset at which standard error begins; None is the oldest byte that the guest keeps.
-            to_end: True follows the process to its end. False yields only the output that exists now.
+            stdout_from: Byte offset from which standard output is read; None reads from the oldest byte that the guest keeps.
+            stderr_from: Byte offset from which standard error is read; None reads from the oldest byte that the guest keeps.
+            to_end: True to read until the process ends. False to read only the output that exists now.
 
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).

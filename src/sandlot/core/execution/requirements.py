@@ -27,7 +27,7 @@ from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, ProcessSpec, User, ch
 from sandlot.protocol.schema import PACKAGES_PORT
 
 MAX_PACKAGES: Final = 100
-"""Maximum number of packages of one install."""
+"""Maximum number of packages in one request to install packages."""
 MAX_CHARS: Final = 500
 """Maximum length of one requirement, in characters. Environment markers are the longest part of a requirement."""
 
@@ -51,7 +51,7 @@ class InstallParams:
         manager: Package manager.
         packages: 1 to 100 requirements in the syntax of the package manager.
         user: User that the package manager runs as; apt always runs as root.
-        timeout_s: Seconds until the install is killed; None sets no timeout.
+        timeout_s: Seconds until the package manager is killed; None sets no timeout.
     """
 
     manager: Manager
@@ -68,7 +68,7 @@ class InstallParams:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Command line that the execution log shows for the install."""
+        """Command line that the execution log shows for the installation."""
         return (_SHOWN[self.manager], "install", *self.packages)
 
     def spec(self) -> ProcessSpec:
@@ -76,7 +76,7 @@ class InstallParams:
         return ProcessSpec(
             argv=("/bin/sh", "-c", _SCRIPTS[self.manager], f"install-{self.manager}", *self.packages),
             env=_ENV[self.manager],
-            cwd="/",  # a working directory could contain settings of a project
+            cwd="/",  # not the workspace, because a project there could contain settings for the package manager
             user=User.ROOT if self.manager is Manager.APT else self.user,
             timeout_s=self.timeout_s,
         )
@@ -127,17 +127,18 @@ def _pip(package: str) -> str:
     except InvalidRequirement as error:
         return "it is a path or a URL" if re.search(r"[/\\]|^\.", package) else str(error).splitlines()[0][:200].rstrip(".")
     if _PIP_ARCHIVE.search(requirement.name):
-        return "pip takes it for a file"
+        return "pip reads it as the name of a file"
     return "it is a URL" if requirement.url is not None else ""
 
 
 _PIP_ARCHIVE = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|tlz|tar\.[a-z0-9]+)$", re.IGNORECASE)
-"""Endings of names that pip and uv read as the name of a file, if the file exists (``ARCHIVE_EXTENSIONS`` of pip, source distributions of uv)."""
+"""Endings with which pip and uv read a requirement as the name of a file, if the file exists (``ARCHIVE_EXTENSIONS`` of pip, source distributions
+of uv)."""
 
 _NPM_NAME = re.compile(r"(?:@[a-z0-9~-][a-z0-9._~-]*/)?[A-Za-z0-9~][A-Za-z0-9._~-]*")
 _NPM_RANGE = re.compile(r"[A-Za-z0-9^~<>=*][A-Za-z0-9 .*^~<>=|+_-]*")
 _NPM_ARCHIVE = re.compile(r"\.(?:tgz|tar|tar\.gz)$", re.IGNORECASE)
-"""Endings of names that npm always reads as the name of a file (npm-package-arg)."""
+"""Endings with which npm always reads a requirement as the name of a file (npm-package-arg)."""
 _NPM_NAME_CHARS = 214
 
 
@@ -146,7 +147,7 @@ def _npm(package: str) -> str:
     name, at, version = package.removeprefix(scope).partition("@")
     name = scope + name
     if _NPM_ARCHIVE.search(package):
-        return "npm takes it for a file"
+        return "npm reads it as the name of a file"
     if not _NPM_NAME.fullmatch(name) or len(name) > _NPM_NAME_CHARS:
         return "it is a path, a URL or a repository" if re.search(r"[/\\:]|^\.", name.removeprefix("@")) else "it is not a name"
     if at and not _NPM_RANGE.fullmatch(version):
@@ -189,7 +190,7 @@ if [ -z "$(find "$read_on" -mmin -1440 2>/dev/null)" ] || [ -z "$(find /var/lib/
     apt-get -q update && mkdir -p "${read_on%/*}" && touch "$read_on" || exit
 fi
 if [ -n "$(ls -A /var/lib/dpkg/updates 2>/dev/null)" ] || [ -n "$(dpkg --audit 2>/dev/null)" ]; then
-    echo "An installation that was left half done is finished first."
+    echo "An earlier installation is incomplete. It is completed first."
     dpkg --configure -a
     [ -z "$(dpkg --audit)" ] || apt-get -q -y --no-install-recommends -o Dpkg::Use-Pty=false -o DPkg::Lock::Timeout=60 --fix-broken install
 fi
@@ -197,7 +198,7 @@ exec apt-get -q -y --no-install-recommends -o Acquire::Retries=3 -o Dpkg::Use-Pt
 """,
 }
 _ENV: Final[Mapping[Manager, Mapping[str, str]]] = {
-    # Settings of the package managers in every install. Sandlot's own images set these variables anyway; other images do not.
+    # Settings of the package managers for every installation. Sandlot's own images set these variables anyway; other images do not.
     Manager.PIP: {
         "UV_DEFAULT_INDEX": f"{INDEX}/pypi/simple/",
         "UV_NO_PROGRESS": "1",

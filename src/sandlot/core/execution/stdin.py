@@ -27,7 +27,7 @@ PIECE_BYTES: Final = 64 * 1024
 PROMPT_BYTES: Final = 128 * 1024
 """Bytes that the guest accepts even if the process does not read: half of the window of a stream (``protocol/streams.py``)."""
 PROMPT_S: Final = 5.0
-"""Maximum seconds to wait for the end of another write, or until the guest has confirmed the end of an input."""
+"""Maximum seconds to wait until another write to the same input has ended, or until the guest has confirmed that an input is closed."""
 
 _POLL_S: Final = 0.005
 _MAX_POLL_S: Final = 0.25
@@ -65,7 +65,7 @@ class StdinManager:
         self.writers: SandboxLocal[dict[ProcessId, StdinWriter]] = SandboxLocal(lambda _: {})
 
     def register(self, sandbox: Sandbox, call: ProcessCall, base_bytes: int = 0) -> StdinWriter:
-        """Register the call to the guest that carries the input of clients to a process.
+        """Register the call to the guest that carries the clients' input to a process, and return its writer.
 
         Args:
             sandbox: Sandbox of the process.
@@ -95,7 +95,7 @@ class StdinManager:
 
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
-            ConflictError: The process has ended, takes no input or has a closed input, or bytes before ``offset`` are missing.
+            ConflictError: The process has ended or was started without an input, its input is closed, or bytes before ``offset`` are missing.
             SandboxEndedError: The sandbox has ended.
         """
         process = check_id(id_)
@@ -126,7 +126,7 @@ class StdinManager:
 
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
-            ConflictError: The process has ended, takes no input or has a closed input, or another write takes longer than 5 s.
+            ConflictError: The process has ended or was started without an input, its input is closed, or another write takes longer than 5 s.
             SandboxEndedError: The sandbox has ended.
         """
         process = check_id(id_)
@@ -221,7 +221,7 @@ def check_id(id_: str) -> ProcessId:
 
 
 async def _confirm(link: Link, writer: StdinWriter, process: ProcessId) -> int:
-    """Wait until the guest has everything that was written. Return the number of input bytes, including bytes of other writers."""
+    """Wait until all bytes that were written have reached the guest. Return the number of input bytes, including bytes of other writers."""
     wait_s = _POLL_S
     while True:
         try:

@@ -1,9 +1,9 @@
-"""Processes on a terminal: attach to them, resize the terminal and send input. These processes continue when their clients leave.
+"""Attach to processes that run on a terminal, resize the terminal, and send input. The processes continue after their clients have disconnected.
 
 Invariants:
-- Each client sends its input on its own call, so clients do not wait for each other.
-- Up to 1 MiB of input that the process has not taken yet is kept for each client, and counted in the buffer budget
-  (``core/node/buffer_budget.py``). A client that sends more is disconnected if the process takes no input for 30 s.
+- Each client sends its input on its own call to the guest, so clients do not wait for each other.
+- For each client, the service keeps up to 1 MiB of input that it could not write to the process yet. This input is counted in the buffer budget
+  (``core/node/buffer_budget.py``). A client that sends more is disconnected if the process reads no input for 30 s.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sandlot.model.errors import ConflictError, ErrorCode, LimitError
 from sandlot.model.specs import KIB, MIB, check_terminal_size
 
 AHEAD_MAX_BYTES: Final = 1 * MIB
-"""Maximum pending input of one client; the last message may exceed the limit."""
+"""Maximum size, in bytes, of the input of one client that is not written to the process yet. The last message of the client may exceed the limit."""
 STUCK_S: Final = 30.0
-"""Seconds without progress until a client with more pending input than ``AHEAD_MAX_BYTES`` is disconnected."""
+"""Seconds in which the process reads no input, after which a client with more than ``AHEAD_MAX_BYTES`` of pending input is disconnected."""
 _PIECE_BYTES: Final = 64 * KIB
 
 
 async def attach(processes: ProcessService, sandbox: Sandbox, id_: str, *, offset: int | None = None) -> ProcessExecution:
-    """Follow a process on a terminal, to read its output and to send input.
+    """Attach to a process that runs on a terminal, to read its output and to send input.
 
     Args:
         processes: Service that finds the process.
         sandbox: Sandbox of the process.
         id_: Id of the process.
-        offset: Byte offset at which the output begins; None is the oldest byte that the guest keeps.
+        offset: Byte offset from which the output is read; None reads from the oldest byte that the guest keeps.
 
     Raises:
         NotFoundError: The sandbox has no such process (code ``process_not_found``).
@@ -59,7 +59,7 @@ async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
 
 
 class TerminalInput:
-    """Input of one client that the process on the terminal has not taken yet.
+    """Input that one client has sent to a terminal and that is not written to the process yet.
 
     Args:
         sandbox: Sandbox of the process.
@@ -77,10 +77,10 @@ class TerminalInput:
         self._room = asyncio.Event()
 
     async def add(self, data: bytes) -> None:
-        """Add input of the client. Wait while more than ``AHEAD_MAX_BYTES`` bytes are pending.
+        """Add input that the client has sent. Wait while more than ``AHEAD_MAX_BYTES`` bytes are pending.
 
         Raises:
-            LimitError: The process took no input for 30 s (code ``limit_exceeded``).
+            LimitError: The process read no input for 30 s (code ``limit_exceeded``).
             UnavailableError: There is no memory for the input (code ``busy``).
         """
         if self._ended:
@@ -102,12 +102,12 @@ class TerminalInput:
                 ) from None
 
     def end(self) -> None:
-        """End the input. Idempotent."""
+        """Accept no more input. :meth:`hand_on` closes the input of the process after it has written the pending input. Idempotent."""
         self._ended = True
         self._changed.set()
 
     async def hand_on(self) -> None:
-        """Write pending input to the process as fast as the process takes input, until cancelled.
+        """Write pending input to the process as fast as the process reads input, until cancelled.
 
         Raises:
             SandlotError: The sandbox has ended.

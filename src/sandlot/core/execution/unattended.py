@@ -1,11 +1,11 @@
-"""Executions that no client of this service follows, and their entries in the execution log.
+"""Executions that have no client, and their entries in the execution log.
 
 These are background processes, unfinished executions of an earlier service, and executions whose sandbox was hibernated.
 
 Invariants:
 - The end of every execution is written to its log entry. If the service stops first, the next service writes the end.
 - A process continues without clients until its own timeout. Its output is read once for the log, after its end, if the guest still has the output.
-- Waiting for the end of a process does not count as activity of the sandbox, and at most :data:`MAX_WAITS` calls of a sandbox wait for processes.
+- Waiting for the end of a process does not count as activity of the sandbox. At most :data:`MAX_WAITS` calls wait for the processes of one sandbox.
 - A background cell keeps its sandbox from being idle until the cell ends.
 - Clients have :data:`BACK_S` seconds to join a foreground cell of an earlier service. After that, the cell is interrupted once it has had no
   follower for some seconds (:mod:`sandlot.core.execution.followers`). Otherwise an endless cell would keep its sandbox alive forever.
@@ -33,19 +33,19 @@ from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.records import FOREGROUND, INSTALL, ExecutionRecord
 
 BACK_S: Final = 10.0
-"""Seconds that clients have to join a cell after a restart of the service, from the recovery of the sandbox on. A disconnected client repeats its
-call after pauses of up to 8 s (``sdk/retries.py``), so this time is longer than ``AWAY_S``."""
+"""Seconds in which a client can join an unfinished foreground cell after the service restarted or the sandbox woke, before the cell is interrupted. A
+disconnected client repeats its request after pauses of up to 8 s (``sdk/retries.py``), so this time is longer than ``AWAY_S``."""
 MAX_WAITS: Final = 16
-"""Maximum number of calls of one sandbox that wait for processes. A link has 192 concurrent calls (``protocol/stream_table.py``)."""
+"""Maximum number of calls that wait for the processes of one sandbox. A link has 192 concurrent calls (``protocol/stream_table.py``)."""
 POLL_S: Final = 20.0
-"""Seconds between two reads of the process list, for a process whose end no call waits for."""
+"""Seconds between two reads of the process list while ``MAX_WAITS`` calls already wait. The list shows whether a further process has ended."""
 BUSY_RETRY_S: Final = 1.0
 
 _Result = TypeVar("_Result")
 
 
 class UnattendedExecutions:
-    """Follows executions without clients until they end.
+    """Waits for the end of executions that have no client, and completes their log entries.
 
     Args:
         log: Execution log.
@@ -67,10 +67,10 @@ class UnattendedExecutions:
         sandbox.tasks.spawn(_finish(entry, self._read_process(sandbox, entry)))
 
     async def settle(self, find: Callable[[SandboxId], Sandbox | None]) -> None:
-        """Follow the unfinished executions of an earlier service. Return without waiting for the recovery of the sandboxes.
+        """Start to wait for the unfinished executions of earlier services. Return without waiting for the recovery of the sandboxes.
 
         Args:
-            find: Function that returns the sandbox with an id if the sandbox is alive or being recovered, otherwise None.
+            find: Function that takes the id of a sandbox and returns the sandbox if it is alive or being recovered, otherwise None.
         """
         for record in await self._log.unfinished():
             if (sandbox := find(record.sandbox)) is None:
@@ -79,14 +79,14 @@ class UnattendedExecutions:
                 self._resume(sandbox, record)
 
     def resume(self, sandbox: Sandbox) -> None:
-        """Follow the unfinished executions of a sandbox that was hibernated. Call this as soon as the sandbox runs again."""
+        """Start to wait for the unfinished executions of a sandbox that was hibernated. Call this method as soon as the sandbox runs again."""
         self._code.state.of(sandbox).guest_knows_more = True
         for record in self._log.take_open(sandbox):
             self._resume(sandbox, record)
 
     def _resume(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
         # Open the package access and accept followers before the first request to the guest: after that request, an install can read a package
-        # index, and a client can follow a cell.
+        # index, and a client can join a cell.
         if record.mode == INSTALL:
             self._package_access.open(sandbox)
         if record.mode == FOREGROUND and record.kind == "code":
@@ -144,7 +144,7 @@ class UnattendedExecutions:
                 del self.waits[sandbox.id]
 
     async def _read_cell(self, sandbox: Sandbox, entry: LogEntry, link: Link) -> None:
-        """Follow a background cell to its end. The sandbox is not idle until then."""
+        """Read a background cell to its end. Until then, its sandbox does not count as idle."""
         background = self._code.state.of(sandbox).background
         background.add(entry.id)
         hold = Hold(sandbox.activity)
@@ -164,7 +164,7 @@ class UnattendedExecutions:
 
 
 async def _wait_for_clients(sandbox: Sandbox, entry: LogEntry, link: Link, followers: ExecutionFollowers) -> None:
-    """Follow a foreground cell, and interrupt the cell if no client joins in time."""
+    """Read a foreground cell to its end. Interrupt the cell if no client joins it in time."""
     try:
         await retry_while_busy(lambda: find_cell(link, entry.id))
         execution = CodeExecution(sandbox, await retry_while_busy(lambda: link.kernels.attach(entry.id)), owned=True, followers=followers)
@@ -184,14 +184,14 @@ async def _finish(entry: LogEntry, work: Coroutine[Any, Any, None]) -> None:
     except SandlotError:
         entry.cut()
     except asyncio.CancelledError:
-        entry.cut()  # the end of the sandbox cancels this task
+        entry.cut()  # this task is cancelled when the sandbox ends or the service stops
         raise
     finally:
         entry.end(RUNNING)
 
 
 async def retry_while_busy(call: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Repeat a call while the sandbox has too many calls in progress.
+    """Call a function, and repeat the call as long as it fails because the sandbox has too many calls in progress.
 
     The number of attempts is not limited: when the sandbox ends or the service stops, the calling task is cancelled.
     """

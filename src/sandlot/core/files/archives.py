@@ -76,7 +76,7 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
         sandbox: Sandbox that has the folder or file.
         path: Absolute path. If the last part of the path is a symbolic link, the link is followed.
         user: User that reads the files.
-        compress: True compresses the archive with gzip.
+        compress: True to compress the archive with gzip.
 
     Raises:
         NotFoundError: The path does not exist (``path_not_found``).

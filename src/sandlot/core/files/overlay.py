@@ -1,14 +1,14 @@
 """Overlays of files: pack all files of a sandbox that differ from its root filesystem image, and apply them to a new sandbox.
 
 A helper program inside the sandbox packs and applies the files (``guest/helpers/overlay.py``). The program runs as root on the guest's own
-interpreter, so it does not depend on the image or on the isolation. The host stores the bytes that the program sends. The host also answers the
-program's questions about the files of the image, which the sandbox can read anyway.
+interpreter, so it does not depend on the image or on the isolation. The host stores the bytes that the program sends. The host also lists
+folders of the image when the program asks for them. The sandbox can read the image anyway.
 
 Invariants:
 - The file of an overlay gets its final name only when it is complete and synced.
 - The guest holds at most one stream window of an overlay in memory. The host holds at most one stream window and ``WRITE_BYTES``.
 - The size of an overlay is limited to the disk and memory limits of the sandbox, plus ``SLACK_BYTES``.
-- Packing changes nothing in the sandbox. A file that changes during the packing is packed with the content that is read at that time.
+- Packing changes nothing in the sandbox. If a program changes a file meanwhile, the file is packed with the content that the helper program reads.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ WRITE_BYTES = 4 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 """Bytes that are read from the disk at once."""
 MAX_FOLDERS = 1_000_000
-"""Maximum number of folders of the image about which the helper program may ask during one packing."""
+"""Maximum number of folders of the image that the host lists for the helper program while the program packs one overlay."""
 MAX_NAMES = 5000
-"""Maximum number of names in one message to the helper program. A name takes at most 255 bytes and one number, so the message does not exceed the
-maximum size of a message."""
+"""Maximum number of names in one message to the helper program. Each name takes at most 255 bytes and is sent with one number, so the message does
+not exceed the maximum size of a message."""
 SLACK_BYTES = 256 * 1024 * 1024
-"""Bytes that an overlay may have in addition to the disk and memory limits of the sandbox: for names, and for files that are written during the
-packing."""
+"""Bytes that an overlay may have in addition to the disk and memory limits of the sandbox: for names, and for files that programs write while
+the overlay is packed."""
 
 
 async def pack_overlay(sandbox: Sandbox, into: Path, root: Path) -> int:
@@ -83,8 +83,8 @@ async def apply_overlay(sandbox: Sandbox, file: Path) -> None:
     """Apply an overlay to a sandbox.
 
     Args:
-        sandbox: New sandbox on the image from which the overlay was packed, or on a later build of this image. If the call fails, the sandbox
-            has only some of the files and must be ended.
+        sandbox: New sandbox. Its root filesystem image must be the image of the sandbox that was packed, or a later build of this image. If this
+            function fails, the new sandbox has only some of the files and must be ended.
         file: File that :func:`pack_overlay` wrote.
 
     Raises:

@@ -1,10 +1,10 @@
-"""File store: files that outlive sandboxes, and that are copied into sandboxes and out of them.
+"""File store. Its files continue to exist when sandboxes end. Files can be copied from the store into sandboxes, and from sandboxes into the store.
 
 Invariants:
 - Content is streamed as fast as the receiver reads. No complete file is ever in memory.
 - The content of a file is stored first, then its record. The file exists as soon as its record is stored. If the service is killed between the
   two steps, :meth:`FileStore.open` removes the content.
-- The name of a file is a single printable path component. The name never decides into which folder the file is written.
+- The name of a file is a single printable path component. The name of a file never decides into which folder the file is written.
 - Only an operator can find the files of other owners.
 """
 

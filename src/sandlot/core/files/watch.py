@@ -7,9 +7,8 @@ There are two kinds of watches:
 - :class:`BufferedFolderWatch` keeps the events until a client fetches them. The HTTP API calls this kind a watcher.
 
 Invariants:
-- All changes after the start of a watch are reported, in order. An ``overflow`` event says that events may be missing at this place.
-- The service keeps no events for the client of a stream. If the client reads too slowly, the helper program drops events and reports
-  ``overflow``.
+- All changes after the start of a watch are reported, in order. An ``overflow`` event says that events may be missing before the next event.
+- For a :class:`FolderWatch`, the service keeps no events. If the client reads too slowly, the helper program drops events and reports ``overflow``.
 - If the folder is removed or moved, the last event is ``gone``. A watch that ends without ``gone`` was closed, or its sandbox has ended.
 - A watcher ends with its sandbox. Watchers do not count as activity of the sandbox.
 - The number of events that a watcher keeps is limited, and their bytes count in the buffer budget (``core/node/buffer_budget.py``). ``overflow``
@@ -103,7 +102,7 @@ class FolderWatch:
 
 
 async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False, by: str = "", holds: bool = True) -> FolderWatch:
-    """Watch a folder. All changes after the return of this function are reported.
+    """Watch a folder. All changes that happen after this function has returned are reported.
 
     Args:
         sandbox: Sandbox that has the folder.
@@ -273,7 +272,7 @@ WATCHERS: Final[SandboxLocal[dict[str, BufferedFolderWatch]]] = SandboxLocal(lam
 
 
 async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> BufferedFolderWatch:
-    """Create a watcher. The watcher reports all changes after the return of this function.
+    """Create a watcher. The watcher reports all changes that happen after this function has returned.
 
     Args:
         sandbox: Sandbox that has the folder.
@@ -304,7 +303,7 @@ async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
 
 
 def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
-    """Return the watcher with an id.
+    """Return the watcher that has the id ``id_``.
 
     Raises:
         NotFoundError: The sandbox has no watcher with this id (``not_found``).

@@ -26,7 +26,7 @@ from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEnde
 from sandlot.protocol.schema import MOST_PORT
 
 CLOSE_TIMEOUT_S = 10.0
-"""Seconds for the program to read the last data, after both sides have ended their halves."""
+"""Seconds that the program has to read the remaining data after both directions of the tunnel were closed."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -56,7 +56,7 @@ class Tunnel:
     Args:
         sandbox: Sandbox that has the port.
         port: Port number.
-        call: Tunnel of the guest link that carries the connection.
+        call: Tunnel on the link to the guest. The tunnel carries the bytes of the connection.
 
     Attributes:
         sent_bytes: Bytes sent to the program.
@@ -147,7 +147,7 @@ class Tunnel:
 
 
 async def connect(sandbox: Sandbox, port: int) -> Tunnel:
-    """Connect to a port inside a sandbox. A suspended sandbox is resumed first, if the sandbox allows this.
+    """Connect to a port inside a sandbox. A suspended sandbox is resumed first if its ``auto_resume`` is set.
 
     Args:
         sandbox: Sandbox that has the port.

@@ -4,12 +4,12 @@ A sandbox is idle while no call, cell, foreground process or attached stream of 
 1 % of a core over a minute.
 
 Invariants:
-- Work for a client holds the sandbox (:class:`~sandlot.core.sandbox.Hold`) as long as the work runs. The idle time begins when the last hold is
+- While a client uses the sandbox, a :class:`~sandlot.core.sandbox.Hold` keeps it from counting as idle. The idle time begins when the last hold is
   released.
-- Only the processor time of the processes inside counts, which the guest measures. The processor time of the runtime itself does not count: it
-  exceeds 1 % with some builds of the runtime.
+- Only the processor time of the processes inside the sandbox counts. The guest measures this time. The processor time of the runtime itself does
+  not count: it exceeds 1 % with some builds of the runtime.
 - A guest that does not respond cannot prevent the end of its sandbox.
-- When the idle timeout has passed, the ``on_timeout`` of the sandbox is carried out, as after its timeout.
+- When the idle timeout has passed, the ``on_timeout`` of the sandbox is carried out, as when its timeout passes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BUSY_SHARE = 0.01
 """Share of one core. Background processes that use at least this share over ``WINDOW_S`` seconds keep a sandbox busy."""
 ANSWER_TIMEOUT_S = 2.0
 MISSES = 3
-"""Consecutive missing responses of a guest after which its sandbox counts as idle. A single response may be missing because the host is busy."""
+"""Number of consecutive unanswered requests to a guest after which its sandbox can count as idle. A busy host can delay single responses."""
 
 _log = structlog.get_logger("sandlot.core")
 

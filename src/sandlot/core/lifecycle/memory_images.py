@@ -46,12 +46,12 @@ class MemoryImages:
         return await asyncio.to_thread(_size_bytes, self.image(id_))
 
     async def make(self, id_: str) -> Path:
-        """Create the folder of a sandbox or snapshot if it does not exist. Return the path at which a driver is to write the memory image."""
+        """Create the folder of a sandbox or snapshot if it does not exist, and return the path for the memory image that a driver writes."""
         await asyncio.to_thread(lambda: (self.folder / id_).mkdir(mode=0o700, parents=True, exist_ok=True))
         return self.image(id_)
 
     async def copy(self, image: Path, into: Path) -> int:
-        """Copy a memory image by hard links and return its size in bytes. Its files never change, so the copy can share them."""
+        """Copy a memory image by hard links and return its size in bytes. The files of an image never change, so the copy can share them."""
         return await asyncio.to_thread(_link_all, image, into)
 
     async def remove(self, id_: str) -> None:

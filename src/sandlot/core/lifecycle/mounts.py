@@ -8,9 +8,9 @@ Invariants:
   volumes of the source mounted. These volumes are unmounted first.
 - Attaching a volume, detaching a volume, and finishing an interrupted attachment or detachment are operations (:mod:`sandlot.core.operations`), so
   no other operation changes the sandbox meanwhile.
-- An attachment or detachment is recorded before it begins: the volume is marked as *moving*. The result is recorded before the response. If the
-  service is killed in between, the next service attaches the moving volume or, if this fails, detaches it. If the guest or the store fails, the next
-  attach, detach, resume, fork or snapshot does the same.
+- An attachment or detachment is recorded before it begins: ``VolumeMount.changing`` marks the volume as *moving*. The result is recorded before the
+  response. If the service is killed in between, the next service attaches the moving volume or, if this fails, detaches it. If the guest or the store
+  fails, the next attach, detach, resume, fork or snapshot does the same.
 - A volume cannot be deleted while a request to attach it is in progress, or while a sandbox has it.
 - A volume is detached only if no process in the sandbox has a file of the volume open or mapped, or has its working directory on the volume. The
   guest checks this first, then the host's kernel. A volume that is in use stays attached.
@@ -82,8 +82,8 @@ async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
 WHAT: Final = "volumes"
 """Name of the changed property in the event that records an update of a sandbox."""
 ROUNDS: Final = (4, 8, 24)
-"""For each attempt to detach a volume: how often the sandbox's kernel drops unused files and folders from its caches before the volume counts as
-used. Several rounds are needed because a folder is dropped after the files in it."""
+"""Number of rounds in each successive attempt to detach a volume. In a round, the sandbox's kernel drops unused files and folders from its caches.
+Several rounds are needed, because a folder is dropped only after the files in it."""
 _log = structlog.get_logger("sandlot.core")
 
 
@@ -278,7 +278,7 @@ def _become(sandbox: Sandbox, mount: VolumeMount, now: VolumeMount | None) -> No
 
 
 def _check_place(sandbox: Sandbox, requested: VolumeMount) -> None:
-    """Refuse to attach a volume that the sandbox has already, that exceeds the maximum number, or whose path conflicts with another volume."""
+    """Refuse to attach a volume if the sandbox has the volume or ``MAX_VOLUMES`` volumes already, or if the path conflicts with another volume."""
     has = sandbox.spec.volumes
     same = next((one for one in has if one.volume == requested.volume), None)
     if same is not None:

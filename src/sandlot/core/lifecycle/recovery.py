@@ -1,10 +1,10 @@
-"""Recover the sandboxes that an earlier service left, when the service starts.
+"""Recovery of the sandboxes that an earlier service left behind. It runs when the service starts.
 
 Invariants:
 - Each sandbox that a client knows is recovered, or its record gives the reason why the sandbox ended.
 - The variables, processes and files of a recovered sandbox do not change. The service only connects to the guest and sends the deadline to the guest.
   A warm sandbox that was claimed but not yet woken is woken with its identity.
-- A paused sandbox stays paused. A hibernated sandbox stays hibernated. A sandbox that was about to hibernate or to wake, and does not run, counts as
+- A paused sandbox stays paused. A hibernated sandbox stays hibernated. A sandbox that was being hibernated or woken, and is not running, counts as
   hibernated.
 - Helper programs of the earlier service, such as a program that packs a folder, are ended. Executions of clients continue.
 - A sandbox that served one request of the earlier service, such as a one-shot run, is ended, because the connection to its client is lost.
@@ -48,7 +48,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noqa: FBT001 - the argument is an input value, not an option
-    """Return the exit and the final state of a sandbox whose processes have ended while no service ran.
+    """Return the exit and the final state to record for a sandbox that is removed, not recovered, when the service starts.
 
     Args:
         record: Last record of the sandbox, which the earlier service wrote.
@@ -67,7 +67,7 @@ def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noq
 
 
 async def recover(supervisor: SandboxSupervisor) -> None:
-    """Recover a running, paused or hibernated sandbox that an earlier service left.
+    """Recover a running, paused or hibernated sandbox that an earlier service left behind.
 
     Raises:
         SupervisionEndedError: The sandbox ended while no service ran.
@@ -103,7 +103,7 @@ async def recover(supervisor: SandboxSupervisor) -> None:
             sandbox.deadline.extend(sandbox.spec.timeout_s)
         if sandbox.state is not State.RUNNING:
             sandbox.become(State.RUNNING)
-        await dependencies.memory_images.remove(sandbox.id)  # an image is incomplete, or older than the running sandbox
+        await dependencies.memory_images.remove(sandbox.id)  # any image is incomplete, or older than the running sandbox
         sandbox.tasks.spawn(_end_helpers(sandbox))
     sandbox.activity.touch()
     sandbox.tasks.spawn(_settle_mounts(sandbox))  # submitted before all operations of clients
@@ -156,7 +156,7 @@ async def _adopt(supervisor: SandboxSupervisor) -> Instance:
 
 
 async def _settle_mounts(sandbox: Sandbox) -> None:
-    """Finish the attachments and detachments of volumes that were interrupted by the end of the earlier service."""
+    """Finish attaching and detaching the volumes that the earlier service was attaching or detaching when it ended."""
     if any(mount.changing for mount in sandbox.spec.volumes):
         with contextlib.suppress(SandlotError):
             await sandbox.operations.submit(mounts.settle)

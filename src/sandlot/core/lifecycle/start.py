@@ -247,7 +247,7 @@ class BootStart:
     """Strategy that boots a sandbox from its root filesystem image.
 
     Args:
-        claim: Result of the search for a warm sandbox in the pools, which is counted in their statistics. None: the request cannot use a pool.
+        claim: Result of the search for a warm sandbox. The pools count the start in their statistics. None: the request cannot use a pool.
     """
 
     claim: PoolClaim | None = None
@@ -336,7 +336,7 @@ async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: Resolv
 
 
 async def reconnect_guest(supervisor: SandboxSupervisor, instance: Instance) -> Link:
-    """Connect again to the guest of a running sandbox, after a restart of the service or a loss of the link. A guest that is asleep is woken.
+    """Connect again to the guest of a running sandbox, after the service has restarted or the link was lost. A guest that is asleep is woken.
 
     Raises:
         SandlotError: The guest cannot be reached.
@@ -347,7 +347,7 @@ async def reconnect_guest(supervisor: SandboxSupervisor, instance: Instance) -> 
         if link.asleep:
             await wake_guest(supervisor, link, await dependencies.templates.resolve_for(sandbox.spec))
         else:
-            # Sent even if the sandbox has no deadline: the guest may still have a deadline from an interrupted update, which was never recorded.
+            # Sent even if the sandbox has no deadline: an update that was interrupted, and never recorded, may have set a deadline in the guest.
             await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))
             with suppress(ConflictError):  # more processes run than the guest's limit allows; the host's limit still holds
                 await link.set_limits(pids=sandbox.spec.limits.pids, memory_bytes=sandbox.spec.limits.memory_bytes)

@@ -10,7 +10,7 @@ Invariants:
 - When the service detaches from a sandbox, the processes of the sandbox keep running.
 - The response to a kill is sent when the processes are dead. The release of the other resources may take longer, and they stay reserved meanwhile. If
   no process has run, or the driver cannot report the end of the processes, the response is sent after the release, after the first failed attempt to
-  release, or after ``STEP_TIMEOUT_S``, whichever is first.
+  release, or after ``STEP_TIMEOUT_S``, whichever comes first.
 - The end of a sandbox waits at most ``RECORD_TIMEOUT_S`` for the store, and saves of one sandbox never overlap.
 """
 
@@ -47,7 +47,7 @@ from sandlot.model.states import State
 GUEST_GRACE_S: Final = 60.0
 """Seconds by which the guest's deadline is later than the service's. The guest ends its sandbox only if no service has ended it by then."""
 RECORD_TIMEOUT_S: Final = 1.0
-"""Seconds for which the end of a sandbox waits for the store at most. A slow disk or database must not keep a sandbox alive."""
+"""Maximum seconds that the end of a sandbox waits for the store. A slow disk or database must not keep a sandbox alive."""
 EXIT_TIMEOUT_S: Final = 3.0
 """Seconds to wait, after the link to a guest was lost, until the driver reports how the sandbox ended."""
 
@@ -310,11 +310,14 @@ class SandboxSupervisor:
     # Resources ------------------------------------------------------------------------------------------------------------
 
     def take(self, resource: PreparedSandbox) -> None:
-        """Become the owner of a prepared sandbox, which replaces an earlier resource. The supervisor destroys it when the sandbox ends."""
+        """Take ownership of a prepared sandbox, in place of an earlier resource.
+
+        The supervisor destroys the prepared sandbox when the sandbox ends.
+        """
         self._resource = resource
 
     def take_instance(self, instance: Instance, *, link: Link | None = None, exited: asyncio.Future[Exit] | None = None) -> None:
-        """Become the owner of an instance. The supervisor no longer owns the prepared sandbox from which the instance was started.
+        """Take ownership of an instance. The supervisor no longer owns the prepared sandbox from which the instance was started.
 
         Args:
             instance: The instance.
@@ -327,7 +330,7 @@ class SandboxSupervisor:
         self.exited = exited or asyncio.ensure_future(instance.wait())
 
     def reserve_limits(self) -> None:
-        """Set the sandbox's reservation to the resources of its current limits, without checking that they fit on the node."""
+        """Reserve the resources that the current limits of the sandbox need, without checking that they fit on the node."""
         self.dependencies.reservations.record(self.sandbox.id, self.driver.max_resources(self.sandbox.spec.limits))
 
     def reserve_disk_only(self, disk_bytes: int) -> None:
@@ -345,7 +348,7 @@ class SandboxSupervisor:
         The resources have a separate reservation until they are destroyed.
 
         Args:
-            wait_s: Largest number of seconds to wait until the resources are destroyed. Afterwards the release continues in the background.
+            wait_s: Maximum seconds to wait until the resources are destroyed. Afterwards the release continues in the background.
         """
         sandbox, reservations = self.sandbox, self.dependencies.reservations
         limits = sandbox.spec.limits if sandbox.instance is None else sandbox.instance.limits

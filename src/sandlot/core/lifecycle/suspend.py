@@ -3,15 +3,15 @@
 The public functions are operations (:mod:`sandlot.core.operations`): the supervisor of a sandbox runs one operation at a time.
 
 Invariants:
-- The intent of an operation is recorded before the operation begins, if the next service must recover the sandbox differently after a kill of the
-  service during the operation. The result is recorded before the response.
+- Before an operation begins, its transient state is recorded if this state has a different recovery than the current state. If the service is killed
+  during the operation, the next service recovers the sandbox accordingly. The result is recorded before the response.
 - After a failed operation the sandbox has the same state as before, with two exceptions: a sandbox that cannot be paused again keeps running, and a
   sandbox that cannot run again is ended.
 - A hibernated sandbox exists only as its hibernation image. The image is removed only after the store has recorded that the sandbox runs again. If
   both the instance of a sandbox and a hibernation image exist, the instance is used.
 - No deadline of the guest passes while its sandbox is frozen. The deadline of a suspended sandbox is ``AdmissionPolicy.max_suspended_s`` after the
   suspension.
-- The resources of a hibernated sandbox stay reserved until they are released.
+- The resources of a hibernated sandbox stay reserved until they are freed on the host.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ async def expire(supervisor: SandboxSupervisor) -> None:
 
 
 async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> None:
-    """Freeze a paused sandbox again that was thawed for a snapshot.
+    """Freeze a paused sandbox again after it was thawed for a snapshot.
 
     If the sandbox cannot be frozen, its processes run, so its state must not be paused. The sandbox is resumed instead: its timeout starts again, and
     its owner gets the event ``sandbox.resumed``.
@@ -313,7 +313,7 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
 
 @contextlib.asynccontextmanager
 async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
-    """Stop the guest's clock during a checkpoint (``armed``). Continue the clock after the body of the block, unless ``stays`` is True."""
+    """Stop the guest's clock while the body of the ``async with`` block runs. Start the clock again afterwards, unless ``stays`` is True."""
     await driver_step("quiesce", link.checkpoint(armed=True))
     try:
         yield
@@ -334,7 +334,7 @@ async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, Non
 
 
 async def _freeze(sandbox: Sandbox, instance: Instance) -> None:
-    # After ``armed=True``, the guest's clock stands still until the request ``armed=False``, so that no timeout in it expires during the pause.
+    # ``armed=True`` stops the guest's clock until the request ``armed=False``, so that no timeout in the guest expires during the pause.
     await driver_step("quiesce", _link(sandbox).checkpoint(armed=True))
     await driver_step("pause", instance.pause())
 

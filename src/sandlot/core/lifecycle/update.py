@@ -2,16 +2,18 @@
 
 Invariants:
 - An update makes all its changes or none, and is recorded before the response.
-- The guest gets a new deadline before the service uses the deadline. If the guest refuses, both sides keep the old deadline.
+- The guest gets a new deadline before the service uses the deadline. If the guest refuses, the guest and the service keep the old
+  deadline.
 - A suspended sandbox is resumed only for new limits. A new timeout of a suspended sandbox begins when the sandbox is resumed.
 - When a limit is raised, the resources are reserved before the limit is set. When a limit is lowered, the reservation is reduced after the new limit
   is in force.
 - Both the guest and the host enforce the process limit. The guest's limit is never higher than the host's: the host's limit is raised first and
   lowered last.
-- There is no ``await`` between the check of the quota and the step from which the larger of the old and new limits counts, so no other update or
-  create request can use the same part of the quota.
+- While limits change, the larger of the old and the new value of each limit counts against the quota. This begins directly after the check of the
+  quota, without an ``await`` in between, so no other update or create request can use the same part of the quota.
 - Warm sandboxes are evicted to make room for a sandbox that grows, as for a new sandbox.
-- The guest must respond before memory is added. A sandbox whose guest does not respond gets no memory.
+- If an update changes the process limit, the guest must accept the new process limit before the host adds memory. If the guest refuses or does not
+  respond, no memory is added.
 - A change that fails half-way is undone. Resources that cannot be withdrawn, such as memory in use, remain in the sandbox's limits and reservation.
   Clients therefore always see the limits that are in force.
 - Numbers that a guest reports are bounded and affect only its own sandbox.
@@ -41,7 +43,7 @@ from sandlot.model.states import SUSPENDED, State
 COUNT_TIMEOUT_S = 2.0
 """Seconds that a guest has to count its processes. Afterwards the usage is returned without the number of processes."""
 BACK_TIMEOUT_S = 5.0
-"""Seconds that a guest has to accept its old limits after a failed update. Afterwards only the host's limits are set back."""
+"""Seconds that a guest has to accept its old limits after a failed update. Afterwards only the host's limits are restored."""
 _NOTHING = Usage(cpu_s=0.0, memory_bytes=0, memory_peak_bytes=0, pids=0, disk_bytes=0)
 """Usage of a hibernated sandbox."""
 _log = structlog.get_logger("sandlot.core")
@@ -140,7 +142,7 @@ async def _back(sandbox: Sandbox, keepers: _Keepers, before: Limits) -> None:
         pass  # the end of the sandbox releases its resources and its reservation
     except Exception as error:  # noqa: BLE001 - the client gets the error that made the update fail
         _log.warning("sandbox.limits_not_restored", sandbox=sandbox.id, error=str(error))
-        if keepers.guest_pids > before.pids:  # too many processes may run for the old process limit
+        if keepers.guest_pids > before.pids:  # more processes may run than the old process limit allows
             with contextlib.suppress(Exception):
                 await _move(sandbox, keepers, replace(before, pids=keepers.guest_pids))
 
@@ -209,7 +211,7 @@ class UpdateSandboxParams:
         return self.persistent or self.timeout_s is not None
 
     def names(self) -> list[str]:
-        """Return the API's names of the properties that the update changes."""
+        """Return the names of the properties that the update changes, as in the API."""
         given = {
             "timeout": self.moves_deadline,
             "idle_timeout": self.idle_timeout_s is not None,
@@ -301,7 +303,7 @@ class SandboxUpdate:
         return True
 
     async def _apply_and_record(self) -> None:
-        """Apply and record all changes but the deadline and the limits. If the store refuses the record, nothing is changed."""
+        """Apply and record all changes except those of the deadline and the limits. If the store refuses the record, nothing is changed."""
         sandbox = self.sandbox
         spec, metadata, idle_timeout_s, name = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
         try:
@@ -360,7 +362,7 @@ async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
 
 
 def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
-    """Apply the changes of which guest and driver need not be informed: all except the deadline and the limits."""
+    """Apply all changes except those of the deadline and the limits. The guest and the driver need not be told about the applied changes."""
     spec = sandbox.spec
     sandbox.spec = replace(
         spec,

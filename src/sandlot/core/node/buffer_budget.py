@@ -1,8 +1,8 @@
 """Limit of the service's memory for client data: request bodies, collected output and responses together.
 
 Each request body, output and response has its own limit, but a thousand clients may reach this limit at the same time. The budget limits the total
-size. The budget counts data that can be large and is kept for longer than a moment. Streamed data is not counted, because the number of
-connections limits the amount.
+size. The budget counts data that can be large and is kept for longer than a moment. Streamed data is not counted, because the
+number of connections limits its amount.
 
 Invariants:
 - A request for memory that is not available fails at once. A waiting request would hold memory for which other requests wait.
@@ -17,7 +17,7 @@ from sandlot.model.errors import ErrorCode, UnavailableError
 
 RETRY_AFTER_S = 1
 PART = 4
-"""Divisor of a budget: one sandbox or owner gets at most a quarter."""
+"""The share of one sandbox or owner is the budget divided by this number."""
 
 
 class BufferBudget:
@@ -58,13 +58,13 @@ class BufferBudget:
         """Take bytes from the budget.
 
         Raises:
-            UnavailableError: Fewer bytes are left (``busy``).
+            UnavailableError: Fewer than ``size`` bytes are left (``busy``).
         """
         if not self.try_take(size):
             raise UnavailableError(
                 "The service's memory for client data is used up.",
                 code=ErrorCode.BUSY,
-                hint="Retry in a moment. Pass large data as files, and follow large output as events: neither uses this memory.",
+                hint="Retry in a moment. Pass large data as files, and read large output as a stream of events: neither uses this memory.",
                 fields={"retry_after_s": RETRY_AFTER_S},
             )
 

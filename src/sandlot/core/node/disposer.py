@@ -1,4 +1,4 @@
-"""Destruction of resources of the host, repeated until it succeeds."""
+"""Destroy resources of the host, and repeat failed attempts until one succeeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandlot.core.ports import Clock
 
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
-"""Seconds between two attempts. The pauses double from ``FIRST_PAUSE_S`` to ``LAST_PAUSE_S``."""
+"""Longest pause between two attempts, in seconds. The first pause is ``FIRST_PAUSE_S``; each later pause is twice as long as the one before."""
 
 _log = structlog.get_logger("sandlot.core")
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Concurrent callers share one probe of a driver and one build of a template.
-- The end of a sandbox does not cancel a step of its driver. Only the timeout of the step cancels the step.
+- A step of a driver is not cancelled when its sandbox ends. Only the timeout of the step cancels the step.
 """
 
 from __future__ import annotations

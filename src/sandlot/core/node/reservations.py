@@ -1,6 +1,6 @@
 """Reservations of host resources: memory, disk space and tasks for sandboxes, warm sandboxes and volumes.
 
-The pure functions decide whether an amount fits on the host. :class:`Reservations` holds what is reserved now.
+The pure functions decide whether an amount fits on the host. :class:`Reservations` has the current reservations.
 
 Invariants:
 - A reservation is made before any of its resources are used and released after the last of them is freed. There is one

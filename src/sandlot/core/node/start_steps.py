@@ -1,4 +1,4 @@
-"""Steps of starting a sandbox that pools and lifecycle share: restore it from a memory image, and connect to the guest of a started sandbox."""
+"""Steps that pools and the lifecycle share to start a sandbox: restore the sandbox from a memory image, and connect to its guest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandlot.model.specs import SandboxSpec, Shape
 
 
 class ResourceOwner(Protocol):
-    """Owner of a sandbox's resources that a driver made. The owner destroys the resources if a later step fails."""
+    """Owner of the prepared sandbox that a driver made. The owner destroys the prepared sandbox if a later step fails."""
 
     def take(self, resource: PreparedSandbox) -> None:
         """Take ownership of a prepared sandbox. An earlier prepared sandbox of the owner is replaced."""

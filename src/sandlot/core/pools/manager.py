@@ -3,9 +3,9 @@
 Invariants:
 - A create request never waits for a pool. It takes a warm sandbox that fits its spec from the owner's private pools first, then from shared pools.
   It takes the youngest warm sandbox of a pool, and never a warm sandbox of another owner.
-- Only its owner and operators can see a private pool. Operators can see, change and delete all pools.
+- A private pool is visible only to its owner and to operators. Operators can see, change and delete all pools.
 - Warm and prepared sandboxes have reservations like all sandboxes, and are evicted when another sandbox needs their room. They do not count against
-  the largest number of sandboxes of the service (``max_sandboxes``). Private warm sandboxes use only the part of the owner's quota that the owner's
+  the maximum number of sandboxes of the service (``max_sandboxes``). Private warm sandboxes use only the part of the owner's quota that the owner's
   live sandboxes leave free (:mod:`sandlot.core.pools.ownership`).
 - When the key of an owner is revoked, the owner's pools are deleted.
 - A service that stops removes all warm and prepared sandboxes. If the service is killed, the next service removes them. They are never reused.
@@ -76,7 +76,7 @@ class PoolManager:
 
     Args:
         registry: The pools and their configuration.
-        refiller: Task that keeps the pools full.
+        refiller: Keeps the pools full.
         snapshots: Template snapshots that the service uses.
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
@@ -152,9 +152,9 @@ class PoolManager:
             pool.claims[path] = pool.claims.get(path, 0) + 1
 
     def take_prepared(self, isolation: str, shape: Shape) -> PreparedSandbox | None:
-        """Take a prepared sandbox of a shape out of a pool and release its reservation. Return None if no pool has one.
+        """Take a prepared sandbox of the given shape out of its pool and release its reservation. Return None if no pool has one.
 
-        The sandbox that is to be restored into the prepared sandbox has a reservation already.
+        The reservation is not needed, because the caller has made one for the sandbox that is restored into the prepared sandbox.
 
         Args:
             isolation: Name of the driver.

@@ -5,7 +5,7 @@ Invariants:
   A claim can lower the process limit, so the process limit of the request may be lower than that of the pool.
 - The owner, network and environment of a sandbox are not part of a pool's spec. They are set when a warm sandbox is claimed.
 - The id of a pool depends only on its owner and its spec. The id is the same on every node and after every restart.
-- The key of a template snapshot depends on everything that a restore depends on and on everything that a program in the sandbox can see:
+- The key of a template snapshot covers everything on which a restore depends, and everything that a program in the sandbox can see:
 
 =============  ========================================================================================================================
 format         :data:`FORMAT`
@@ -13,7 +13,7 @@ version        version of Sandlot, which decides the layout of a sandbox around 
 isolation      name of the driver
 fingerprint    ``Driver.fingerprint``: content of the runtime's executable, and its command line
 root           digest of the root file system: recipe, packages, and sources of the guest and its interpreter
-env            environment of the template, in which the spare kernel has imported modules
+env            environment of the template, which the spare kernel has while it imports modules
 memory, cpus   limits that programs in the sandbox can see
 disk           the smallest disk that a restored sandbox may have
 =============  ========================================================================================================================
@@ -47,7 +47,8 @@ DEFAULT_MAX: Final = 4
 FORMAT: Final = 3
 """Version of template snapshots. Raise it in each commit that changes the manifest or the steps before a template snapshot is written."""
 SNAPSHOT_DISK_BYTES: Final = 1 * GIB
-"""Disk limit of the sandbox whose template snapshot is taken; less if the pool's disk limit is smaller. Restored sandboxes may have a larger disk."""
+"""Disk limit of the sandbox whose template snapshot is taken. If the disk limit of the pool is smaller, the smaller limit applies. Restored sandboxes
+may have a larger disk."""
 
 _ID_CHARS: Final = 12
 _SETTING: Final = re.compile(r"(?P<template>[^=:+,\s]+)=(?P<warm>\d{1,4})(?::(?P<max>\d{1,4}))?(?:\+(?P<prepared>\d{1,4}))?")
@@ -82,7 +83,10 @@ class PoolSpec:
     limits: Limits
 
     def serves(self, request: PoolSpec) -> bool:
-        """Return True if a warm sandbox of this spec can serve a request for another spec: only the process limit of the request may be lower."""
+        """Return True if a warm sandbox of this spec can serve a request.
+
+        The specs must be equal, except that the process limit of the request may be lower.
+        """
         equal = replace(request, limits=replace(request.limits, pids=self.limits.pids)) == self
         return equal and request.limits.pids <= self.limits.pids
 
@@ -241,7 +245,10 @@ def parse_pools(text: str, templates: Collection[str] | None = None) -> tuple[Po
 
 @dataclass(frozen=True, slots=True)
 class TemplateSnapshotSpec:
-    """Spec of a template snapshot. Pools share a snapshot if programs inside their sandboxes see no difference between them.
+    """Spec of a template snapshot.
+
+    Pools share a snapshot if they have the same template, isolation, cores and memory, and if their disk limits, capped at ``SNAPSHOT_DISK_BYTES``,
+    are equal.
 
     Args:
         template: Name of the template.

@@ -26,7 +26,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, NotFo
 from sandlot.model.specs import Limits
 
 _SUMMED: Final = ("cpus", "memory_bytes", "disk_bytes")
-"""Limits of a sandbox for which a quota bounds the sum over all sandboxes of an owner."""
+"""Fields of :class:`Limits` and :class:`Quota`. The quota limits the sum of the field over all sandboxes of an owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def serving_pools(pools: Iterable[Pool], spec: PoolSpec, owner: OwnerId) -> list
 
 
 def fill_priority(pool: Pool, pools: Iterable[Pool]) -> tuple[bool, int]:
-    """Return the sort key of a pool for filling. Shared pools come first, then private pools of the owners with the fewest warm sandboxes.
+    """Return the sort key by which pools are filled: shared pools first, then private pools of the owners with the fewest warm sandboxes.
 
     Args:
         pool: The pool.
@@ -192,7 +192,7 @@ def quota_left(quota: Quota, live: Sequence[Limits], warm: Sequence[Limits], lim
 
 
 def excess_count(quota: Quota, live: Sequence[Limits], unfinished: Sequence[Limits], ready: Sequence[Limits]) -> int:
-    """Return how many of an owner's warm sandboxes must be removed at least, oldest first, until the other sandboxes fit the quota.
+    """Return how many of an owner's warm sandboxes, oldest first, must be removed so that the remaining sandboxes fit the quota.
 
     Args:
         quota: Quota of the owner.

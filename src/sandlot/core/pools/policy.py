@@ -3,8 +3,8 @@
 A *fill* is the start of one warm or prepared sandbox for a pool.
 
 Invariants:
-- No fill starts while create requests wait for a start slot, while the host is short of memory, or during the pause after a fill or a failure.
-  A fill takes at least a tenth of a second of processor time, and create requests have priority.
+- No fill starts while create requests wait for a start slot, while the host is short of memory, or during the pause after a fill or a failure:
+  a fill takes at least a tenth of a second of processor time, and create requests have priority.
 - A pool has at most ``PoolSizes.max`` warm sandboxes, unfinished ones included. At most :data:`MAX_FILLS` fills run at once.
 - A private pool has no more warm sandboxes than the quota of its owner allows (:mod:`sandlot.core.pools.ownership`).
 - A pool grows by one for each request that finds no warm sandbox. A pool shrinks by one after each :data:`SHRINK_AFTER_S` without a request.
@@ -30,11 +30,11 @@ filled for 1 s after a fill of a shared pool that took 1 s."""
 QUIET_S: Final = 0.5
 """Seconds without a create request before a fill starts: the client of a request is about to use its sandbox, and more requests may follow."""
 MAX_QUIET_WAIT_S: Final = 1.0
-"""Seconds for which continuous create requests delay a fill at most."""
+"""Maximum number of seconds for which uninterrupted create requests can delay a fill."""
 SHRINK_AFTER_S: Final = 60.0
 """Seconds without a create request after which a pool that has grown shrinks by one sandbox."""
 MAX_AGE_S: Final = 3600.0
-"""Seconds after which a warm sandbox is replaced, because its view of the host's time and files should not be older."""
+"""Maximum age of a warm sandbox in seconds. An older sandbox is replaced, because its view of the host's time and files may be outdated."""
 
 _BACK_OFF_S: Final = (1.0, 5.0, 30.0, 120.0, 300.0)
 
@@ -94,7 +94,7 @@ def next_step(sizes: PoolSizes, contents: PoolContents, max_fills: int, quota_le
     Args:
         sizes: Sizes of the pool.
         contents: Contents of the pool.
-        max_fills: Largest number of fills that may start now; 0 while fills must wait.
+        max_fills: Maximum number of fills that may start now; 0 if no fill may start.
         quota_left: Number of further warm sandboxes that the owner's quota allows. None: no limit.
     """
     is_early = max_fills > 0 and contents.quiet_s < QUIET_S and contents.waiting_s < MAX_QUIET_WAIT_S
@@ -123,5 +123,5 @@ def back_off_s(failures: int) -> float:
 
 
 def rest_s(worked_s: float) -> float:
-    """Return the seconds to rest after ``worked_s`` seconds of work, so that the work takes :data:`MAX_BUSY_SHARE` of the time."""
+    """Return the pause in seconds after a fill that took ``worked_s`` seconds, so that fills take :data:`MAX_BUSY_SHARE` of the time."""
     return worked_s * (1 / MAX_BUSY_SHARE - 1)

@@ -4,7 +4,7 @@ Invariants:
 - An entry (a warm or prepared sandbox) is taken out of its pool before it is used or removed, and never returns. If a claim of an entry fails, no
   other request gets the entry.
 - A warm sandbox that ends is taken out of its pool at once.
-- Each entry has its own reservation until a request takes the entry or nothing of the entry is left on the host.
+- Each entry has its own reservation until a request takes the entry, or until the entry is removed from the host completely.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WarmSandbox:
         template: Root file system and environment of the sandbox.
         instance: The driver's object for the sandbox.
         link: Link to the guest.
-        exited: Resolves when the processes of the sandbox have ended.
+        exited: Future that is done when the processes of the sandbox have ended.
         started_at_s: Monotonic time of the first response of the guest.
         snapshot_key: Key of the template snapshot from which the sandbox was restored; empty if the sandbox was booted.
 
@@ -109,8 +109,9 @@ class Pool:
         preparing: Tasks that make prepared sandboxes. A task leaves the set in the step in which its sandbox is added to ``prepared``.
         growth: Number of warm sandboxes that the pool keeps beyond ``sizes.warm``, because requests found no warm sandbox.
         last_request_s: Monotonic time of the last create request, or of the last change of ``growth`` if this is later.
-        waiting_since_s: Monotonic time of the first create request since a fill was last started. None: there was no such request.
-        claims: Number of create requests for the pool's spec since the service started, by start path.
+        waiting_since_s: Monotonic time of the first create request that came after the latest fill had started. None: there was no such request.
+        claims: Start path -> number of sandboxes that were started by this path, for create requests that searched this pool for a warm sandbox. The
+            numbers begin at 0 when the service starts.
         failures: Number of consecutive failed fills.
         not_before_s: Monotonic time before which no fill starts.
         error: Reason of the last failed fill; empty after a successful fill.
@@ -155,7 +156,8 @@ class Pool:
     def take(self, now_s: float) -> WarmSandbox | None:
         """Take the youngest warm sandbox out of the pool for a create request and return it.
 
-        If the pool has no warm sandbox, return None and grow the pool by one, up to ``sizes.max``.
+        If the pool has no warm sandbox, return None and increase :attr:`growth` by one, so that the pool keeps one warm sandbox more, up to
+        ``sizes.max``.
 
         Args:
             now_s: Current monotonic time.
@@ -200,7 +202,7 @@ def reservation_key(id_: SandboxId) -> str:
 
 
 def pool_gauges(pools: Iterable[Pool]) -> Mapping[tuple[str, str, str], int]:
-    """Return the values of the metric ``sandlot_pool`` by their labels: template, isolation, and state of the sandboxes that are counted."""
+    """Return the values of the metric ``sandlot_pool``. The keys are the labels: template, isolation, and state of the counted sandboxes."""
     totals: dict[tuple[str, str, str], int] = {}
     for pool in pools:
         for name, number in (

@@ -1,15 +1,15 @@
 """Keep pools full: one task repeatedly checks all pools, decides what each pool needs, and starts fills and removals.
 
-A *fill* is the start of one warm or prepared sandbox, called the *entry* of a pool. :mod:`sandlot.core.pools.policy` makes the decisions.
+The warm and prepared sandboxes of a pool are its *entries*. A *fill* is a task that makes one entry. :mod:`sandlot.core.pools.policy` decides.
 
 Invariants:
-- A create request never waits for a fill. The check of the pools that follows a create request begins ``policy.QUIET_S`` later, so that the request
-  gets its response first.
+- A create request never waits for a fill. After a create request, the pools are checked ``policy.QUIET_S`` later, so that the request gets its
+  response first.
 - No fill starts while create requests wait for a start slot, while the host is short of memory, or for :data:`AFTER_EVICTION_S` after an eviction.
 - Shared pools are filled first, then the private pools of the owner with the fewest warm sandboxes. If there is no room for a fill of a shared pool,
   private entries are evicted and private fills are cancelled, but only if this frees enough room.
-- Fills of private pools do not slow down fills of shared pools: at most ``policy.MAX_PRIVATE_FILLS`` run at once, and the pause after a private fill
-  applies only to private pools.
+- Fills of private pools do not slow down fills of shared pools: at most ``policy.MAX_PRIVATE_FILLS`` private fills run at once, and the pause after a
+  private fill applies only to private pools.
 - A template snapshot that only private pools need is made only while one of these pools may have a warm sandbox.
 - A fill that fails removes what it has made and releases its reservation. Each failure delays the next fill of the pool, and the status of the pool
   gives the reason.
@@ -47,7 +47,7 @@ START_S: Final = 1.0
 TICK_S: Final = 2.0
 """Longest pause in seconds between two checks of the pools. Ages, the host's memory and snapshots of other services change without a notification."""
 AFTER_EVICTION_S: Final = 10.0
-"""Seconds without fills after an eviction, because the room of the evicted sandbox is needed by something else."""
+"""Seconds after an eviction in which no fill starts, because another sandbox or other software on the host needs the room."""
 SWEEP_S: Final = 3600.0
 """Seconds between two sweeps of the template snapshots on disk."""
 
@@ -64,7 +64,8 @@ class PoolRefiller:
         registry: All pools.
         owners: Owners of private pools.
         snapshots: Template snapshots.
-        extra_snapshots: Further specs for which template snapshots are made, although no pool has them. Skipped while their images are not built.
+        extra_snapshots: Specs for which template snapshots are made even if no pool has the spec. A spec is skipped until the image of its template
+            is built.
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of the node.
@@ -200,14 +201,14 @@ class PoolRefiller:
         return False
 
     def make_room_for_shared(self, needed: Resources, reading: HostReading) -> bool:
-        """Start to evict private entries and cancel private fills, so that an amount fits when the removals have ended.
+        """Start to evict private entries and to cancel private fills, so that ``needed`` fits when all evictions and cancellations are complete.
 
         Args:
-            needed: The amount.
+            needed: Resources that a shared pool needs.
             reading: Reading of the host.
 
         Returns:
-            False if the amount would not fit even without any private entry and fill. Nothing is evicted or cancelled then.
+            False if ``needed`` would not fit even without any private entry and fill. Nothing is evicted or cancelled then.
         """
         private = [pool for pool in self._registry.pools.values() if pool.is_private]
         unfinished = self._unfinished(only_private=True)
@@ -263,7 +264,7 @@ class PoolRefiller:
         return {task: key for task, key in unfinished.items() if not task.done()}
 
     def _fits(self, needed: Resources, reading: HostReading, ignoring: Collection[str] = ()) -> bool:
-        """Return True if an amount fits on the node beside all reservations except those whose keys are in ``ignoring``."""
+        """Return True if an amount fits on the node in addition to all reservations. Reservations whose keys are in ``ignoring`` do not count."""
         try:
             return self._reservations.fits(needed, reading, ignoring=ignoring)
         except InvalidRequestError:  # the amount can never fit on this node
@@ -309,7 +310,7 @@ class PoolRefiller:
         pools = tuple(self._registry.pools.values())
         private = [pool for pool in pools if pool.is_private]
         implied = dict.fromkeys(self._extra_snapshots, True)
-        """Specs of the template snapshots that shared pools need. True: only an implied pool needs the snapshot, so no template is built for it."""
+        """Spec of a template snapshot -> True if only implied pools or ``extra_snapshots`` need it. No template is built for such a snapshot."""
         for pool in pools:
             if not pool.is_private:
                 implied[pool.snapshot_spec] = implied.get(pool.snapshot_spec, True) and pool.config.is_implied
@@ -325,7 +326,7 @@ class PoolRefiller:
         for spec in {pool.snapshot_spec: None for pool in private if self._owners.can_have_warm(pool, every)}:
             now_s = self._clock.monotonic_s()
             if self._start_slots.locked() or now_s < self._rest_until_s[True] or now_s - began_s > TICK_S:
-                return  # the next check of the pools begins with the snapshots of shared pools again
+                return  # the next check of the pools begins with the snapshots for shared pools
             if spec not in implied:
                 await self._make_snapshot(spec, is_shared=False)
 
@@ -406,7 +407,7 @@ class PoolRefiller:
         task.add_done_callback(lambda _: self.notify())
 
     async def _fill(self, pool: Pool, tasks: set[asyncio.Task[None]], make: Make, id_: SandboxId) -> None:
-        """Make an entry under a reservation, add the entry to its pool, and record the outcome."""
+        """Reserve resources, make an entry, add the entry to its pool, and record a failure or the success in the pool."""
         driver, spec, began_s = self._drivers[pool.spec.isolation], pool.spec, self._clock.monotonic_s()
         snapshot = self._snapshots.current(pool.snapshot_spec)
         try:

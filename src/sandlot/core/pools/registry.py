@@ -52,6 +52,6 @@ class PoolRegistry:
         """
         configs: dict[PoolId, PoolConfig] = {**self._from_requests, config.pool_id: config}
         if config.sizes is None and config.pool_id not in self._from_settings:
-            del configs[config.pool_id]  # without an entry, a pool that is not in the settings does not exist
+            del configs[config.pool_id]  # a deleted pool needs an entry only if the settings would create the pool again
         await asyncio.to_thread(self._file.write, configs.values())
         self._from_requests = configs

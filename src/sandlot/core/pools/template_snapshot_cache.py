@@ -3,7 +3,7 @@
 ===================  ==================================================================================================================
 ``KEY/image/``       the driver's snapshot
 ``KEY/made.json``    manifest of the snapshot; each service holds a shared flock(2) on this file while it uses the snapshot
-``tmp/``             locked folders of snapshots that are being made or removed
+``tmp/``             locked folders with the snapshots that are being made or removed
 ``locks/KEY``        file that is locked by the service that makes the snapshot
 ===================  ==================================================================================================================
 
@@ -111,7 +111,10 @@ class TemplateSnapshotCache:
         return try_lock_file(self._locks / key)
 
     def begin(self, key: str) -> LockedFolder:
-        """Create the folder in which a snapshot is made, as ``content/image``. The caller has locked the key, and closes the folder."""
+        """Create and return a locked folder for a new snapshot, which is written to ``content/image`` in this folder.
+
+        The caller must lock the key before the call, and must close the folder at the end.
+        """
         return LockedFolder(self._scratch, prefix=f"{key[:16]}-")
 
     def publish(self, key: str, folder: LockedFolder, manifest: Mapping[str, Any]) -> None:
@@ -150,7 +153,7 @@ class TemplateSnapshotCache:
         return sum(1 for other, manifest in self._all() if other != key and manifest.get("spec") == dict(spec) and self.remove(other))
 
     def sweep(self) -> int:
-        """Remove what killed services left in ``tmp``, and snapshots that were not used for ``UNUSED_S``. Return the number of removed folders."""
+        """Remove folders that killed services left in ``tmp``, and snapshots not used for ``UNUSED_S``. Return the number of removed folders."""
         swept = locked_folder.sweep(self._scratch)
         for key, _ in self._all():
             with contextlib.suppress(FileNotFoundError):

@@ -62,14 +62,14 @@ class RoomMaker(Protocol):
     """Evicts entries of private pools to make room for shared pools. Implemented by the refiller."""
 
     def make_room_for_shared(self, needed: Resources, reading: HostReading) -> bool:
-        """Start to evict private entries and cancel private fills, so that an amount fits when the removals have ended.
+        """Start to evict private entries and to cancel private fills, so that ``needed`` fits when all evictions and cancellations are complete.
 
         Args:
-            needed: The amount.
+            needed: Resources that a shared pool needs.
             reading: Reading of the host.
 
         Returns:
-            False if the amount would not fit even without any private entry and fill. Nothing is evicted or cancelled then.
+            False if ``needed`` would not fit even without any private entry and fill. Nothing is evicted or cancelled then.
         """
         ...
 
@@ -246,7 +246,7 @@ class TemplateSnapshotManager:
         while snapshot is None:
             lock = await take_in_thread(self._cache.lock, key, os.close)
             try:
-                snapshot = await self._open(key, factory)  # the previous holder of the lock may have made the snapshot
+                snapshot = await self._open(key, factory)  # another service that held the lock before may have made the snapshot
                 if snapshot is None and lock is not None:
                     async with asyncio.timeout(MAKE_S):
                         await self._make(spec, factory, key, inputs, room)

@@ -1,7 +1,7 @@
 """Make warm and prepared sandboxes, and verify restored sandboxes. None of these sandboxes has an owner yet.
 
 Invariants:
-- While a warm sandbox is made, its guest gets a neutral identity, the environment of the template and no deadline, and nothing of an owner.
+- While a warm sandbox is made, its guest gets a neutral identity, the environment of the template and no deadline, and no data of an owner.
 - A claim sends the guest one request, which wakes the guest with the identity, environment, entropy and limits of the owner's sandbox.
 - A sandbox that cannot be finished is destroyed by the function that started it.
 """
@@ -187,7 +187,7 @@ class WarmSandboxFactory:
 
 
 class _Owner:
-    """Owner of a prepared sandbox during a restore for a pool, where there is no supervisor."""
+    """Owner of a prepared sandbox while a pool restores a snapshot into it. The sandboxes of pools have no supervisor that could be the owner."""
 
     def __init__(self) -> None:
         self._prepared: PreparedSandbox | None = None
@@ -197,7 +197,7 @@ class _Owner:
         self._prepared = resource
 
     def check_end(self) -> None:
-        """Do nothing. The end of a sandbox that is made for a pool is not requested: the task that makes it is cancelled instead."""
+        """Do nothing: no request can end a sandbox that is being made for a pool. The task that makes the sandbox is cancelled instead."""
 
     async def destroy(self) -> None:
         """Destroy the prepared sandbox, if there is one."""
@@ -232,7 +232,7 @@ async def _rehearse_command(link: Link) -> None:
     its own pages in advance (``guest.warm``).
     """
     async with asyncio.timeout(_STEP_TIMEOUT_S):
-        with contextlib.suppress(NotFoundError, UnsupportedError, InvalidRequestError):  # the image may not have the command
+        with contextlib.suppress(NotFoundError, UnsupportedError, InvalidRequestError):  # the image may not have /bin/true
             process = await link.processes.start(ProcessSpec(argv=("/bin/true",), timeout_s=_STEP_TIMEOUT_S, hidden=True))
             await process.result()
 

@@ -22,9 +22,9 @@ from sandlot.model.repositories import EventRepository
 PAGE = 100
 """Maximum number of events that one read of the store returns, unless the caller sets another limit."""
 MAX_WINDOW = 10_000
-"""Maximum number of sequence numbers that one step of :meth:`EventFeed.latest` covers."""
+"""Maximum number of sequence numbers that :meth:`EventFeed.latest` searches in one read of the store."""
 POLL_S = 5.0
-"""Seconds after which a follower reads the store without a notification, because other processes write to the same store."""
+"""Seconds after which a follower reads the store even without a notification, because other processes may have written to the store."""
 
 
 class EventFeed:
@@ -41,13 +41,13 @@ class EventFeed:
         self._closed = False
 
     def notify(self, *owners: OwnerId) -> None:
-        """Wake the clients that follow events of some owners, because events of these owners were committed. Clients of operators are woken, too."""
+        """Wake the clients that follow events of these owners, and all operators that follow events. Call this method after a commit of events."""
         for owner in (*owners, None):
             for wakeup in self._wakeups.get(owner, ()):
                 wakeup.set()
 
     async def publish(self, *events: NewEvent) -> None:
-        """Commit events that belong to no record, and wake the followers that may see these events."""
+        """Commit events that are not committed together with a record, and wake the followers that may see these events."""
         await self._table.add(events)
         self.notify(*{event.owner for event in events})
 
@@ -103,7 +103,7 @@ class EventFeed:
         with self.subscribe(principal) as wakeup:
             last = await self.last_sequence() if after is None else after
             while not self._closed:
-                wakeup.clear()  # before the read, so that every later commit sets the wakeup again
+                wakeup.clear()  # before the read, so that a commit during the read sets the wakeup again
                 page = await self.page(principal, sandbox=sandbox, after=last)
                 for record in page:
                     yield record

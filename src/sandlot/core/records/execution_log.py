@@ -4,9 +4,9 @@ Invariants:
 - No execution waits for the log or fails because of the log. Starting, filling and ending an entry changes only memory. If an entry cannot be
   stored, it is lost; a warning is logged, and a metric counts the lost entries.
 - While the store responds, an entry is in the store at most a second after it changed. A stopping service writes the remaining entries.
-- The entries in memory are limited in number and bytes, and one owner can use at most a quarter of this memory. Of each output stream, an entry
-  keeps the beginning, the end and the number of bytes between them.
-- The entry of an execution that outlives the service stays open. The next service finishes the entry from the data of the guest, or marks
+- The entries in memory are limited in number and bytes, and one owner can use at most a quarter of this memory. An entry keeps the
+  beginning and the end of each output stream, and the number of bytes between them.
+- The entry of an execution that outlives the service stays open. The next service finishes the entry with data from the guest, or marks
   the entry as lost.
 """
 
@@ -39,12 +39,13 @@ from sandlot.protocol.schema import STDERR, STDOUT
 RUNNING: Final = "running"
 KILLED: Final = "killed"
 LOST: Final = "lost"
-"""Status of an execution whose end cannot be found out."""
+"""Status of an execution whose result cannot be determined."""
 
 OUTPUT_BYTES: Final = 64 * KIB
 """Bytes of each output stream that are kept: half from the beginning, half from the end."""
 MAX_ENTRIES: Final = 20_000
-"""Maximum number of entries that wait for the store. Each counts as at least ``MAX_BYTES / MAX_ENTRIES`` bytes, so one limit covers both."""
+"""Maximum number of entries that wait for the store. Each entry counts as at least ``MAX_BYTES / MAX_ENTRIES`` bytes, so the limit ``MAX_BYTES``
+also limits the number of entries."""
 MAX_BYTES: Final = 64 * MIB
 """Maximum memory of the entries that wait for the store and of the output of running executions."""
 MAX_UNFINISHED: Final = 10_000
@@ -65,7 +66,7 @@ class ExecutionDescription:
     Args:
         id: Id that the client chose; None lets the service choose an id.
         origin: API of the request: ``native`` or the name of a compatibility API.
-        language: Language of code that a command runs; None logs the command itself.
+        language: Language of the code that a command runs. None: the command itself is logged.
         code: Code that the command runs.
         argv: Command line to log instead of the real command line.
         mode: Mode of the execution, see :class:`ExecutionRecord`.
@@ -86,9 +87,9 @@ class LogEntry:
     """Log entry of one running execution. Add the output of the execution, then end the entry or leave it to the next service.
 
     Args:
-        execution_log: Log of the entry.
+        execution_log: Log that contains the entry.
         sandbox: Sandbox of the execution.
-        record: Record of the execution, without output and end.
+        record: Record of the execution, without its output and its result.
         started_monotonic_s: Monotonic time at which the execution started.
 
     Attributes:
@@ -240,7 +241,7 @@ class ExecutionLog:
         return LogEntry(self, sandbox, record, self.clock.monotonic_s())
 
     def set_files(self, id_: ProcessId, files: int) -> None:
-        """Add the number of created and changed files to an entry that has ended."""
+        """Add the number of created and changed files to the entry of an execution that has ended."""
         if len(self._files) < MAX_ENTRIES:
             self._files[ExecutionId(id_)] = files
             self.writer.changed.set()
@@ -266,7 +267,7 @@ class ExecutionLog:
             self._open.of(sandbox)[record.id] = record
 
     def take_open(self, sandbox: Sandbox) -> Sequence[ExecutionRecord]:
-        """Return the records of a sandbox that :meth:`keep_open` kept since the last call, and forget these records."""
+        """Return the records that :meth:`keep_open` has kept for a sandbox, and forget these records."""
         kept = self._open.get(sandbox) or {}
         records = list(kept.values())
         kept.clear()
@@ -323,7 +324,7 @@ class ExecutionLog:
         self._warn_of_lost()
 
     def put(self, record: ExecutionRecord) -> None:
-        """Write a record soon, in place of a pending record of the same execution. If there is no memory for the record, it is lost."""
+        """Queue a record to be written, in place of a pending record of the same execution. If there is no memory for the record, it is lost."""
         self._drop(record.id)
         texts = (record.code, record.stdout, record.stderr, record.error, *(record.argv or ()))
         size = max(MAX_BYTES // MAX_ENTRIES, 500 + sum(50 + len(text) for text in texts if text))

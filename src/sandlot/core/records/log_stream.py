@@ -1,7 +1,7 @@
 """Output of all executions of a sandbox: read and follow the output, in the order in which the executions started.
 
 Invariants:
-- The output comes from the execution log: the beginning and the end of each stream, also long after the sandbox has ended. The output of a
+- The output comes from the execution log, which keeps the beginning and the end of each stream, even after the sandbox has ended. The output of a
   background process appears when the process has ended.
 - Reading sends no request to the sandbox, does not wake the sandbox and does not count as activity.
 - One read is limited to the newest executions: :data:`MAX_RUNS` executions or :data:`MAX_CHARS` characters.
@@ -56,7 +56,7 @@ class Entry:
         channel: 1 for standard output, 2 for standard error.
         text: Kept output. If a part is missing, a line in its place states the number of missing bytes.
         omitted: Number of bytes that are not kept.
-        end: Number of bytes that a running execution has written so far; None for an execution that has ended.
+        end: Number of bytes that a running execution has written to the stream so far; None for an execution that has ended.
     """
 
     execution: ProcessId
@@ -106,7 +106,7 @@ class Piece:
 
 
 class LogFollower:
-    """Queue of the output that executions of a sandbox write after the creation of the queue, for one follower. Close the queue at the end.
+    """Queue that collects the new output of a sandbox's executions for one follower, from the creation of the queue until it is closed.
 
     Args:
         execution_log: Execution log of the service.
@@ -150,7 +150,7 @@ class LogFollower:
         self.wakeup.set()
 
     def take(self) -> list[Piece]:
-        """Remove all waiting pieces from this object and return them. They no longer count in the buffer budget."""
+        """Remove all waiting pieces from the queue and return them. They no longer count in the buffer budget."""
         taken = list(self._pieces)
         self._pieces.clear()
         self._buffers.give(self._held_bytes)
@@ -249,7 +249,7 @@ async def follow(
 
 
 async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal) -> tuple[list[ExecutionRecord], bool]:
-    """Return the newest executions, newest first, and True if there are older executions."""
+    """Return the newest executions of a sandbox, newest first, and True if there are older executions."""
     records: list[ExecutionRecord] = []
     chars, before = 0, None
     while len(records) < MAX_RUNS and chars <= MAX_CHARS:

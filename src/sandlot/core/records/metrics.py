@@ -22,7 +22,8 @@ from sandlot.model.states import State, is_terminal
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 CREATE_S = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2, 5, 15, 60, 300)
-"""Histogram buckets of create requests: a container takes 0.05 s, gVisor 0.35 s; the first sandbox of a template waits for the template's build."""
+"""Histogram buckets for the duration of create requests in seconds. A container starts in 0.05 s, a gVisor sandbox in 0.35 s. The first sandbox of a
+template waits until the template is built."""
 REQUEST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 LAG_EVERY_S = 0.5
@@ -55,7 +56,7 @@ class Metrics:
             "sandlot_http_request_seconds", "Seconds until the response ends.", ["route"], buckets=REQUEST_S, registry=registry
         )
         self._lag = Histogram("sandlot_event_loop_lag_seconds", "Lag of the event loop.", buckets=LAG_S, registry=registry)
-        self._store = Counter("sandlot_store_failures", "Writes outside of requests that the store refused.", ["what"], registry=registry)
+        self._store = Counter("sandlot_store_failures", "Background writes that the store refused.", ["what"], registry=registry)
         self._lost = Counter("sandlot_executions_lost", "Entries of the execution log that were never written.", registry=registry)
         self._claims = Counter("sandlot_claims", "Sandboxes by the way in which they started.", ["path", "template"], registry=registry)
         self._refills = Counter("sandlot_pool_failures", "Sandboxes that could not be made for a pool.", ["isolation"], registry=registry)
@@ -121,7 +122,7 @@ class Metrics:
         """Count a background write that the store refused.
 
         Args:
-            what: Kind of the written rows, such as ``executions``, or ``retention`` for removals.
+            what: Kind of the written rows, such as ``executions``, or ``retention`` for the removal of old rows.
             lost: Number of entries of the execution log that are lost because of the failure.
         """
         self._store.labels(what).inc()
@@ -170,7 +171,7 @@ class Metrics:
         """Add the counters of the package cache to the metrics.
 
         Args:
-            counted: Returns name of a counter -> value. The name of a counter of bytes ends in ``_bytes``.
+            counted: Returns the counters as name -> value. Names of counters that count bytes end in ``_bytes``.
         """
 
         def events() -> Iterator[tuple[list[str], int]]:

@@ -25,7 +25,7 @@ _log = structlog.get_logger("sandlot.core")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Limits of age and number of the kept rows. Ages are in seconds.
+    """Maximum age and maximum number of the rows that are kept. Ages are in seconds.
 
     Args:
         executions_s: Maximum age of log entries, from the start of the execution.
@@ -47,7 +47,7 @@ class Retention:
 
     Args:
         store: Store to clean.
-        keep: Limits of age and number.
+        keep: Maximum age and maximum number of the rows that are kept.
         clock: Clock of the service.
         metrics: Counts failures.
     """

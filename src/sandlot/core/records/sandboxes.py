@@ -36,9 +36,9 @@ from sandlot.model.states import State, is_terminal
 RETRY_S: Final = 5.0
 """Seconds between two attempts to write the records that the store refused."""
 LAST_ATTEMPT_S: Final = 5.0
-"""Maximum seconds of the last attempt, when the service stops."""
+"""Maximum seconds that the last attempt to write refused records may take when the service stops."""
 MAX_REFUSED: Final = 1000
-"""Maximum number of sandboxes whose refused records are kept. The next service records the end of the other sandboxes."""
+"""Maximum number of sandboxes whose refused records are kept. After a restart, the service records the end of the other sandboxes."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -58,7 +58,7 @@ class SandboxRecorder:
         store: Store of the records.
         node: This node.
         clock: Clock of the service.
-        events: Feed whose followers are woken after an event is committed.
+        events: Event feed, which is notified after an event is committed.
         metrics: Counts the create requests.
     """
 
@@ -82,11 +82,11 @@ class SandboxRecorder:
             last.cancel()
 
     async def unfinished(self) -> Sequence[SandboxRecord]:
-        """Return the records of sandboxes that an earlier service of this node did not end."""
+        """Return the records of this node's sandboxes whose end is not recorded."""
         return await self.store.sandboxes.list_unfinished(self._node)
 
     async def ended_lately(self, limit: int) -> Sequence[SandboxRecord]:
-        """Return the records of this node's sandboxes that ended last, oldest first."""
+        """Return the records of this node's most recently ended sandboxes, at most ``limit``. The sandbox that ended last comes last."""
         return list(reversed(await self.store.sandboxes.list_last_ended(self._node, limit=limit)))
 
     async def save(self, sandbox: Sandbox, event: str | None = None, *, state: State | None = None, **data: Any) -> None:  # noqa: ANN401 - JSON
@@ -165,7 +165,7 @@ class SandboxRecorder:
         await self.save_eventually(sandbox, "sandbox.ended", reason=reason, detail=detail, state=str(sandbox.state))
 
     async def settle(self, record: SandboxRecord, exit_: Exit, state: State) -> None:
-        """Record the end of a sandbox that an earlier service left without a recorded end.
+        """Record the end of a sandbox whose end an earlier service did not record.
 
         Args:
             record: Record that the earlier service wrote.
@@ -248,7 +248,7 @@ def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
 
 
 def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> Sandbox:
-    """Create the object of a stored sandbox that has ended, or that is live and has not been recovered yet.
+    """Create the sandbox object for a record of an ended sandbox, or of a live sandbox that has not been recovered yet.
 
     Args:
         record: Stored record.

@@ -2,7 +2,8 @@
 
 Invariants:
 - No execution waits for a database. An execution is counted against its owner's quota before it starts, and subtracted again if it cannot start.
-- A kill of the service loses at most the counts of the last second. A regular stop loses no count and counts nothing twice.
+- If the service is killed, at most the counts of the last second are lost. If the service stops regularly, no count is lost, and no execution is
+  counted twice.
 - Nodes that share a database add to the same counts. A node knows the counts of the other nodes with a delay of at most ``REFRESH_S``.
 """
 
@@ -47,8 +48,8 @@ class MonthlyExecutionCounter:
         self._clock = clock
         self._quota_of = quota_of
         # Each of these counters maps (month, owner) to a number of executions. A month is written as in the store: 2026-11.
-        self._used: Counter[tuple[str, OwnerId]] = Counter()  # all executions that this node knows
-        self._begun: Counter[tuple[str, OwnerId]] = Counter()  # executions that are not in the store
+        self._used: Counter[tuple[str, OwnerId]] = Counter()  # all executions that this node knows of
+        self._begun: Counter[tuple[str, OwnerId]] = Counter()  # executions that are not in the store yet
         self._writing: Counter[tuple[str, OwnerId]] = Counter()  # executions that are being written, or that the store refused
         self.writer = WriteBehind(self._write_pending, refresh_s=REFRESH_S)
 
@@ -104,7 +105,7 @@ class MonthlyExecutionCounter:
             self.writer.changed.set()
 
     async def _write_pending(self) -> bool:
-        self._writing.update(self._begun)  # adds; a number is negative if an execution was written and then could not start
+        self._writing.update(self._begun)  # adds the numbers; a number is negative if an execution was written and then could not start
         self._begun = Counter()
         try:
             for month in sorted({month for month, _ in self._writing}):

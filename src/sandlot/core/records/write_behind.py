@@ -1,4 +1,4 @@
-"""Write pending changes to the store after a short delay, and again after a failure."""
+"""Write pending changes to the store after a short delay, and retry after a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLUSH_S: Final = 0.5
 RETRY_S: Final = 1.0
 """Seconds to wait after the store refused a write."""
 LAST_FLUSH_S: Final = 5.0
-"""Maximum seconds of the last write, when the service stops."""
+"""Maximum seconds that the last write may take when the service stops."""
 
 
 class WriteBehind:
@@ -20,8 +20,8 @@ class WriteBehind:
 
     Args:
         write: Writes everything that is pending now. Returns False if the store refused a part, which stays pending.
-        refresh_s: Seconds after which ``write`` is called without a change, to read what other nodes wrote. If None, ``write`` is called only after
-            a change.
+        refresh_s: Seconds after which ``write`` is called even if no change is pending, for a ``write`` that also reads what other nodes have
+            written. None: ``write`` is called only when a change is pending.
 
     Attributes:
         changed: Event that callers set when a change is pending.
@@ -53,7 +53,8 @@ class WriteBehind:
     async def flush(self) -> bool:
         """Write the pending changes. Return True if the store accepted all of them.
 
-        A cancelled caller still waits for the end of the write. Otherwise committed changes could stay pending, and would be counted twice.
+        If the caller is cancelled, the method still waits until the write has ended. Otherwise committed changes could stay pending, and would be
+        counted twice.
         """
         writing = asyncio.create_task(self._locked_write())
         try:

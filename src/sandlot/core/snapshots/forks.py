@@ -9,7 +9,7 @@ Invariants:
 - A promotion keeps one child and ends the other children of the same parent, with all their descendants. The parent keeps running. If a promotion
   is interrupted, a repeated promotion ends the remaining sandboxes.
 - The spec of a child permanently names its parent, so a tree can be found from any of its sandboxes.
-- The root of a tree is the first ancestor that is no fork, or whose record was removed. All descendants of the root stay in one tree.
+- The root of a tree is the first ancestor that was not created by a fork, or whose record was removed. All descendants of the root stay in one tree.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class ForkParams:
         metadata: Metadata of the children. None: the parent's metadata without the entries that the service adds.
         env: Environment variables that are added to those of the parent.
         timeout_s: Seconds until the children end. None: no timeout. :data:`SAME`: the parent's timeout.
-        share_volumes: Let the children write to the parent's writable volumes.
+        share_volumes: True to let the children write to the parent's writable volumes.
     """
 
     count: int = 1

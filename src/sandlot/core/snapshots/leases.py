@@ -19,7 +19,7 @@ class FolderLeases:
 
     Args:
         images: Folders of the snapshots.
-        tasks: Task set that runs the removals of unused folders.
+        tasks: Task set of the background tasks that remove unused folders.
     """
 
     def __init__(self, images: MemoryImages, tasks: TaskSet) -> None:

@@ -50,7 +50,7 @@ from sandlot.model.repositories import Position, Store
 from sandlot.model.specs import SandboxSpec, SnapshotKind
 
 CLOSE_TIMEOUT_S: Final = 10.0
-"""Seconds that a stop of the service waits for snapshots that are being created."""
+"""Maximum seconds that a stopping service waits for snapshots that are being created."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -66,7 +66,7 @@ class SnapshotManager:
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of this node.
-        events: Feed whose followers are woken after an event is committed.
+        events: Event feed, which is notified after an event is committed.
         clock: Clock of the service.
         node: Id of this node.
 

@@ -174,7 +174,7 @@ class SnapshotVerifier:
             await self._snapshots.save_verified(verified)
 
     async def _verify(self, record: SnapshotRecord) -> SnapshotRecord:
-        """Restore a snapshot once, pack its files, and return its new record.
+        """Restore a snapshot once, pack its files, and return its updated record.
 
         Raises:
             SandlotError: The snapshot could not be restored, or there is no room for the sandbox now.

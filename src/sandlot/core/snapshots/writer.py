@@ -43,7 +43,7 @@ async def reserve_disk(reservations: Reservations, sandbox: Sandbox, key: str, k
 
     Args:
         reservations: Reservations of this node.
-        sandbox: Sandbox of which the snapshot is made.
+        sandbox: Sandbox whose snapshot is written.
         key: Reservation key.
         kind: Kind of the snapshot.
 
@@ -70,7 +70,7 @@ async def write_image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
     Args:
         sandbox: Running, paused or hibernated sandbox.
         into: Folder to create for the image. The folder must not exist.
-        durable: Sync the image, so that it survives a loss of power.
+        durable: True to sync the image to disk, so that it survives a loss of power.
 
     Raises:
         SandlotError: The image cannot be written.
@@ -86,7 +86,7 @@ async def write_image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
 
 @contextmanager
 def explain_full_disk() -> Iterator[None]:
-    """Replace an error that a full disk caused in the block by a ``LimitError``.
+    """Raise a ``LimitError`` instead of the original error if the body of the ``with`` block fails because the disk is full.
 
     Raises:
         LimitError: The disk is full (``disk_full``).

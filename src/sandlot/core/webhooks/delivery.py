@@ -84,7 +84,7 @@ class WebhookDispatcher:
         sender: Sends the requests.
         api_keys: Resolves an owner to its principal.
         formats: Payload format by name, for webhooks that are not in the native format.
-        node: Id of this node, which takes the leases.
+        node: Id of this node, under which the dispatcher takes leases.
         clock: Clock of the service.
     """
 

@@ -103,4 +103,4 @@ def failure_of(status: int) -> str:
     """Return the reason why a response with this status is a failure, or an empty string if the response is a success."""
     if _MIN_ACCEPTED_STATUS <= status <= _MAX_ACCEPTED_STATUS:
         return ""
-    return f"The URL responded with status {status}; only 200 to 299 accepts an event, and redirects are not followed."
+    return f"The URL responded with status {status}; only a status from 200 to 299 accepts an event, and redirects are not followed."

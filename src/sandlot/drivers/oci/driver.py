@@ -53,7 +53,7 @@ from sandlot.model.ports import Capabilities, DriverCapability, Instance, Prepar
 from sandlot.model.specs import Limits, Shape
 
 _MAX_TEMPLATES = 16
-"""Number of disk sizes whose empty disk is remembered, about 0.2 MiB each."""
+"""Number of disk sizes for which the content of an empty disk is kept in memory, about 0.2 MiB each."""
 _FOLDER_BYTES = 1024 * 1024
 """Largest size of a sandbox's folder without its disk: bundle, state and logs."""
 
@@ -247,7 +247,7 @@ class OciDriver:
         failures = [failure for failure in await asyncio.gather(*(self._hold(ref).try_release() for ref in strays)) if failure is not None]
         await run_blocking(self._probe.clean)
         await run_blocking(self._remove_leftovers)
-        # Remove the node's group if a killed service left it empty. The kernel refuses the removal while the group contains groups of sandboxes.
+        # Remove the node's control group if a killed service left it empty. The kernel refuses this while the group contains groups of sandboxes.
         await run_blocking(Cgroup(self._detected_layout(), node_group(self._settings.node)).remove)
         if failures:
             raise failures[0]
@@ -306,7 +306,7 @@ def container(settings: DriverSettings) -> OciDriver:
 
 
 def _is_empty(folder: Path) -> bool:
-    if folder.is_symlink():  # an image may contain one; a mount must not follow it
+    if folder.is_symlink():  # an image may contain a symbolic link, which a mount must not follow
         return False
     try:
         return next(folder.iterdir(), None) is None

@@ -14,7 +14,7 @@ _DETAIL_CHARS = 1500
 DESTROYED, SAVED = "the sandbox was destroyed", "the sandbox was written to a snapshot"
 """Reasons for which the service itself ends a sandbox."""
 _NO_TASK = "failed to get clone"
-"""Part of gVisor's message when it ends because the task limit of the control group refused it a thread of the host."""
+"""Part of gVisor's last message if gVisor ends because the task limit of its control group does not allow another thread on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Evidence:
     oom_statuses: frozenset[int]
 
 
-def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table each
+def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - each return is one row of a table
     """Return the reason why a sandbox ended.
 
     A task that the kernel killed because of the memory limit may have been any process inside, and it may have died long before the sandbox ended. So
@@ -71,7 +71,7 @@ def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table e
     if status < 0:
         return Exit(ExitReason.KILLED, f"the runtime received signal {-status}")
     if status > _SIGNALLED:
-        # runsc passes signals on to the guest and reports its end as a shell does.
+        # If a signal ended the guest, runsc ends with the code 128 plus the number of the signal, as a shell does.
         number = status - _SIGNALLED
         return Exit(ExitReason.CRASHED if number in _FAULTS else ExitReason.KILLED, f"the guest received signal {number}")
     return Exit(ExitReason.EXITED, f"the guest ended with code {status}")

@@ -1,6 +1,6 @@
 """Freezing a sandbox, and raising its limits for a moment while its runtime writes or reads a snapshot.
 
-The limits are raised for the runtime, which stops the tenant's programs while it writes or reads a snapshot.
+Only the runtime uses the higher limits: it stops the tenant's programs while it writes or reads a snapshot.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ async def freeze(cgroup: Cgroup) -> None:
 class Headroom:
     """Raises the limits of a sandbox's control group during a snapshot or a restore, and lowers them again.
 
-    Without this, a sandbox near its memory limit would be killed while a snapshot is written. gVisor's kernel then takes up to twice its memory
+    Otherwise the kernel would kill a sandbox near its memory limit during a snapshot. gVisor's kernel then takes up to twice its memory
     (measured: 124 MiB for 20,000 files, 96 MiB for 100 processes, 6 MiB for a shell), and the snapshot's files in the page cache count as well. A
-    restore takes at least 50 ms of processor time, which lasts 100 ms with a limit of half a processor.
+    restore needs at least 50 ms of processor time. With a limit of half a processor, it would take at least 100 ms.
 
     Args:
         cgroup: The control group of the sandbox.
-        mark: Path of a marker file, which exists while the memory limit is still too high after a snapshot. The next service reads this file.
-        recorded: Function that returns the limits of the control group according to the sandbox's record. None: the sandbox is being released.
+        mark: Path of a marker file. The file exists while raised limits still have to be lowered after a snapshot or restore. After a restart, the
+            service checks whether the file exists.
+        recorded: Function that returns the limits of the control group according to the sandbox's record. The function returns None if there is no
+            record or the sandbox is being released.
 
     Attributes:
         lock: Lock that is held while limits are recorded and set, so that the limits of the control group match the record.

@@ -4,8 +4,8 @@ Invariants:
 - Every step is recorded before it is carried out, and all resources are found by the ref alone. Resources that were created in part, by this
   service or by a killed service, can therefore be released.
 - All callers share one shielded release task, so a cancelled caller leaves no partial release. The release does not run the runtime
-  (``runsc delete`` takes 1.3 to 2 s with Debian's build): all processes can be killed, and all mounts end with them.
-- If resources that no caller will ask for again cannot be released at once, the release is repeated for some minutes.
+  (``runsc delete`` takes 1.3 to 2 s with Debian's build): the service kills all processes, and the kernel then removes all mounts.
+- If a release fails and no caller will request it again, it is repeated for some minutes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SandboxHostResources:
             self.record = record
 
     def stage_intent(self, record: Record) -> None:
-        """Write the next record beside the current record. No other intent may be recorded until :meth:`commit_intent`. Blocks for a moment.
+        """Write the next record to a second file. No other record may be written until :meth:`commit_intent`. Blocks for a moment.
 
         Raises:
             FileNotFoundError: The sandbox is being released.
@@ -126,7 +126,7 @@ class SandboxHostResources:
         return None if self.record is None or self.is_releasing() else self._runtime.group_limits(self.record.limits)
 
     def create_folder(self, record: Record) -> None:
-        """Create the folder and its record by one rename, so that the sweep of another driver never finds a folder without a record.
+        """Create the folder and its record with one rename, so that the sweep of another driver never finds a folder without a record.
 
         Raises:
             FileNotFoundError: The sandbox is being released.
@@ -158,8 +158,8 @@ class SandboxHostResources:
         make_pipes(self.folder.path)
         self.folder.config.parent.mkdir(mode=0o700)
         self.folder.runtime.mkdir(mode=0o700)
-        # runsc mounts a tmpfs, which is charged to the memory limit, over an empty /tmp. So /tmp gets a folder that it has on most Linux hosts, and
-        # stays on the disk.
+        # runsc mounts a tmpfs over an empty /tmp, and the content of this tmpfs counts against the memory limit. /tmp therefore gets a folder that
+        # exists on most Linux hosts. Because of this folder, /tmp is not empty and stays on the disk.
         (self.folder.tmp / ".X11-unix").mkdir(mode=0o700, parents=True)
         for shared in (self.folder.tmp, self.folder.tmp / ".X11-unix"):
             shared.chmod(0o1777)
@@ -195,7 +195,7 @@ class SandboxHostResources:
                 raise
 
     async def attach_volumes(self, process: int, volumes: Sequence[Attachment]) -> None:
-        """Mount volumes in the sandbox's mount namespace. The mounts end with the namespace.
+        """Mount volumes in the sandbox's mount namespace. The kernel removes the mounts together with the namespace.
 
         Args:
             process: File descriptor of a process in the mount namespace (pidfd_open(2)). This method closes the descriptor.
@@ -238,7 +238,7 @@ class SandboxHostResources:
         await asyncio.shield(self._release)
 
     async def release_in_background(self) -> None:
-        """Release everything. If that fails, repeat it in the background. Used for a sandbox that was never returned to a caller."""
+        """Release all resources. If the release fails, repeat it in the background. Used for a sandbox that was never returned to a caller."""
         try:
             await self.release()
         except Exception:  # noqa: BLE001 - the caller reports why there is no sandbox
@@ -272,7 +272,7 @@ class SandboxHostResources:
             await run_blocking(IdRanges().release, str(self.cgroup.name))
             await run_in_own_thread(self._remove_folder)
         except BaseException:
-            self._release = None  # so that it can be repeated
+            self._release = None  # so that the release can be repeated
             raise
         self._forget(self.ref)
 

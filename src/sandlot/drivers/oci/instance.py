@@ -200,7 +200,7 @@ class OciInstance:
         If the caller is cancelled, the snapshot is completed first. The snapshot is then removed, unless ``keep_running`` is False.
 
         Raises:
-            UnsupportedError: The runtime has no snapshots.
+            UnsupportedError: The runtime does not support snapshots.
             ConflictError: ``into`` exists.
             LimitError: The disk of the host is full. The sandbox continues.
             HostError: The runtime failed. The sandbox continues.
@@ -339,7 +339,7 @@ def limits_of_group(group: GroupLimits, known: Limits, group_limits: Callable[[L
         group_limits: Function that returns the limits of the control group for given limits of a sandbox.
 
     Raises:
-        InvalidRequestError: No valid limits of a sandbox give such limits of a control group.
+        InvalidRequestError: No valid limits of a sandbox correspond to the limits of the control group.
     """
     # The task limit of the group grows with the process limit of the sandbox, so a binary search finds the sandbox's limit.
     pids = bisect_left(range(MAX_PIDS), group.pids, lo=MIN_PIDS, key=lambda count: group_limits(replace(known, pids=count)).pids)

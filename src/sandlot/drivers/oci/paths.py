@@ -68,7 +68,7 @@ def volume_mounts(data_dir: Path) -> Path:
 
 
 def saved_images(data_dir: Path) -> Iterator[Path]:
-    """Return the folders of all saved snapshots, which exist independently of the sandboxes that they were taken of."""
+    """Return the folders of all saved snapshots. A saved snapshot remains when the sandbox from which it was taken is removed."""
     return data_dir.glob("saved/*/image")
 
 
@@ -76,7 +76,8 @@ def saved_images(data_dir: Path) -> Iterator[Path]:
 class SandboxFolder:
     """Folder of one sandbox and the paths in it.
 
-    A later service reads these files, which an earlier service left: ``record.json``, ``live``, ``exit``, ``image.new``, ``refreeze`` and ``roomy``.
+    After a restart, the service reads files that the previous service left: ``record.json``, ``live``, ``exit``, ``image.new``, ``refreeze`` and
+    ``roomy``.
 
     Args:
         path: Absolute path of the folder. The last part of the path is the ref of the sandbox.
@@ -141,7 +142,7 @@ class SandboxFolder:
 
     @property
     def roomy(self) -> Path:
-        """Path of a marker file that exists while, after a snapshot, the memory limit is still higher than the recorded limit."""
+        """Path of a marker file. It exists while the memory limit still has to be lowered to the recorded limit after a snapshot or restore."""
         return self.path / "roomy"
 
     @property

@@ -66,7 +66,7 @@ class OciPreparedSandbox:
         """Start the runtime's own processes and freeze them. Idempotent. If a step fails, the sandbox is destroyed.
 
         Raises:
-            UnsupportedError: The runtime has no snapshots.
+            UnsupportedError: The runtime does not support snapshots.
             ConflictError: The sandbox was started already.
             HostError: The runtime failed. The error contains the runtime's own message.
             SandboxEndedError: The sandbox was destroyed.
@@ -123,7 +123,7 @@ class OciPreparedSandbox:
         called again with another snapshot. After a later error the sandbox is destroyed.
 
         Raises:
-            UnsupportedError: The runtime has no snapshots.
+            UnsupportedError: The runtime does not support snapshots.
             ConflictError: The sandbox was started already. ``snapshot_unusable``: the snapshot cannot be restored; the message gives the reason.
             SandboxEndedError: The sandbox was destroyed before or during this call.
             HostError: The runtime failed. The error contains the runtime's own message.
@@ -166,7 +166,7 @@ class OciPreparedSandbox:
             if was_destroyed and is_host_error:
                 raise _destroyed_error(resources.ref) from None
             if isinstance(error, EngineError) and error.needs_other_cpu:
-                raise unusable_error("it was written on a processor with features that this host's does not have") from error
+                raise unusable_error("it was written on a processor with features that this host's processor lacks") from error
             if is_host_error:
                 raise HostError(
                     f"{self._program.name} could not {action}: {message or error}",

@@ -30,7 +30,7 @@ from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
 PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=16)
 _SPEC = SandboxSpec(id=SandboxId("sb-aaaa-probeprobeprobepr"), limits=PROBE_LIMITS)
 SNAPSHOT_RETRY_S = 60.0
-"""Age of a probe without snapshots after which they are probed again. For example, the disk may have been full."""
+"""Seconds after which a driver is probed again if snapshots did not work. The reason may have been temporary, such as a full disk."""
 _TIMEOUT_S = 60.0
 _YES = ProbeResult(ok=True)
 _CHANGES = {
@@ -69,7 +69,7 @@ class Probe:
         self._driver = driver
         self._builds = builds
         self._unsupported = unsupported
-        self._folder = folder / f".probe-{driver.name}"  # not a ref, so sweeps ignore it
+        self._folder = folder / f".probe-{driver.name}"  # this name is not a ref, so sweeps ignore the folder
         self._lock = threading.Lock()
         self._known: Capabilities | None = None
         self._known_since_s = 0.0
@@ -179,7 +179,7 @@ async def _try_all(driver: Driver, folder: Path, results: dict[DriverCapability,
             await prepared.destroy()
         end = await instance.wait()
         exited = end.reason is ExitReason.EXITED
-        results[DriverCapability.ADOPT] = _YES if exited else ProbeResult(ok=False, reason=f"the sandbox ended {end.reason}: {end.detail}")
+        results[DriverCapability.ADOPT] = _YES if exited else ProbeResult(ok=False, reason=f"the sandbox has ended ({end.reason}): {end.detail}")
         if snapshot.exists():
             results[DriverCapability.SNAPSHOT] = await _try_restore(driver, shape, snapshot)
 
@@ -197,7 +197,7 @@ async def _try_restore(driver: Driver, shape: Shape, snapshot: Path) -> ProbeRes
         return ProbeResult(ok=False, reason=error.message)
     finally:
         await prepared.destroy()
-    return _YES if end.reason is ExitReason.EXITED else ProbeResult(ok=False, reason=f"the restored sandbox ended {end.reason}: {end.detail}")
+    return _YES if end.reason is ExitReason.EXITED else ProbeResult(ok=False, reason=f"the restored sandbox has ended ({end.reason}): {end.detail}")
 
 
 async def _try_snapshot(instance: Instance, into: Path) -> ProbeResult:

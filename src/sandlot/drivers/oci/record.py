@@ -54,7 +54,7 @@ class Record:
 
 
 def load(text: str) -> Record | None:
-    """Parse a record from JSON. Return None if this version cannot read the text."""
+    """Parse a record from JSON. Return None if this version of Sandlot cannot read the text."""
     try:
         fields = json.loads(text)
         if fields.pop("version") != VERSION:
@@ -67,7 +67,7 @@ def load(text: str) -> Record | None:
 
 
 def read(path: Path) -> Record | None:
-    """Read a record. Return None if there is no record, or if this version cannot read it."""
+    """Read a record. Return None if there is no record, or if this version of Sandlot cannot read it."""
     try:
         return load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -84,7 +84,7 @@ def write(path: Path, record: Record) -> None:
 
 
 def stage(path: Path, record: Record) -> None:
-    """Write the next record beside the current record."""
+    """Write the next record to a second file next to the current record."""
     path.with_suffix(".new").write_text(record.dump(), encoding="utf-8")
 
 

@@ -2,8 +2,8 @@
 
 Invariants:
 - A program is identified by its content, because its package may be replaced while the service runs.
-- A live sandbox does not need the program of its runtime, except for snapshots. For example, the disk usage is read without the program. After the
-  runtime was uninstalled, the sandbox continues, and can still be adopted and removed.
+- A live sandbox does not need the program of its runtime, except for snapshots. For example, the disk usage is read without the program. If the
+  runtime is uninstalled, the sandbox continues, and can still be adopted and removed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sandlot.model.specs import Limits, SandboxSpec, Shape
 OCI_VERSION = "1.0.2"
 """Version of the runtime specification, config.md."""
 GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""PATH of the first process inside."""
+"""PATH of the first process inside the sandbox."""
 
 OOM_SCORE = 900
-"""When the host runs out of memory, sandboxes are killed before the host's own services (0). The highest score is 1,000."""
+"""oom_score_adj of sandboxes; at most 1,000. If the host runs out of memory, the kernel kills sandboxes before the host's own services (0)."""
 
 CORE_BYTES = 1
 """Size limit of core files. No core file is that small, so none is written. With 0, the kernel would still start a program of the host for the core
@@ -62,7 +62,7 @@ class Program:
 _MAX_MESSAGE_CHARS = 400
 """Longest part of a runtime's message that is shown. Some messages quote large amounts of data."""
 _OTHER_CPU = "incompatible FeatureSet"
-"""runsc, pkg/cpuid, ``ErrIncompatible``; unchanged from 2024 to 2026."""
+"""Part of runsc's message if the processor lacks features (``ErrIncompatible`` in pkg/cpuid). The text did not change from 2024 to 2026."""
 
 
 class EngineError(Exception):
@@ -101,7 +101,7 @@ class Engine(Protocol):
     """
 
     async def set_up(self, running: RunningOciRuntime) -> None:
-        """Prepare a sandbox whose runtime processes exist, but which has no guest yet, for :meth:`start` or :meth:`restore`."""
+        """Prepare a sandbox for :meth:`start` or :meth:`restore`. The sandbox has runtime processes, but no guest yet."""
         ...
 
     async def start(self, running: RunningOciRuntime) -> None:
@@ -113,7 +113,7 @@ class Engine(Protocol):
         ...
 
     async def save(self, running: RunningOciRuntime, image: Path) -> None:
-        """Write a snapshot into the empty folder ``image``. The sandbox is paused meanwhile, and continues afterwards even if the call fails."""
+        """Write a snapshot into the empty folder ``image``. The sandbox is paused meanwhile, and continues even if writing fails."""
         ...
 
 
@@ -191,7 +191,7 @@ class Runtime(Protocol):
 
         Args:
             shape: Shape of the sandbox.
-            spec: Spec of the sandbox. None: the sandbox has no owner yet, which only a runtime with snapshots allows.
+            spec: Spec of the sandbox. None: the sandbox has no owner yet, which only a runtime that supports snapshots allows.
             first_id: First id of the sandbox's range of the host's user and group ids. None: the runtime uses no ranges.
             volumes: Volumes of the sandbox.
         """
@@ -215,7 +215,7 @@ class Runtime(Protocol):
         """Return the engine that sends commands to a running program.
 
         Raises:
-            UnsupportedError: The runtime has no snapshots.
+            UnsupportedError: The runtime does not support snapshots.
         """
         ...
 
@@ -229,7 +229,7 @@ class Runtime(Protocol):
 
 
 def find_programs(name: str, search_path: str | None = None) -> Iterator[tuple[Path, str]]:
-    """Yield each program with this name and the first line of its ``--version``, in the order of the search path.
+    """Yield each program with this name, and the first line that it prints for ``--version``, in the order of the search path.
 
     Args:
         name: File name of the program.

@@ -47,7 +47,7 @@ class RuntimeBuilds:
         self._kept: dict[str, tuple[Program, tuple[int, ...]]] = {}
 
     def installed(self) -> Program:
-        """Return the installed build at its installed path. Costs one stat(2) if the file has not changed since the previous call.
+        """Return the installed build at its installed path. Takes one call of stat(2) if the file has not changed since the previous call.
 
         Raises:
             HostError: The runtime is not installed, or is too old.
@@ -150,7 +150,7 @@ class RuntimeBuilds:
             (draft.content / _DESCRIPTION).write_text(json.dumps({**asdict(program), "path": program.name}), encoding="utf-8")
             durable.fsync_files(draft.content)
             kept = self._folder / program.sha256
-            if kept.exists():  # altered; nothing else uses this name, so it may be replaced
+            if kept.exists():  # this copy was altered; nothing else uses its name, so it may be replaced
                 shutil.rmtree(kept)
             draft.publish(kept)
 

@@ -10,7 +10,8 @@ Invariants:
 - The cache is read-only and serves only packages. No path leads to a host that the sandbox chose or to another file of this machine.
 - Packages come from the indexes that pip, npm and apt of this machine are configured to use (upstream). No response contains their credentials.
 - A Python or npm file must match the digest that its index names. Debian packages are verified by apt in the sandbox.
-- HTTP libraries are imported and the machine's configuration is read at the first connection, so that services without installs start faster.
+- HTTP libraries are imported and the machine's configuration is read at the first connection, so that a service starts
+  faster if no sandbox installs packages.
 """
 
 from __future__ import annotations

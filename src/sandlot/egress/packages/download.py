@@ -91,7 +91,7 @@ class WrongUrls:
         self._wrong: OrderedDict[tuple[Digest, str], None] = OrderedDict()
 
     def sort(self, file: PackageFile) -> PackageFile:
-        """Return a copy of a file in which the URLs that returned a wrong file come last."""
+        """Return a copy of ``file`` whose URLs are sorted: URLs that returned a wrong file come last."""
         digest = file.digest
         return file if digest is None else replace(file, urls=tuple(sorted(file.urls, key=lambda url: (digest, url) in self._wrong)))
 

@@ -1,4 +1,4 @@
-"""Limit on the concurrent requests of each sandbox, over all its connections. Requests beyond the limit wait for other requests of the sandbox."""
+"""Limit on the concurrent requests of each sandbox, over all its connections. Further requests wait until earlier requests have ended."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Invariants:
 - All input is untrusted. The size of a request's head and body and the time for receiving them are limited. Request bodies are discarded.
 - After a protocol error the client gets an error response, and the connection is closed.
-- One request of a connection is handled at a time. Further requests stay unread in the stream until its response is sent, so they take no memory of
-  the service.
+- One request of a connection is handled at a time. Further requests stay unread in the stream until the response is sent, so they take no memory
+  of the service.
 - If a response fails after its head was sent, the connection is reset before the body ends, so that the client does not treat the body as complete.
 """
 
@@ -36,7 +36,7 @@ WRITE_S = 120.0
 
 NO_NETWORK = (
     'This sandbox has no network: its policy is "none". Packages are installed from outside, by the sandbox\'s install() call, which opens the '
-    'package index for as long as it runs. A sandbox that is created with network "packages" has the package index always.'
+    'package index while it runs. A sandbox that is created with network "packages" can always use the package index.'
 )
 _NOT_MODIFIED = 304
 _FIRST_ERROR = 400

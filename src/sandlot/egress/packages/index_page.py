@@ -49,7 +49,8 @@ class FetchedInput:
 BuildPage = Callable[[Sequence[FetchedInput]], Mapping[str, bytes]]
 """Builds an index page from its existing inputs. Returns the content by name of the variant, or an empty mapping if the page does not exist.
 
-Raises ValueError if an input is malformed. Must be a pure function of a module, or a partial of one, because it runs in a thread or another process.
+Raises ValueError if an input is malformed. Must be a pure function at module level, or a ``functools.partial`` of such a function, because it runs in
+a thread or in another process.
 """
 
 

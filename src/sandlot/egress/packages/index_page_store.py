@@ -20,7 +20,7 @@ from sandlot.egress.packages.upstream import PIECE_BYTES
 from sandlot.host.blocking import BlockingPool
 
 MAX_VERIFIED: Final = 65536
-"""Maximum number of files that are remembered as verified. At this number all are forgotten, and each file is verified again before its next use."""
+"""Maximum number of files that are remembered as verified. When it is reached, all are forgotten, and files are verified again before use."""
 _log = logging.getLogger(__name__)
 
 

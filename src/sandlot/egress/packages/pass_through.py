@@ -39,7 +39,7 @@ class PassThrough:
     """Sends files from upstream to clients without storing them.
 
     Args:
-        wrong_urls: URLs that returned a file with the wrong digest. A further URL is added when it returns such a file.
+        wrong_urls: URLs that returned a file with the wrong digest. A URL is added when it returns such a file.
         counters: Counters of the package cache.
     """
 
@@ -163,5 +163,5 @@ async def _paced(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, N
             taken_bytes += len(piece)
             if waited_s >= PACE_WINDOW_S:
                 if taken_bytes < MIN_PACE_BYTES_S * waited_s:
-                    raise UpstreamError(f"the sandbox is too slow: it read {taken_bytes} bytes in {waited_s:.0f} s of a file that is passed through")
+                    raise UpstreamError(f"the sandbox reads too slowly: it read {taken_bytes} bytes of a file in {waited_s:.0f} s")
                 waited_s, taken_bytes = 0.0, 0

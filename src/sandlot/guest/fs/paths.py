@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Flags of open(2) for a folder. O_DIRECTORY is missing because of a defect of gVisor (release 20240729).
 
-In gVisor, ``O_DIRECTORY | O_NOFOLLOW`` follows a link at the end of a path; Linux refuses such a link. If O_NOFOLLOW is set alone, both
-refuse such a link. Therefore :func:`open_folder` omits O_DIRECTORY and checks the type of the opened file.
+In gVisor, ``O_DIRECTORY | O_NOFOLLOW`` follows a link at the end of a path; Linux refuses such a link. With O_NOFOLLOW alone, gVisor and
+Linux both refuse such a link. Therefore :func:`open_folder` omits O_DIRECTORY and checks the type of the opened file.
 """
 
 _CODES = {
@@ -27,17 +27,17 @@ _CODES = {
     errno.ENOTDIR: ("path_invalid", "A part of {path} is not a folder.", "Check the path."),
     errno.EISDIR: ("path_invalid", "{path} is a folder.", "Pass the path of a file."),
     errno.EEXIST: ("path_exists", "{path} already exists.", "Choose another name, or allow overwriting."),
-    errno.ENOTEMPTY: ("path_exists", "{path} is a folder that is not empty.", "Remove it recursively."),
+    errno.ENOTEMPTY: ("path_exists", "{path} is a folder that is not empty.", "Remove the folder recursively."),
     errno.EACCES: ("permission_denied", "The user has no permission for {path}.", "Use user='root', or change the permissions."),
     errno.EPERM: ("permission_denied", "The user has no permission for {path}.", "Use user='root', or change the permissions."),
     errno.EROFS: ("permission_denied", "{path} is on a read-only file system.", "Choose another folder."),
     errno.ELOOP: ("path_invalid", "{path} contains too many symbolic links.", "Check the links."),
-    errno.ENAMETOOLONG: ("path_invalid", "{path} or one of its names is too long.", "Use at most 255 bytes for a name and 4,095 for a path."),
+    errno.ENAMETOOLONG: ("path_invalid", "{path} or a name in this path is too long.", "Use at most 255 bytes for a name and 4,095 for a path."),
     errno.ENOSPC: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or use a larger disk."),
     errno.EDQUOT: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or use a larger disk."),
     errno.ENXIO: ("path_invalid", "{path} is not a regular file.", "Pass the path of a file."),
     errno.EINVAL: ("path_invalid", "{path} cannot be used for this operation.", "Check the path."),
-    errno.EXDEV: ("path_invalid", "{path} is on another file system.", "Copy it instead."),
+    errno.EXDEV: ("path_invalid", "{path} is on another file system.", "Copy the file or folder instead."),
     errno.EBUSY: ("conflict", "{path} is in use.", "Try another path."),
 }
 

@@ -4,8 +4,9 @@ Invariants:
 - Only the folder that is being emptied is open, and system calls use names relative to this folder. So the depth of the tree is
   limited neither by the length of a path (4,095 bytes, PATH_MAX) nor by the number of descriptors.
 - When a folder was emptied, its parent is opened as ``..``. Device and inode of the opened parent must be those that were read on the
-  way down. If they differ, a program has moved the folder during the removal (as in fts(3)).
-- One step handles at most ``STEP_ENTRIES`` entries, so that the removal does not delay other work of the guest.
+  way down. If they differ, a program has moved the folder during the removal, and the removal fails
+  (as in fts(3)).
+- One step handles about ``STEP_ENTRIES`` entries, so that the removal does not delay other work of the guest.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sandlot.guest.process.accounts import Account
 
 STEP_ENTRIES = 100
-"""Maximum number of directory entries that one step of a long operation handles."""
+"""Approximate number of directory entries that one step of a long operation handles."""
 
 
 def remove_tree(path: str, account: Account) -> Generator[int, None, None]:

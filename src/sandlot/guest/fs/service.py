@@ -42,7 +42,7 @@ class FileService:
 
     Args:
         loop: The guest's loop.
-        rpc: Server of the calls. The server forgets an interrupted upload, so that a repeated call uploads the file again.
+        rpc: Server of the calls. When an upload is interrupted, the server forgets the call, so that a repeated call uploads the file again.
     """
 
     __slots__ = ("_loop", "_rpc")
@@ -99,7 +99,7 @@ class FileService:
                     try:
                         entries.append(describe(inner, os.lstat(inner)))
                     except OSError as error:
-                        # ENAMETOOLONG means that the entry exists but its path is too long. This entry must not be left out silently.
+                        # ENAMETOOLONG means that the entry exists but its path is too long: report an error instead of omitting the entry.
                         # Any other error means that the entry was removed after the folder was read.
                         if error.errno == errno.ENAMETOOLONG:
                             call.respond(path_error(error, inner))
@@ -121,7 +121,7 @@ class FileService:
             with as_file_user(account):
                 if call.args["parents"]:
                     os.makedirs(os.path.dirname(path), exist_ok=True)
-                # Set the mode by mkdir(2), with a umask of 0. chmod(2) afterwards would be unsafe: meanwhile another program may have
+                # Pass the mode to mkdir(2), with a umask of 0. A later chmod(2) would be unsafe, because another program may by then have
                 # replaced the folder by a link.
                 umask = os.umask(0) if mode is not None else None
                 try:

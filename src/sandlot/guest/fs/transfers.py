@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sandlot.guest.rpc import Call, RpcServer
 
 READ_BYTES = 60000
-"""Maximum number of bytes that a download reads and sends at once."""
+"""Maximum number of bytes that a download reads and sends in one step."""
 
 
 class Download:
@@ -25,7 +25,7 @@ class Download:
 
     Args:
         call: The call ``file.read``.
-        fd: Descriptor of the file, at the first byte to send; ownership passes to this object.
+        fd: Descriptor of the file, positioned at the first byte to send; ownership passes to this object.
         path: Path of the file, for error messages.
     """
 
@@ -126,7 +126,7 @@ class Upload:
     def _stat_target(self) -> os.stat_result | None:
         """Return the stat(2) result of the file that the upload will replace; None if the file does not exist.
 
-        If the path is a link, replace the path of the upload by the link's target, so that the link itself is not replaced.
+        If the path is a link, set the path of the upload to the link's target, so that the upload does not replace the link itself.
 
         Raises:
             OSError: The path does not lead to a regular file, or the account may not write the file.
@@ -177,7 +177,7 @@ class Upload:
             self._call.respond(error)
 
     def _abort(self) -> None:
-        """Remove the incomplete temporary file, and forget the call. The file at the upload's path does not change."""
+        """Remove the incomplete temporary file, and forget the call. Unless the upload appends, the file at the upload's path does not change."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

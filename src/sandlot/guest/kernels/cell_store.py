@@ -16,7 +16,7 @@ MAX_BYTES = 16 * 1024 * 1024
 
 
 class CellStore:
-    """Cells that wait or run, and cells that have ended and to which a client can still attach.
+    """Cells that wait, cells that run, and ended cells to which a client can still attach.
 
     If the store has more than ``MAX_CELLS`` cells, or the cells use more than ``MAX_BYTES``, the store forgets the oldest cells that have ended and
     have no follower. ``MAX_BYTES`` includes output that threads and child processes of a cell write after the end of the cell.
@@ -51,11 +51,11 @@ class CellStore:
         return cell if cell is not None and of_context in {None, cell.kernel} else None
 
     def clear(self) -> None:
-        """Remove all cells. Calls may use the ids of these cells again, unlike the id of a cell that was forgotten because of a limit."""
+        """Remove all cells. Later calls may use the ids of these cells again, unlike the ids of cells that were removed because of a limit."""
         self._cells.clear()
 
     def trim_soon(self) -> None:
-        """Schedule the removal of cells beyond ``MAX_CELLS`` and ``MAX_BYTES`` for the next turn of the loop, after pending responses are sent."""
+        """Schedule the removal of ended cells beyond ``MAX_CELLS`` and ``MAX_BYTES``. Responses that are due now are sent first."""
         if not self._is_trim_scheduled:
             self._is_trim_scheduled = True
             self._loop.call_soon(self._trim)

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from sandlot.guest.loop import Loop, Timer
 
 SIGNAL_AGAIN_S, KILL_AFTER_S = 1.0, 2.0
-"""Seconds from the first SIGINT of an interrupt to the second SIGINT, and to the kill of the kernel."""
+"""Seconds after the first SIGINT of an interrupt until the guest sends a second SIGINT, and until it kills the kernel."""
 FLUSH_REQUEST_S = 0.02
-"""Seconds from sending a cell until the guest requests the output that the kernel delays. Most cells end earlier and need no request."""
+"""Seconds after which the guest requests delayed output from a kernel that runs a cell. Most cells end earlier, so no request is sent."""
 CELL_START_S = 0.3
 """Maximum time in seconds that an interrupt waits for the kernel to report the start of the cell. Before the report, the kernel may ignore SIGINT."""
 
@@ -119,7 +119,7 @@ class CodeContext(KernelEventHandler):
         """Last cell that was sent to the kernel. Output that the guest reads from the kernel's output pipes belongs to this cell."""
         self._execution_count = 0
         self._attempt = 0
-        """Index in the context's row of ``START_ORDER``: the way in which the next kernel is started."""
+        """Index in ``START_ORDER[language]`` of the way in which the next kernel is started."""
         self._timer: Timer | None = None
         """Timer of the present state: for the start of the kernel, the timeout of the cell, or the next step of an interrupt."""
         self._flush_timer: Timer | None = None
@@ -156,7 +156,7 @@ class CodeContext(KernelEventHandler):
         """Start a kernel without waiting for a cell. Does nothing if the context has a kernel or has requested one.
 
         Raises:
-            RpcError: The image cannot run the language, or the program cannot be started.
+            RpcError: The image cannot run the language, or the program of the kernel cannot be started.
         """
         self._apply(states.KERNEL_NEEDED)
 
@@ -199,7 +199,7 @@ class CodeContext(KernelEventHandler):
         self._apply(states.KERNEL_ENDING, reason)
 
     def on_wake(self) -> None:
-        """After a wake, send the kernel the sandbox's new environment, and entropy that differs from the entropy of copies in other sandboxes."""
+        """Send the kernel the new environment and fresh entropy after the sandbox was woken. Kernels in copies of the sandbox get other entropy."""
         if self.kernel is not None:
             self.kernel.wake(self.env, self._identity.fresh_entropy(), "")  # empty: keep the working directory that cells have set
 

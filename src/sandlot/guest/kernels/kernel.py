@@ -6,8 +6,8 @@ Invariants:
   both pipes, so that output that was written before the message is delivered before the message.
 - If the buffer of a cell is full because a client does not read, the guest stops reading from this cell's kernel, but not from other kernels.
 - The guest delivers all output of a kernel before it reports the end of the kernel.
-- The guest handles at most ``MESSAGES_PER_TURN`` messages of a kernel in one turn of the loop, so that a busy kernel does not delay
-  other kernels and calls.
+- The guest handles at most ``MESSAGES_PER_TURN`` messages of a kernel in one iteration of its event loop, so that a busy kernel does
+  not delay other kernels and calls.
 - A kernel cannot make the guest block in a write to the flush pipe. O_NONBLOCK is a flag of an open file, and the two ends of a pipe are
   separate open files, so the kernel cannot change the flag of the guest's end.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sandlot.guest.loop import Loop
 
 MESSAGES_PER_TURN = 64
-"""Maximum number of messages of one kernel that the guest handles in one turn of the loop."""
+"""Maximum number of messages of one kernel that the guest handles in one iteration of its event loop."""
 EXIT_S = 0.2
 """Seconds after which the guest kills a kernel that has closed its socket and whose process has not ended."""
 MAX_STARTUP_TEXT_BYTES = 4096
@@ -153,7 +153,7 @@ class KernelChannel:
         self._watch()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queue a message to the kernel, and send as much of the queue as the socket accepts now. The rest follows when the socket is writable."""
+        """Queue a message to the kernel, and send as much of the queue as the socket accepts now. The rest is sent when the socket is writable."""
         self._outgoing += values.encode_message(message)
         self._write()
 
@@ -176,12 +176,12 @@ class KernelChannel:
         return len(data)
 
     def take(self) -> tuple[dict[str, Any], int] | None:
-        """Remove the next received message and return its event with the size of the message in bytes.
+        """Remove the next received message from the queue, and return its event and its size in bytes.
 
         Return None if no complete message was received.
 
         Raises:
-            EncodingError: The message is too long, or is not exactly one value.
+            EncodingError: The message is too long, or does not contain exactly one value.
             ValueError, TypeError, LookupError, AttributeError: The message is not a valid event; see :func:`parse_event`.
         """
         raw = self._reader.take()
@@ -293,7 +293,7 @@ class KernelProcess:
 
     Args:
         loop: The guest's loop.
-        pid: Pid of the kernel, which leads its session.
+        pid: Pid of the kernel, which is the leader of its session.
         pipes: Socket and pipes to the kernel. Ownership of the guest's ends passes to this object.
         group: Process group of the kernel, to interrupt and kill the kernel with all processes that it starts.
         env: Environment variables of the sandbox and the context with which the kernel was started. Variables of the user account, such as
@@ -301,7 +301,7 @@ class KernelProcess:
 
     Attributes:
         pid: Pid of the kernel.
-        end_reason: Reason for the end: ``killed``, ``died``, ``oom`` or ``late``; empty until :meth:`end`.
+        end_reason: Reason why the kernel ends: ``killed``, ``died``, ``oom`` or ``late``; empty until :meth:`end` is called.
         handler: Context that receives the events of the kernel; None until a context gets the kernel.
         on_unused_exit: Called if the process ends while ``handler`` is None.
     """
@@ -341,7 +341,7 @@ class KernelProcess:
         self._undelivered: tuple[Cell, int, memoryview] | None = None
         """Output that waits until the buffer of its cell accepts more: the cell, the channel (1 or 2) and the bytes."""
         self._is_paused = False
-        """True if delivery is paused, because the buffer of a cell is full or ``MESSAGES_PER_TURN`` messages were handled in this turn."""
+        """True if delivery is paused, because the buffer of a cell is full or ``MESSAGES_PER_TURN`` messages were handled in this iteration."""
         self._is_done = False
         self._startup_output = OutputLog((STDOUT, STDERR))
         self._output_pipes = [
@@ -360,7 +360,7 @@ class KernelProcess:
     # -- before the first cell -----------------------------------------------------------------------------------------
 
     def serve(self, handler: KernelEventHandler) -> None:
-        """Start to read the messages of the kernel, and pass its events to ``handler``: first those that :meth:`read_ahead` has received."""
+        """Start to read the messages of the kernel, and pass its events to ``handler``, beginning with messages that were received earlier."""
         self.handler = handler
         self._channel.serve(self._read)
         if self._channel.received_bytes:
@@ -397,8 +397,8 @@ class KernelProcess:
         Called after a wake of the sandbox, and when a context gets the kernel.
 
         Args:
-            env: New variables of the sandbox and the context. A variable that has the same value as in the previous call, or as at the start
-                of the kernel, is not sent: the kernel keeps a value that cells have set.
+            env: New variables of the sandbox and the context. A variable is sent only if its value differs from the value in the previous
+                call (in the first call: at the start of the kernel). Otherwise the kernel keeps its value, which cells may have changed.
             entropy: 64 random bytes that no other kernel receives.
             cwd: New working directory; empty to keep the present directory.
         """
@@ -569,8 +569,8 @@ class KernelProcess:
             self._deliver()
 
     def _drain_pipes(self) -> bool:
-        """Read both output pipes, unless poll(2) shows that they are empty already, which is the usual case. Return True if they are empty now."""
-        return not self._output_poll.poll(0) or all([pipe.drain() for pipe in self._output_pipes if pipe.is_open])  # noqa: C419 - each, also after a full one
+        """Read both output pipes, unless poll(2) shows that they are empty already, which is the usual case. Return True if both are empty now."""
+        return not self._output_poll.poll(0) or all([pipe.drain() for pipe in self._output_pipes if pipe.is_open])  # noqa: C419 - drain both pipes
 
     def _deliver_output(self) -> bool:
         """Append the undelivered output to the buffer of its cell until the buffer is full. Return True if all of the output was appended."""

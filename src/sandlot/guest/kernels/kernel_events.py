@@ -12,7 +12,7 @@ MIME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123
 """Characters that the type and the subtype of a MIME type may contain."""
 MAX_MIME_PART_CHARS = 100
 MAX_LINE_CHARS = 8000
-"""Maximum number of characters in an error's name, text or traceback line: at most 32,000 bytes in UTF-8, less than ``LIMITS["text"]``."""
+"""Maximum number of characters of an error's name, of its text, and of each traceback line. In UTF-8 at most 32,000 bytes (< ``LIMITS["text"]``)."""
 MAX_KEY_CHARS = 255
 MAX_METADATA_ENTRIES = 64
 """Maximum number of entries of the metadata of a display."""

@@ -19,7 +19,7 @@ DEFAULTS = {"default": "python", "bash": "bash", "javascript": "javascript"}
 """Id of a default context -> language of the context. Clients need not create these contexts before they run cells in them."""
 
 PROGRAMS = "/.sandlot/kernel_programs"
-"""Folder of the kernels' programs inside the sandbox."""
+"""Folder inside the sandbox that contains the programs of the kernels."""
 OWN_PYTHON = ("/.sandlot/lib/ld.so", "--library-path", "/.sandlot/lib", "/.sandlot/bin/python3", "-SI", "-X", "utf8")
 STARTUP_VARIABLES = (
     *("PYTHON", "IPYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "XDG_", "MPL"),
@@ -53,7 +53,7 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
     Args:
         language: ``python``, ``bash`` or ``javascript``.
         env: Complete environment of the kernel; its ``PATH`` is searched for the interpreter.
-        plain: True to omit what may prevent a start: IPython for Python, the processor's random numbers for JavaScript.
+        plain: True to omit optional parts that may prevent the start: IPython for Python, random numbers of the processor for JavaScript.
 
     Raises:
         RpcError: The image has no interpreter for the language, or the language is unknown.
@@ -105,7 +105,7 @@ def package_folders(python: str, home: str) -> dict[str, int]:
 
     Args:
         python: Path of the Python interpreter.
-        home: Home directory of the user whose own packages are included.
+        home: Home directory of the user; ``.local/lib`` in this directory is included.
 
     Returns:
         Path of a folder -> modification time in nanoseconds; 0 if the folder does not exist.

@@ -3,8 +3,8 @@
 Invariants:
 - A context has one language and at most one kernel process, which runs as ``user`` on an interpreter of the image. The exception is the bash
   kernel: its program runs on the guest's interpreter and controls the bash of the image.
-- A default context (``languages.DEFAULTS``) that does not exist is created when a cell needs the context, also after its removal. At most
-  ``MAX_CONTEXTS`` contexts exist in addition to the default contexts.
+- A default context (``languages.DEFAULTS``) that does not exist is created when a cell needs the context, even if a client has removed
+  the context before. At most ``MAX_CONTEXTS`` contexts exist in addition to the default contexts.
 - Waiting cells are limited in number for each context, and in total size for all contexts.
 - The id of a cell is the id of the ``kernel.execute`` call that submitted it. A repeated call with this id gets the output of the existing cell.
 """
@@ -39,7 +39,7 @@ MAX_QUEUED_BYTES = 16 * 1024 * 1024
 MAX_NAME_CHARS = 64
 """Maximum number of characters in the id of a context."""
 START_POLL_S = 0.05
-"""Seconds between two checks whether a kernel that ``guest.warm`` has requested is still starting."""
+"""Interval in seconds at which a ``guest.warm`` call that waits for a kernel checks the state of the kernel."""
 
 
 class KernelManager:
@@ -68,7 +68,7 @@ class KernelManager:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> None:
-        """Handle ``kernel.create``: create a context and start its kernel, or return the context that has this id already."""
+        """Handle ``kernel.create``: create a context and start its kernel, or return the existing context with the same id."""
         args = call.args
         context = self._contexts.get(args["kernel"])
         if context is None:
@@ -94,7 +94,7 @@ class KernelManager:
         call.result()
 
     def execute(self, call: Call) -> None:
-        """Handle ``kernel.execute``: queue a cell and send its output to the call. If a cell with the call's id exists already, no cell is queued."""
+        """Handle ``kernel.execute``: queue a cell and send its output to the caller. A repeated call gets the output of the existing cell."""
         cell = self._cells.get(call.id)
         if cell is not None:
             cell.follow(call, 0, 0, 0)

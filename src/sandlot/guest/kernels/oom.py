@@ -7,8 +7,8 @@ memory. If little memory is free, the time also depends on the rate at which the
 
 Invariants:
 - Memory is measured while a cell runs and once after it, and only if ``/proc/meminfo`` describes this sandbox and not the host.
-- If the last measurement found enough free memory, the first measurement for a cell is ``MIN_PAUSE_S`` after its start, when most cells have
-  ended.
+- If the last measurement found enough free memory, the first measurement for a cell is ``MIN_PAUSE_S`` after the start of the cell. Most
+  cells have ended by then.
 - One process is killed at a time. A process is killed only if it uses at least an eighth of the limit.
 """
 
@@ -39,14 +39,14 @@ gVisor's own memory counts towards the memory limit of the sandbox, but is not v
 were started). The memory that stays free is meant for gVisor.
 """
 HORIZON_S = 0.06
-"""A process is killed if all memory above the reserve would be used up within this number of seconds at the measured rate.
+"""A process is killed if all free memory above :func:`reserve_bytes` would be used up within this number of seconds at the measured rate.
 
-A measurement, a kill and delays of the scheduler together take less time.
+Measuring memory and killing a process takes less time than this, including delays of the scheduler.
 """
 FILL_RATE_BYTES = 1024 * MIB
 """Highest rate in bytes per second at which one core can fill memory in gVisor (measured: 1.0 to 1.1 GiB/s)."""
 NEAR_BYTES = 64 * MIB
-"""If at most this many bytes are free above the reserve, memory is measured immediately at the start of a cell.
+"""If at most this many bytes are free in addition to :func:`reserve_bytes`, memory is measured immediately at the start of a cell.
 
 The time until the next measurement then depends on the measured rate; see :func:`pause_s`.
 """
@@ -59,7 +59,7 @@ MIN_VICTIM_SHARE = 8
 LARGE_SHARE = 2
 """If a killed process used at least the memory limit divided by this number, lack of memory is assumed to be the reason for the kill."""
 FULL_SHARE = 4
-"""Memory is assumed to have been full at a kill if at most the memory limit divided by this number was unused."""
+"""If a process was killed while at most the memory limit divided by this number was unused, memory is assumed to have been full."""
 DYING_S = 2.0
 """Maximum time in seconds to wait until a killed process has freed its memory, before another process is killed."""
 MIN_SPARE_LIMIT_BYTES = 256 << 20
@@ -73,7 +73,7 @@ class OomWatcher:
 
     Args:
         loop: The guest's loop.
-        children: Table of child processes, which tells the owner of a process that the process was killed.
+        children: Table of child processes, through which the owner of a killed process is notified.
     """
 
     __slots__ = (
@@ -149,7 +149,7 @@ class OomWatcher:
                 self._measure()
 
     def explains(self, peak_bytes: int) -> bool:
-        """Return True if lack of memory is the probable reason why a process was ended by SIGKILL. Kills that this object sent are not considered.
+        """Return True if lack of memory is the probable reason why a process was ended by SIGKILL. Only for processes that this object did not kill.
 
         Inside a container, neither the control group nor the host's counters are visible. The reason for the kill must therefore be guessed from
         the memory that processes use.
@@ -157,7 +157,8 @@ class OomWatcher:
         Args:
             peak_bytes: Largest resident memory of the killed process in bytes.
         """
-        if self._meminfo_fd >= 0:  # gVisor: no OOM killer but this object, which did not kill the process: ignore other processes
+        if self._meminfo_fd >= 0:
+            # In gVisor, only this object kills processes for lack of memory, and it did not kill this process. Do not count other processes' memory.
             return explained(self._limit_bytes, peak_bytes, 0)
         return explained(self._limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in all_pids() if pid != 1))
 
@@ -192,7 +193,7 @@ class OomWatcher:
         pid = self._find_largest()
         if pid:
             self._victim, self._victim_since_s = pid, now_s
-            send_signal(pid, signal.SIGKILL)  # first, before the search for its descendants
+            send_signal(pid, signal.SIGKILL)  # immediately: kill_tree searches for the descendants before it kills
             if pid in self._children:
                 kill_tree(pid, signal.SIGKILL)
             self._children.report_kill(pid, "oom")

@@ -10,17 +10,18 @@ A fork server is started in three cases:
 - When ``guest.warm`` is called. A template's snapshot then contains a spare, which is restored with each sandbox.
 
 Invariants:
-- While a command runs and no context needs a kernel, no fork server is started, and a fork server that is still importing is
-  suspended (SIGSTOP).
+- While a command runs, a fork server is started only if a context needs a kernel or ``guest.warm`` is called. A fork server that is still
+  importing packages when a command starts is suspended (SIGSTOP), unless a context waits for a kernel.
 - A context gets a forked kernel only if the imported packages have not changed on the disk and the start-up variables of the context
-  (``languages.STARTUP_VARIABLES``) are the same as those of the fork server. Any other context gets a kernel that is started directly.
+  (``languages.STARTUP_VARIABLES``) are the same as those of the fork server. For any other context, the program of the kernel is started directly.
 - The fork server runs as ``user`` and is not trusted. A pid that it reports is accepted as a kernel only if the process is a child of PID 1,
   belongs to ``user``, is alive, and is not known yet. A fork server that sends an invalid message is ended.
-- A request for a kernel gets its response within ``START_TIMEOUT_S``, or within ``FORK_TIMEOUT_S`` if all packages are imported. The response
-  is a kernel. If no kernel is ready by then, the response is None and the fork server is ended.
+- A context that requests a kernel waits at most ``START_TIMEOUT_S``, or at most ``FORK_TIMEOUT_S`` if all packages are imported already. If no
+  kernel is ready by then, the context gets None instead of a kernel, and the fork server is ended.
 - In lean mode (argument ``lean`` of ``guest.warm``), the fork server is ended as soon as the spare is ready, to save memory. A new fork server
   is started when a context needs a kernel and there is no spare.
-- A wake of the sandbox ends the spare only if the interpreter or the start-up variables have changed. Otherwise the spare gets fresh entropy.
+- When the sandbox is woken, the spare is ended only if the interpreter or the start-up variables have changed. Otherwise the spare gets fresh
+  entropy.
 """
 
 from __future__ import annotations
@@ -57,15 +58,15 @@ AHEAD_S = 1.0
 The imports of a fork server take 0.3 to 1.5 s of CPU time in gVisor. The delay keeps these imports from slowing down the first commands after a wake.
 """
 MAX_POSTPONEMENTS = 25
-"""Number of attempts, ``AHEAD_S`` apart, to fork the next spare. Every attempt except the last is postponed if a command or a cell runs."""
+"""Maximum number of attempts, ``AHEAD_S`` apart, to fork the next spare. All except the last do nothing while a command or a cell runs."""
 REFILL_S = 0.25
-"""Seconds from the handover of a spare kernel to a context until the next fork, so that the fork does not slow down the context's first cell."""
+"""Seconds after a context got the spare kernel until the next spare is forked, so that the fork does not slow down the context's first cell."""
 START_TIMEOUT_S, FORK_TIMEOUT_S = 15.0, 5.0
-"""Maximum time in seconds until a request for a kernel gets its response: while the fork server imports packages, and after its imports."""
+"""Maximum time in seconds that a context waits for a forked kernel: while the fork server imports packages, and after all imports."""
 MAX_FAILURES = 3
 """Number of fork servers in a row that may fail without forking a kernel. After that, no fork server is started until the next wake."""
 REHEARSAL_POLL_S, MAX_REHEARSAL_POLLS = 0.005, 1000
-"""Seconds between two checks whether a spare has completed its rehearsal, and maximum number of checks."""
+"""Seconds between two checks whether a spare kernel has run its rehearsal cell (``Prefork._rehearse``), and maximum number of checks."""
 WARM_MODULES = "numpy,pandas,matplotlib"
 """Modules that the fork server imports after it has become ready, if the image has them."""
 MAX_MESSAGE_BYTES = 4096
@@ -74,12 +75,12 @@ _FD = struct.Struct("i")
 
 
 class KernelForkServer:
-    """The fork server: a process that has already imported the packages that kernels need. Kernels are forked from it.
+    """The fork server: a process that imports the packages that kernels need. Forked kernels need not import these packages again.
 
     Args:
         loop: The guest's loop.
         spawner: Starts the program of the fork server.
-        identity: Environment of the sandbox.
+        identity: The sandbox's identity, which includes its environment variables.
         package_times: Folder of installed packages -> modification time in nanoseconds, read before the fork server is started.
         on_message: Called with each message of the fork server.
         on_end: Called when the fork server has ended or has sent an invalid message.
@@ -168,7 +169,7 @@ class KernelForkServer:
             send_signal(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue the fork server's process (SIGCONT). Does nothing if the process is not suspended."""
+        """Resume the fork server's process (SIGCONT). Does nothing if the process is not suspended."""
         if self._is_stopped:
             self._is_stopped = False
             send_signal(self.pid, signal.SIGCONT)
@@ -214,7 +215,7 @@ class Prefork:
         loop: The guest's loop.
         spawner: Starts the fork server.
         children: Table of child processes, to which each forked kernel is added.
-        identity: Environment and entropy of the sandbox.
+        identity: The sandbox's identity, which includes its environment variables and entropy.
         oom: Decides whether the memory limit is large enough for a spare kernel.
         groups: Creates the process group of each forked kernel.
     """
@@ -257,7 +258,7 @@ class Prefork:
         self._forking: KernelPipes | None = None
         """Pipes of the kernel that is being forked; None if no kernel is being forked."""
         self._check: dict[str, int] | None = None
-        """Package times read when the fork server was asked to check its imports; None if no check is in progress."""
+        """Modification times of the package folders when the fork server was asked to check its imports; None if no check is in progress."""
         self._waiting: deque[OnKernel] = deque()
         self._warming: list[Callable[[bool], object]] = []
         self._timer: Timer | None = None
@@ -287,7 +288,8 @@ class Prefork:
         Returns:
             True if ``on_kernel`` was or will be called. False if ``on_kernel`` is never called, and the caller must start a kernel directly.
         """
-        if languages.startup_variables(env) != languages.startup_variables(self._identity.env):  # neither includes the account's variables
+        # Both environments lack the variables of the user account, such as HOME.
+        if languages.startup_variables(env) != languages.startup_variables(self._identity.env):
             return False
         if self._server is None and self._spare is not None and self._spare_origin is not None and self._is_affordable:
             if languages.modified_times(self._spare_origin.package_times) == self._spare_origin.package_times:
@@ -338,7 +340,7 @@ class Prefork:
             self._server.stop()
 
     def resume(self) -> None:
-        """Continue a suspended fork server, or schedule the start of a postponed one. Called when the last command has ended.
+        """Resume a suspended fork server, or schedule the start of a fork server that was postponed. Called when the last command has ended.
 
         In lean mode, drop the spare kernel if commands have installed or removed packages, and schedule the preparation of another kernel.
         """
@@ -354,7 +356,7 @@ class Prefork:
                 self._schedule(AHEAD_S)
 
     def on_cells(self, *, running: bool) -> None:
-        """Record whether a cell runs. If no cell runs and there is no spare kernel, schedule the fork of the next spare kernel.
+        """Record whether a cell runs. If no cell runs, and there is a fork server but no spare kernel, schedule the next fork.
 
         Args:
             running: True if a cell of any context runs.
@@ -387,7 +389,7 @@ class Prefork:
             self._schedule(AHEAD_S)
 
     def drop(self) -> None:
-        """End the fork server, the spare kernel, and a fork in progress. Waiting requests are kept for the next fork server."""
+        """End the fork server and the spare kernel, and cancel a fork in progress. Waiting requests are kept for the next fork server."""
         server, self._server = self._server, None
         spare, self._spare = self._spare, None
         forking, self._forking = self._forking, None
@@ -551,7 +553,9 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def _rehearse(self, spare: KernelProcess, done: Callable[[bool], object]) -> None:
-        """Let the spare kernel run a cell without output, to load the memory that cells need. After a restore, the first access to a page is slow.
+        """Let the spare kernel run a test cell, whose output is dropped, so that the memory pages that cells need are loaded.
+
+        After a restore, the first access to each page is slow.
 
         Args:
             spare: The spare kernel.
@@ -574,7 +578,7 @@ class Prefork:
         In lean mode, first end the fork server, if the spare kernel is ready and no request waits.
 
         Args:
-            has_spare: Argument of the callbacks: True if the spare kernel is ready.
+            has_spare: Value that the callbacks get: True if the spare kernel is ready.
         """
         warming, self._warming = self._warming, []
         if warming and has_spare and self._is_lean and self._server is not None and self._spare is not None and not self._waiting:

@@ -1,4 +1,4 @@
-"""Search for all processes of a kernel: the kernel's own process, and all processes that it started, also if these are no longer descendants.
+"""Finds all processes of a kernel: the kernel's own process, and all processes that it started, even if they are no longer its descendants.
 
 A :class:`ProcessGroup` is not a process group of setpgid(2), which programs can leave. The guest must find all processes of a kernel to kill them.
 A process can get another parent (as an orphan), another process group and session (setsid(2)) and another environment (exec). But a process
@@ -19,7 +19,7 @@ from sandlot.guest.process.procfs import PASSES, live_processes, send_signal, tr
 from sandlot.protocol.fast_imports import signal
 
 FIRST_MARK = 1 << 61
-"""Number of bytes (2 EiB) that all marks exceed. As RLIMIT_FSIZE or RLIMIT_DATA (getrlimit(2)), limits this high have no effect."""
+"""All marks are larger than this number of bytes (2 EiB). RLIMIT_FSIZE and RLIMIT_DATA (getrlimit(2)) have no effect if they are this high."""
 _RESOURCES = (resource.RLIMIT_FSIZE, resource.RLIMIT_DATA)
 
 
@@ -27,7 +27,7 @@ class ProcessGroup:
     """A kernel's process and all processes that it starts.
 
     Args:
-        pid: Pid of the kernel, which leads its session and its process group.
+        pid: Pid of the kernel, which is the leader of its session and of its process group.
         mark: Value in bytes that is set as RLIMIT_FSIZE and RLIMIT_DATA of the kernel. All processes that the kernel starts inherit the limits.
     """
 
@@ -36,7 +36,7 @@ class ProcessGroup:
     def __init__(self, pid: int, mark: int) -> None:
         self._pid = pid
         self._mark = mark
-        with as_process_user(lookup_account("user")):  # without CAP_SYS_RESOURCE, a process can only limit processes of its own ids
+        with as_process_user(lookup_account("user")):  # without CAP_SYS_RESOURCE, prlimit(2) fails for processes of other users
             for kind in _RESOURCES:
                 try:
                     resource.prlimit(pid, kind, (mark, mark))
@@ -82,7 +82,7 @@ class ProcessGroup:
 class ProcessGroups:
     """Creates the process groups of kernels, each with a unique mark.
 
-    Marks come from a counter in the guest's memory, which a snapshot contains. Marks are therefore also unique after a restore.
+    Marks come from a counter in the guest's memory. A snapshot contains this counter, so marks are also unique after a restore.
     """
 
     __slots__ = ("_created",)

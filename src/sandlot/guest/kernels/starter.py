@@ -51,7 +51,7 @@ class KernelStarter:
         loop: The guest's loop.
         spawner: Starts the programs of kernels.
         children: Table of child processes, to which each new kernel is added.
-        identity: Environment of the sandbox.
+        identity: The sandbox's identity, which includes its environment variables.
         prefork: Source of forked Python kernels.
         groups: Creates the process group of each new kernel.
     """
@@ -77,18 +77,18 @@ class KernelStarter:
         on_created: Callable[[KernelProcess, int], object],
         on_refused: Callable[[RpcError], object],
     ) -> None:
-        """Start a kernel in the first available way of ``START_ORDER[language]``, from index ``attempt`` on.
+        """Start a kernel. Try the ways in ``START_ORDER[language]`` in their order, beginning at index ``attempt``.
 
         Args:
             language: Language of the context.
             env: Environment variables of the sandbox and the context.
-            cwd: Absolute path of the working directory in which the program is started.
+            cwd: Absolute path of the working directory in which the kernel is started.
             attempt: Index in ``START_ORDER[language]`` of the first way to try.
             on_created: Called before or after this method returns, with the process of the kernel and the index of the way that was used.
             on_refused: Called with the error if the kernel cannot be started and this method does not raise the error.
 
         Raises:
-            RpcError: The image cannot run the language, or the program cannot be started.
+            RpcError: The image cannot run the language, or the program of the kernel cannot be started.
         """
 
         def on_spare(kernel: KernelProcess | None) -> None:

@@ -1,14 +1,14 @@
-"""Port of the package index on the sandbox's loopback. Its connections are forwarded to the host.
+"""The port of the package index on the sandbox's loopback interface. Connections to this port are forwarded to the host.
 
 Invariants:
 - Each TCP connection is forwarded over its own stream of the host's service ``packages``. The guest does not interpret the bytes.
 - At most :data:`MAX_CONNECTIONS` connections are open at once, fewer than the streams that a guest may open. Further connections
-  wait in the kernel's accept queue until a connection is closed. To accept a waiting connection, the guest closes an idle one. A
-  program that opens thousands of connections fills only the accept queue.
+  wait in the kernel's accept queue until a connection is closed. If an open connection is idle, the guest closes it to accept
+  a waiting connection. A program that opens thousands of connections fills only the accept queue.
 - A stream is opened when the first bytes of its connection arrive, so a silent connection uses no resources of the host.
 - When the host connects again or the guest is quiesced, connections with a stream are reset, and the port stays open. Package
-  managers then repeat their request. A request that arrives while no service runs stays in the link's pipe. The handshake of the
-  next service resets the connection of this request.
+  managers then repeat their request. A request that is sent while no service runs stays in the link's pipe. When the next
+  service connects to the guest, the connection of this request is reset too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MAX_CONNECTIONS = 48
 No package manager opens as many connections by default.
 """
 BACKLOG = 128
-"""Length of the kernel's queue of connections that were not accepted yet."""
+"""Maximum number of connections that wait in the kernel's accept queue."""
 PAUSE_S = 0.1
 """Seconds between two attempts to accept a connection or to open its stream while the limit of connections or streams is reached."""
 IDLE_S = 1.0
-"""A connection without a request in progress counts as idle after this many seconds without a byte of a response."""
+"""A connection counts as idle if it has no request in progress and no byte was written to it for this many seconds."""
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _IFREQ = struct.Struct("16sh14x")
@@ -92,7 +92,7 @@ class PackageProxy:
             self._pause()
             return
         try:
-            descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C module's name of accept
+            descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C module's name for accept(2)
         except BlockingIOError:
             return
         except OSError as error:  # no descriptor is free, or the client has reset the connection: retry after a pause
@@ -180,8 +180,8 @@ class ProxiedConnection:
     def _on_request(self, _mask: int) -> None:
         """Read the first bytes of the connection, and forward them to the host over a new stream."""
         if self._router.is_full:
-            # No stream can be opened now: a closed stream counts against the limit of streams until its RESET frame was written.
-            # The request stays unread in the socket, and is read after a pause.
+            # No stream can be opened now, because the limit of streams is reached. A stream that was reset counts as open until its RESET
+            # frame is written. The request stays unread in the socket, and is read after a pause.
             self._has_request = True
             self._loop.unwatch(self._socket.fileno())
             self._loop.call_later(PAUSE_S, self._wait_for_request)

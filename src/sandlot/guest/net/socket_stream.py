@@ -1,10 +1,10 @@
-"""Copying of bytes between a TCP socket and a stream of the link, in both directions.
+"""Copies bytes between a TCP socket and a stream of the link, in both directions.
 
 Invariants:
-- Each direction is as fast as its receiver reads, and no call blocks.
+- In each direction, bytes are copied as fast as the receiver reads them, and no call blocks.
 - Memory is bounded: at most one window of the stream is buffered for the socket. For the host, at most the stream's send queue and
   one read are buffered.
-- The end of file of one direction is passed on after all bytes of this direction. The other direction continues.
+- If one side sends end of file, the other side gets it after all bytes of this direction. The other direction continues.
 - A connection that is interrupted is closed with RST, so that the program does not treat the received data as complete.
 """
 
@@ -146,7 +146,7 @@ class SocketStream:
         self._owner.on_gone()
 
     def send(self, data: bytes) -> None:
-        """Forward to the host bytes that were read from the socket."""
+        """Send bytes to the host after they were read from the socket."""
         self.awaits_output = True
         self._stream.send_bytes(BODY, data)
 
@@ -206,7 +206,7 @@ class SocketStream:
             self._finish()
 
     def _write_soon(self) -> None:
-        if not self._is_write_due:  # one read of the link can bring many frames, whose bytes are joined in one write
+        if not self._is_write_due:  # one read from the link can return many frames: join their bytes in one write
             self._is_write_due = True
             self._loop.call_soon(self._write)
 

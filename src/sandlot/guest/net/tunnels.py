@@ -1,11 +1,12 @@
 """Tunnels: TCP connections from the host to ports of programs in the sandbox, each over the stream of a ``port.connect`` call.
 
 Invariants:
-- A tunnel tries 127.0.0.1, then ::1, and no other address, as the account ``user``. A tunnel works even if the sandbox has no network.
+- A tunnel connects as the account ``user``: first to 127.0.0.1, then to ::1 if that fails, and to no other address. A tunnel works
+  even if the sandbox has no network.
 - An END frame from the host becomes end of file for the program. End of file of the program becomes the event ``end``.
 - If a program reads no more bytes, bytes from the host are dropped. All bytes that the program still sends are forwarded.
-- A tunnel ends with its stream. When the host connects again or the guest is quiesced, the connection is reset. So a copy of a
-  sandbox has no tunnels of the original.
+- When the stream of a tunnel is lost, for example because the host connects again or the guest is quiesced, the connection to the
+  program is reset. A copy of a sandbox therefore has no tunnels of the original.
 - At most :data:`MAX_TUNNELS` tunnels are open at once.
 """
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 MAX_TUNNELS = 64
 """Maximum number of open tunnels: a third of the streams that the host may open, so that streams are left for other calls."""
 CONNECT_S = 10.0
-"""Seconds until an attempt to connect fails. The kernel alone would try for minutes (tcp_syn_retries, tcp(7))."""
+"""Seconds after which a connection attempt fails. Without this limit, the kernel would try for minutes (tcp_syn_retries, tcp(7))."""
 
 _IN_PROGRESS = (0, errno.EINPROGRESS)
 
@@ -121,8 +122,8 @@ class Tunnel:
         connection = self._connecting
         if connection is None:
             return
-        # A connected socket may be connected to itself. This happens if no program listens on the port and the kernel has chosen the
-        # same port for this end (simultaneous open, RFC 9293, section 3.5).
+        # A connected socket may be connected to itself. This happens if no program listens on the port and the kernel has chosen the same
+        # port number as the socket's local port (simultaneous open, RFC 9293, section 3.5).
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or connection.getsockname()[:2] == (address, self._port):
             self._close_connecting()
             self.connect_to_next()
@@ -133,7 +134,11 @@ class Tunnel:
         self._copy.start(connection)
 
     def _on_timeout(self) -> None:
-        self._fail("timeout", f"The program on port {self._port} did not accept within {CONNECT_S:g} s.", "Check that the program still works.")
+        self._fail(
+            "timeout",
+            f"The program on port {self._port} did not accept the connection within {CONNECT_S:g} s.",
+            "Check that the program still works.",
+        )
 
     def _fail(self, code: str, message: str, hint: str) -> None:
         self.cut()

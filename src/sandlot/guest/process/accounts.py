@@ -136,13 +136,14 @@ class as_process_user:  # noqa: N801 - a context manager, named like a function;
     Used around two system calls:
 
     - vfork(2) with exec(2): the program inherits the ids.
-    - prlimit(2): a caller that lacks CAP_SYS_RESOURCE needs the real and effective ids of the process to limit.
+    - prlimit(2): a caller that lacks CAP_SYS_RESOURCE must have the same real and effective ids as the process whose limits it changes.
 
     The saved ids stay 0, so that the guest can restore its own ids. The guest has one thread: no other code runs under these ids.
 
     While the context is active, processes of the same uid may send signals to the guest, because the guest has their uid as its
-    real uid (kill(2)). In gVisor, SIGKILL and the signals of faults then end the guest and with it the sandbox. For all other
-    signals, the guest has handlers (main.py). This is no new weakness: every process can end the sandbox through ``sudo``.
+    real uid (kill(2)). In gVisor, SIGKILL and signals that report a fault, such as SIGSEGV, then end the guest and with it the
+    sandbox. For all other signals, the guest has handlers (main.py). This is no new weakness: every process can end the sandbox
+    through ``sudo``.
 
     Args:
         account: Account to act as.

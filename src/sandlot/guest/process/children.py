@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 
 
 class ChildTable:
-    """Owners of the child processes that the guest has started or adopted, by pid.
+    """Table from the pid of a child process to the owner of the process.
 
-    A process stays in the table until it is reaped. The kernel reuses a pid only after the process was reaped, so a pid in the table
-    always means the same process.
+    The table contains the processes that the guest has started itself, and kernels that its fork server has started. A process stays
+    in the table until the process is reaped. The kernel reuses a pid only after the process was reaped, so a pid in the table always
+    means the same process.
     """
 
     __slots__ = ("_children",)
@@ -51,7 +52,7 @@ class ChildTable:
         self._children[pid] = child
 
     def reap(self) -> None:
-        """Reap all child processes that have ended, without blocking, and call ``on_exit`` of the owner of each."""
+        """Reap all child processes that have ended, without blocking, and call ``on_exit`` of their owners."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)

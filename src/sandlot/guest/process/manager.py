@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_KEPT = 64
 """Number of processes, running and finished, beyond which the oldest finished processes are forgotten."""
 MAX_KEPT_BYTES = 16 * 1024 * 1024
-"""Number of output bytes of all processes beyond which the oldest finished processes are forgotten."""
+"""Total number of kept output bytes, of all processes together, beyond which the oldest finished processes are forgotten."""
 MAX_SIGNAL = 64
 
 
@@ -43,8 +43,8 @@ class ProcessManager:
         loop: The guest's loop.
         spawner: Starts the programs.
         rpc: Server of the calls. The server refuses further start calls with the id of a process that was forgotten.
-        on_first_start: Called when the host has started a process while no other process that the host has started was running.
-        on_all_ended: Called when the last running process that the host has started has ended.
+        on_first_start: Called after the start of a process if no other process of this manager is running.
+        on_all_ended: Called after the end of a process if no other process of this manager is running.
     """
 
     __slots__ = ("_by_id", "_loop", "_on_all_ended", "_on_first_start", "_rpc", "_running_count", "_spawner")
@@ -63,7 +63,8 @@ class ProcessManager:
     def start(self, call: Call) -> None:
         """Handle ``process.start``: start a process, or find the process that an earlier call with the same id has started.
 
-        If ``attach`` is True, the call sends the output, and responds at the end of the process. If False, the call responds at once.
+        If the argument ``attach`` of the call is True, the output is sent, and the response follows at the end of the process. If
+        ``attach`` is False, the response is sent at once.
         """
         process = self._by_id.get(call.id)
         if process is None:
@@ -80,7 +81,7 @@ class ProcessManager:
         self._find(call).attach(call, call.args["stdout_from"], call.args["stderr_from"])
 
     def wait(self, call: Call) -> None:
-        """Handle ``process.wait``: respond with the result of a process when the process has ended, without its output."""
+        """Handle ``process.wait``: when a process has ended, respond with its result. The output is not sent."""
         self._find(call).wait(call)
 
     def send_signal(self, call: Call) -> None:
@@ -154,7 +155,7 @@ class ProcessManager:
         ours, theirs = open_terminal(args["rows"], args["cols"], account)
         opened = [ours]
         try:
-            ours_for_input = os.dup(ours)  # a descriptor is watched for reading or for writing, so the terminal needs two descriptors
+            ours_for_input = os.dup(ours)  # the loop has one callback for each descriptor; reading and writing need two
             opened.append(ours_for_input)
             fds = (theirs, theirs, theirs)
             process.pid = self._spawner.spawn(args["argv"], account, fds, process, env=args["env"], cwd=args["cwd"], terminal=True)

@@ -1,17 +1,17 @@
-"""Limit of the number of processes and threads in the sandbox, enforced by soft limits of the kernel and by regular counts.
+"""Limit of the number of processes and threads in the sandbox: the kernel enforces soft limits, and the guest counts regularly.
 
 Invariants:
 - RLIMIT_NPROC makes a fork beyond the limit fail. It does not apply to root in gVisor.
-- Only soft limits are set. A hard limit that was lowered cannot be raised again: in a user namespace not even by root (prlimit(2)),
-  and in gVisor not for a process of ``user``. The limit of a running sandbox could then never be raised.
+- Only soft limits are set. If the guest lowered hard limits, the limit of a running sandbox could never be raised: in a user namespace,
+  not even root can raise a hard limit again (prlimit(2)), and in gVisor, the guest cannot raise the hard limit of a process of ``user``.
 - Processes of root, and processes that have raised their own soft limit, can exceed the limit. Therefore the guest counts all
-  processes and threads every ``COUNT_EVERY_S``. If the count exceeds the limit plus a slack (``most_pids``), the largest session is
+  processes and threads every ``COUNT_EVERY_S`` seconds. If the count exceeds the limit plus a slack (``most_pids``), the largest session is
   killed. Because of the slack, root can still start programs while ``user`` is at the limit.
 - All processes are suspended (SIGSTOP) while the guest searches for the largest session. Afterwards all are resumed (SIGCONT), even
   processes that were suspended before.
 - A zombie is counted in the session of its parent, which has not reaped it. Zombies that PID 1 is about to reap, and PID 1 itself,
   are not counted.
-- A new limit below the number of running processes is refused, and nothing changes.
+- A ``guest.limit`` call with a limit below the number of running processes and threads is refused, and nothing changes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COUNT_EVERY_S = 0.2
 MIN_LIMIT = 16
 """Smallest limit that is applied. A smaller requested limit is raised to this number."""
 SELF = 0
-"""Pid that means the calling process in prlimit(2), here the guest. It works even if root has mounted something over /proc."""
+"""Pid 0, which stands for the calling process in prlimit(2), here for the guest. It works even if root has mounted something over /proc."""
 _NPROC = resource.RLIMIT_NPROC
 _UNLIMITED = resource.RLIM_INFINITY
 

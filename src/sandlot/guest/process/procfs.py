@@ -12,7 +12,7 @@ import resource
 from sandlot.protocol.fast_imports import signal
 
 PASSES = 20
-"""Maximum number of times that an operation is repeated because processes fork meanwhile. The process limit ends endless forking."""
+"""Maximum number of times that an operation is repeated because processes fork meanwhile. The process limit stops endless forking."""
 
 
 class ProcStat:
@@ -38,7 +38,7 @@ class ProcStat:
     def is_dead(self) -> bool:
         """Return True if all threads of the process have ended.
 
-        The state is not sufficient: if only the first thread has ended, the state is that of a zombie too (proc(5)).
+        The state alone does not show this: if only the main thread has ended, the state of the process is ``Z`` too (proc(5)).
         """
         return self.state in {b"Z", b"X"} and self.threads == 1
 

@@ -49,7 +49,7 @@ def open_terminal(rows: int, cols: int, account: Account) -> tuple[int, int]:
         Descriptor of the guest's end, descriptor of the process's end. Both are close-on-exec.
 
     Raises:
-        RpcError: The size is invalid, or no terminal is free.
+        RpcError: The size is invalid, no terminal is free, or the terminal cannot be set up.
     """
     _check_size(rows, cols)
     try:
@@ -83,8 +83,8 @@ def resize(fd: int, rows: int, cols: int, session: int) -> None:
     try:
         fcntl.ioctl(fd, _TIOCGPGRP, bytes(4))
     except OSError:
-        # The failed call shows that this is gVisor, which sends no SIGWINCH to the terminal's foreground group. Send the signal to
-        # all processes of the session instead: a process without a handler ignores SIGWINCH (signal(7)).
+        # The failed call shows that the sandbox runs in gVisor, which sends no SIGWINCH to the terminal's foreground group. Send the
+        # signal to all processes of the session instead: a process without a handler ignores SIGWINCH (signal(7)).
         for process in live_processes():
             if process.session == session:
                 send_signal(process.pid, signal.SIGWINCH)

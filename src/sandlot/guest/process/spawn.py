@@ -38,7 +38,7 @@ class Spawner:
     Args:
         identity: Source of the sandbox's variables and of its workspace.
         children: Table in which the owners of started programs are registered.
-        pid_limit: Process limit of the sandbox. Each start of a program makes it begin to count processes regularly.
+        pid_limit: Process limit of the sandbox. Processes are counted regularly after a program was started (``PidLimit.watch``).
         dev_null: Descriptor of /dev/null, opened for reading and writing.
 
     Attributes:
@@ -130,7 +130,7 @@ def spawn(
 def search_path(program: str, env: dict[str, str]) -> list[bytes]:
     """Return the paths to try for a program, in the order of execvp(3).
 
-    If ``program`` contains a slash, this is the only path. Otherwise there is one path for each folder of ``PATH``.
+    If ``program`` contains a slash, ``program`` itself is the only path. Otherwise there is one path for each folder of ``PATH``.
     """
     if "/" in program:
         return [os.fsencode(program)]
@@ -160,7 +160,7 @@ def _fork_and_wait_for_exec(
     try:
         low_fds: list[int] = []
         try:
-            # In the child, fork_exec overwrites descriptors 0 to 2. So the status pipe needs a higher number.
+            # In the child, fork_exec overwrites descriptors 0 to 2. So the write end of the status pipe needs a higher number.
             while status_write <= _MAX_STANDARD_FD:
                 low_fds.append(status_write)
                 status_write = os.dup(status_write)

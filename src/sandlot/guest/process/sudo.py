@@ -3,7 +3,7 @@
 gVisor ignores set-uid bits, so an ordinary sudo cannot work. The ``sudo`` of the images sends its command to the guest, which
 runs as root. This does not weaken the isolation: the security boundary is the sandbox, not the uid.
 
-A client sends one message (``protocol/values.py``) with its three standard descriptors:
+A client sends one message, encoded by ``protocol/values.py``, together with its three standard descriptors:
 ``{"op": "sudo", "argv", "env", "cwd"}``. The response is ``{"status": number}`` or ``{"error": text}``. The status
 is the exit code, or 128 + the number of the signal that has ended the program. If the client closes the connection, its program is killed.
 """
@@ -68,7 +68,7 @@ class SudoServer:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            descriptor, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C module's name of accept
+            descriptor, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C module has no accept()
         except OSError:
             return
         if len(self._clients) >= MAX_CLIENTS:

@@ -93,13 +93,13 @@ def delegation_fix(number: int | None, version: int) -> str:
         version: Version of control groups, 1 or 2.
     """
     if number == errno.EROFS:
-        return "/sys/fs/cgroup is read-only. If this is a container, start it with a writable one (for example docker run --privileged)."
+        return "/sys/fs/cgroup is read-only. If this is a container, start it with a writable /sys/fs/cgroup (for example docker run --privileged)."
     if number in {errno.EACCES, errno.EPERM}:
         return "Run as root of the host, or set Delegate=yes in the service's unit."
     if version == UNIFIED and number in {errno.EBUSY, errno.ENOENT, errno.EOPNOTSUPP}:
         return (
-            "A version 2 group passes controllers on only while no process is in it: run the service from a unit with Delegate=yes, "
-            "or move the container's own processes to a group below."
+            "A version 2 group can enable controllers for its child groups only while no process is in it: run the service from a unit with "
+            "Delegate=yes, or move the container's own processes to a child group."
         )
     return "Check the kernel's messages (dmesg) and the mounts below /sys/fs/cgroup."
 

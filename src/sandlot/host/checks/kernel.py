@@ -32,7 +32,7 @@ _TRY_S = 5.0
 _SECCOMP_RET_ALLOW, _SECCOMP_RET_ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _SYS_GETPRIORITY = 140
-"""Number of getpriority(2) on x86-64. The check forbids this system call because it does not need the call itself."""
+"""Number of getpriority(2) on x86-64. The check of seccomp forbids this system call, which it otherwise does not need."""
 
 
 def check_kernel() -> list[dict[str, Any]]:
@@ -69,12 +69,12 @@ def namespace_fix(lacking: list[str], facts: dict[str, str], uid: int) -> str:
     for kind in lacking:
         name = f"user/max_{_SETTING_NAMES.get(kind, kind)}_namespaces"
         if facts.get(name) == "0":
-            return f"sysctl -w {name.replace('/', '.')}=15000 (it is 0: no {kind} namespaces at all)."
+            return f"sysctl -w {name.replace('/', '.')}=15000 (the value is 0, so no {kind} namespace can be created)."
     if uid != 0:
         if facts.get("kernel/apparmor_restrict_unprivileged_userns") == "1":
-            return "Run as root: kernel.apparmor_restrict_unprivileged_userns=1 keeps other users out of namespaces."
+            return "Run as root: with kernel.apparmor_restrict_unprivileged_userns=1, no other user can create namespaces."
         if facts.get("kernel/unprivileged_userns_clone") == "0":
-            return "Run as root: kernel.unprivileged_userns_clone=0 keeps other users out of namespaces."
+            return "Run as root: with kernel.unprivileged_userns_clone=0, no other user can create namespaces."
         return "Run as root."
     return "The container may not create namespaces: start it with CAP_SYS_ADMIN and without a filter (for example docker run --privileged)."
 
@@ -96,7 +96,7 @@ def _enter(flag: int) -> None:
     if flag == syscalls.CLONE_NEWUSER:
         _enter_user_namespace()
         return
-    # A user other than root may enter other namespaces only together with a new user namespace.
+    # A user other than root can create a namespace only together with a new user namespace.
     syscalls.unshare(flag if os.geteuid() == 0 else flag | syscalls.CLONE_NEWUSER)
     if flag == syscalls.CLONE_NEWPID and (why := run_forked(_check_first_pid, _TRY_S)):
         raise OSError(errno.EPERM, why)
@@ -114,7 +114,7 @@ def _enter_user_namespace() -> None:
 
 
 def check_seccomp() -> Finding:
-    """Check whether filters of system calls work: a call that the check forbids must fail with the error that the filter names."""
+    """Check whether filters of system calls work: a system call that a filter forbids must fail with the error that the filter sets."""
     why = run_forked(_filter_one_call, _TRY_S)
     if not why:
         return Finding("seccomp", ok=True, detail="a filter works, without new privileges", group=GROUP)

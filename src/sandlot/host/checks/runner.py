@@ -28,7 +28,7 @@ from typing import Any
 from sandlot.host.stage.syscalls import PR_SET_PDEATHSIG, prctl
 
 _REAP_S = 2.0
-"""Longest wait for the end of a killed process, in seconds."""
+"""Longest time in seconds to wait until a killed process has ended."""
 _PIPE_BYTES = 64 * 1024
 _RESULT = b"\x1eresult "
 """Start of the output line that contains the result of a check. All other output of the check is ignored."""

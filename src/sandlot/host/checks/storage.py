@@ -206,7 +206,7 @@ def _layers(data_dir: Path, cache_dir: Path) -> Finding:
         return Finding(name, ok=None, detail="not tried: only root can run this check", group=GROUP)
     why = run_forked(lambda: _try_layers(data_dir, cache_dir), _TRY_S)
     if not why:
-        return Finding(name, ok=True, detail="a folder of the images was mounted with mapped ids, below a layer on its own disk", group=GROUP)
+        return Finding(name, ok=True, detail="a folder was mounted with mapped ids, below a writable layer on a disk of its own", group=GROUP)
     return Finding(name, ok=False, detail=why, fix=layers_fix(why), group=GROUP)
 
 

@@ -4,15 +4,15 @@ The stage is started with ``python -SI``, imports only built-in parts of the sta
 standard input and output (``launcher.py``):
 
 1. The stage reads a *plan*, a list of operations that set up the environment of the sandbox: control groups, a private mount namespace, the disk. The
-   stage carries out these operations and writes ``ready``. The mounts and the loop device end with the processes of the stage. The service removes
-   the control groups.
+   stage carries out these operations and writes ``ready``. When the processes of the stage have ended, the kernel removes the mounts and frees
+   the loop device. The service removes the control groups.
 2. The stage reads an *order*, starts the runtime, waits until the runtime reports that the sandbox runs, writes the pids and start times of the
    sandbox's process and of the stage to the file ``live``, and sends ``started``. From here on the process does not need the service.
 3. As the keeper, the process writes the guest's standard error to a log of bounded size until the sandbox ends, and then the exit code to the file
    ``exit``. No other process could receive the exit status: the keeper is the nearest child subreaper (prctl(2), PR_SET_CHILD_SUBREAPER).
 
 Invariants:
-- If the service dies before it sends the order, the stage ends, and its mounts and loop device end with the stage.
+- If the service dies before it sends the order, the stage ends. The kernel then removes its mounts and frees its loop device.
 - The keeper never reads or writes the two pipes between the service and the guest. It only keeps a read end of the guest's output pipe open, so that
   the guest can write while no service is running. The keeper has no end of the guest's input pipe open: if the service gets EPIPE from that pipe,
   the sandbox has ended. The runtime gets a write-only end of the output pipe: when gVisor saves its memory, it empties every pipe that it can read,
@@ -81,7 +81,7 @@ def publish(path: str, text: str) -> None:
 
 
 class Log:
-    """Log of the guest's standard error: a pipe whose output is moved to two files of bounded size.
+    """Log of the guest's standard error: a pipe, and two files of bounded size into which the keeper writes the output of the pipe.
 
     The previous file has the path of the current file with ``.old`` added.
 

@@ -1,7 +1,7 @@
 """Operations of a plan. Each operation is one step in setting up the environment of a sandbox on the host.
 
 A driver lists the operations for a sandbox in a *plan*. The stage carries out the operations in this order, as root, for itself and the processes
-that it starts. Mounts, namespaces and loop devices end with these processes.
+that it starts. When these processes have ended, the kernel removes their mounts and namespaces and frees their loop devices.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def private_mounts() -> None:
 
 
 def tmpfs(target: str, options: str) -> None:
-    """Mount an empty file system in memory at ``target``. ``options`` are those of a tmpfs mount."""
+    """Mount an empty file system in memory at ``target``. ``options`` are mount options of tmpfs, separated by commas."""
     mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
@@ -136,8 +136,8 @@ def user_namespace(first_id: int, count: int) -> int:
     """Create a user namespace without processes and return a descriptor of the namespace (user_namespaces(7)).
 
     The namespace belongs to the user ``first_id``, not to root. The kernel limits some resources for each user, such as inotify watches and queued
-    signals. What processes in a namespace use is counted also for the user who owns the namespace. Since each namespace has another owner, one
-    sandbox cannot use up the limit of another sandbox.
+    signals. What processes in a namespace use also counts against the limit of the user who owns the namespace. Since each namespace has another
+    owner, one sandbox cannot use up the limit of another sandbox.
 
     Args:
         first_id: User and group id of the host to which the id 0 in the namespace is mapped.
@@ -234,13 +234,13 @@ def mount_image(backing: int, target: str, options: str) -> None:
     """Mount an open ext4 image file through a new loop device.
 
     MS_NOEXEC is not set: gVisor stores programs and libraries that were written inside the sandbox in a file on this file system, and maps them from
-    there. With MS_NOEXEC these programs would end by SIGSEGV.
+    there. With MS_NOEXEC, SIGSEGV would kill these programs.
 
     Args:
         backing: Descriptor of the image file, open for reading and writing.
         target: Path of the mount point.
-        options: Mount options of ext4. ``discard`` frees the host's space of deleted files. ``noinit_itable`` is
-            needed for file systems that ``disk_images`` creates.
+        options: Mount options of ext4. With ``discard``, deleting a file in the file system also frees its space on the host. File systems that
+            ``disk_images`` creates need ``noinit_itable``.
     """
     number, device = attach_loop(backing)
     try:

@@ -17,7 +17,7 @@ Use them in a test module::
             return DriverHarness("mydriver", root=..., node=new_node_id(), data_dir=tmp_path)
 
 A test that needs an optional capability is skipped if the driver's probe reports that the capability is missing; the skip shows the probe's reason.
-Use ``DriverSuiteWithoutSnapshots`` for a driver without snapshots. For a driver that starts no real sandboxes, use only the
+Use ``DriverSuiteWithoutSnapshots`` for a driver that does not support snapshots. For a driver that starts no real sandboxes, use only the
 suites of the module ``contract``.
 
 The suites run as root and start real sandboxes. In addition to the protocols of :mod:`sandlot.model.ports`, they require of a driver:

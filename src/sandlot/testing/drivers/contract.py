@@ -130,7 +130,7 @@ class DriverContractSuite:
 
 
 class SnapshotContractSuite:
-    """Tests that every driver with snapshots must pass, in addition to :class:`DriverContractSuite`."""
+    """Tests that every driver that supports snapshots must pass, in addition to :class:`DriverContractSuite`."""
 
     async def test_snapshot_restores_files_and_variables_any_number_of_times(self, harness: DriverHarness) -> None:
         driver, into = await harness.driver_with(DriverCapability.SNAPSHOT), _folder(harness)

@@ -51,7 +51,7 @@ def crashing_service(harness: DriverHarness, mode: str) -> Iterator[tuple[subpro
 
 
 async def live(harness: DriverHarness) -> None:
-    """Boot one sandbox, print its reference and wait. A kill of the program leaves a live sandbox behind."""
+    """Boot one sandbox, print its reference and wait. If the program is killed, a live sandbox remains."""
     instance = await harness.boot(harness.new_driver())
     async with connect_sandbox(instance) as sandbox:
         await sandbox.link.files.write(MARKER_PATH, MARKER_TEXT.encode())
@@ -60,7 +60,7 @@ async def live(harness: DriverHarness) -> None:
 
 
 async def prepared(harness: DriverHarness) -> None:
-    """Prepare one sandbox and wait. A kill of the program leaves a prepared sandbox behind."""
+    """Prepare one sandbox and wait. If the program is killed, a prepared sandbox remains."""
     sandbox = await harness.new_driver().prepare(harness.shape())
     _print("ready")
     await asyncio.Event().wait()
@@ -68,7 +68,7 @@ async def prepared(harness: DriverHarness) -> None:
 
 
 async def churn(harness: DriverHarness) -> None:
-    """Prepare, boot and destroy sandboxes without end. A kill of the program can interrupt any of these steps."""
+    """Prepare, boot and destroy sandboxes without end. The program can be killed during any of these steps."""
     driver = harness.new_driver()
 
     async def create_and_destroy() -> None:
@@ -82,7 +82,7 @@ async def churn(harness: DriverHarness) -> None:
 
 
 async def snapshots(harness: DriverHarness) -> None:
-    """Take and restore snapshots without end. A kill of the program can interrupt any step of a snapshot or restore."""
+    """Take and restore snapshots without end. The program can be killed during any step of a snapshot or restore."""
     driver, saved = harness.new_driver(), harness.data_dir / "saved"
     source, first = await harness.boot(driver), saved / "first" / "image"
     async with connect_sandbox(source) as sandbox:
@@ -111,7 +111,7 @@ async def snapshots(harness: DriverHarness) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program in the mode that the first argument names.
+    """Use the driver as the mode in the first argument says, until a test kills this program.
 
     Args:
         arguments: Mode of the program, name of the driver, node id, state directory, path and digest of the root file system.

@@ -1,4 +1,4 @@
-"""Tests of a restart after a kill of the service: the next service adopts or destroys the sandboxes that are left, but none of another node."""
+"""Tests of a restart after the service was killed: the next service adopts or destroys the remaining sandboxes, but no sandbox of another node."""
 
 from __future__ import annotations
 

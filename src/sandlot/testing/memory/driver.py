@@ -35,7 +35,7 @@ class Faults:
     ``usage``, ``destroy``, ``clean`` (second part of ``destroy``, after the sandbox has ended), ``adopt`` and ``sweep``.
 
     Attributes:
-        raises: Step -> exceptions for the next calls of the step; each call raises one exception, the first of the list.
+        raises: Step -> exceptions for the next calls of the step. Each call removes the first exception from the list and raises this exception.
         reason: If not empty, the probe reports all capabilities as missing, with this reason.
     """
 

@@ -83,7 +83,7 @@ class Hold:
 
 
 class PortConnection:
-    """The listening program's end of a connection that the host has opened to a port of the sandbox."""
+    """The listening program's side of a connection that the host has opened to a port of the sandbox."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -259,7 +259,7 @@ class MemoryGuest:
         self._faults.setdefault(name, []).append(None)
 
     def break_link(self) -> None:
-        """Close the guest's end of the link. The guest keeps running."""
+        """Close the guest's side of the link. The guest keeps running."""
         if self.stream is not None:
             self.stream.is_broken = True
             self.stream.news.set()
@@ -296,7 +296,7 @@ class MemoryGuest:
     # -- the link -----------------------------------------------------------------------------------------------------
 
     def connect(self) -> MemoryStream:
-        """Return the host's end of a new connection."""
+        """Return the host's side of a new connection."""
         self.stream = MemoryStream(self)
         return self.stream
 
@@ -632,7 +632,7 @@ def _checked(call: Call) -> int:
 
 
 class MemoryStream:
-    """The host's end of a connection to a scripted guest; a :class:`~sandlot.model.ports.ByteStream`."""
+    """The host's side of a connection to a scripted guest; a :class:`~sandlot.model.ports.ByteStream`."""
 
     def __init__(self, guest: MemoryGuest) -> None:
         self._guest = guest
@@ -672,7 +672,7 @@ class MemoryStream:
         """Send one frame as a whole. Return False, and send nothing, if the pipe to the guest is full.
 
         Raises:
-            BrokenPipeError: The guest has ended, or either end has closed the stream.
+            BrokenPipeError: The guest has ended, or the guest or the host has closed the stream.
         """
         if self._is_over:
             raise BrokenPipeError("the guest has ended, or the stream is closed")
@@ -685,7 +685,7 @@ class MemoryStream:
             await self.writable.wait()
 
     async def aclose(self) -> None:
-        """Close the host's end of the stream. Idempotent."""
+        """Close the host's side of the stream. Idempotent."""
         self.is_closed = True
         self.news.set()
         self.writable.set()

@@ -127,11 +127,11 @@ class Cell:
         """Send the output and events of the cell to a call, and the result at the end.
 
         Args:
-            call: ``kernel.execute`` or ``kernel.attach`` call that becomes a follower.
+            call: Call ``kernel.execute`` or ``kernel.attach`` that receives the output, the events and the result.
             stdout_from: Byte offset in standard output to start at; None for the oldest byte that is kept.
             stderr_from: Byte offset in standard error to start at; None for the oldest byte that is kept.
             events_from: Number of events that the client has received already and that are skipped.
-            wait: True to follow until the end of the cell; False to end the call after the output and events that exist now.
+            wait: True to send everything until the cell ends; False to end the call after the output and events that exist now.
 
         Raises:
             RpcError: ``stdout_from`` or ``stderr_from`` is negative or beyond the end of the output.
@@ -147,7 +147,7 @@ class Cell:
         self.pump()
 
     def pump(self) -> None:
-        """Send output to each call that follows the cell, until the call's send queue is full. A call that has got all output gets the result."""
+        """Send output to each call that receives it, until the call's send queue is full. A call that has got all output gets the result."""
         self.output.pump()
         for entry in list(self._followers):
             call, follower = entry
@@ -439,7 +439,7 @@ class Kernels:
         name = call.args["kernel"]
         context = self.contexts.pop(name, None)
         if context is not None:
-            context.stop("The context was removed before its turn came.")
+            context.stop("The context was removed.")
         elif name not in DEFAULT_CONTEXTS:
             raise _unknown(name)
         call.result()
@@ -447,7 +447,7 @@ class Kernels:
     def _restart(self, call: Call) -> None:
         name = call.args["kernel"]
         if name in self.contexts:
-            self.contexts[name].stop("The context was restarted before its turn came.")
+            self.contexts[name].stop("The context was restarted.")
         elif name not in DEFAULT_CONTEXTS:
             raise _unknown(name)
         call.result()

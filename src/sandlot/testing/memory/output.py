@@ -1,8 +1,8 @@
-"""Output of a process or cell, addressed by byte offset. The newest bytes are kept and sent to the calls that follow the output.
+"""Output of a process or cell, addressed by byte offset. The newest bytes are kept, and are sent to the calls that receive the output.
 
 Invariants:
 - Bytes of both channels and events are sent in the order in which they were written.
-- While no call follows the output, each channel keeps about the last :data:`~sandlot.protocol.schema.OUTPUT_BUFFER_BYTES` bytes. A call that
+- While no call receives the output, each channel keeps about the last :data:`~sandlot.protocol.schema.OUTPUT_BUFFER_BYTES` bytes. A call that
   requests dropped bytes gets the event ``lost`` with the number of dropped bytes.
 """
 
@@ -29,7 +29,7 @@ class Follower:
         position: Index of the next item of the output to send.
         at: Channel -> offset of the next byte to send.
         next_event: Number of the next event to send; the first event has the number 0.
-        until: Number of items after which the call has all requested output; None: all items until the process or cell ends.
+        until: Number of items to send, counted from the start of the output; None: all items until the process or cell ends.
     """
 
     def __init__(self, call: Call, at: dict[int, int], next_event: int, until: int | None) -> None:

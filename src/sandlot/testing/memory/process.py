@@ -112,7 +112,7 @@ class ProgramContext:
         return self._process.stdin
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
-        """Write output. Wait while any call that follows the output has more than ``OUTPUT_BUFFER_BYTES`` bytes of unsent output.
+        """Write output. Wait while any call that receives the output has more than ``OUTPUT_BUFFER_BYTES`` unsent bytes.
 
         Args:
             data: Text or bytes.
@@ -215,7 +215,7 @@ class Process:
         call.on_gone = lambda: self._waiting.remove(call)
 
     def pump(self) -> None:
-        """Send output to each call that follows the process, until the call's send queue is full. A call that has got all output gets the result."""
+        """Send output to each call that receives it, until the call's send queue is full. A call that has got all output gets the result."""
         self.output.pump()
         if self.running:
             return

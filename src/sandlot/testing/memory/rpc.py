@@ -114,7 +114,7 @@ class RpcServer:
     """Server that passes each call of the host to the handler with the call's name.
 
     Args:
-        connection: The guest's end of the protocol.
+        connection: The guest's side of the protocol.
         flush: Function that sends the queued frames of the connection.
         handlers: Name of a call -> handler. A handler may raise :class:`RpcError`.
         intercept: Called with each valid call and with a function that executes the call. An interceptor can delay, refuse or drop the call.
@@ -152,7 +152,7 @@ class RpcServer:
             self._gone(call)
 
     def expire(self, id_: str, name: str) -> None:
-        """Refuse later calls with an id, because the process or execution with this id is no longer kept."""
+        """Refuse later calls with the id ``id_``, because the process or execution with this id is no longer kept."""
         message = f"The call {name} with the id {id_} has ended, and its result is no longer kept."
         self._remember(id_, name, RpcError("process_not_found", message, "Repeat the call with a new call id."))
 

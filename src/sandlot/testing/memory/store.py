@@ -2,7 +2,7 @@
 
 Invariants:
 - :class:`MemoryDatabase` contains all records. All stores that are opened on the same database, one after the other or at once, see the same records.
-- An operation is one transaction: it is done completely in one turn of the event loop, or not at all. If the caller is cancelled during an
+- An operation is one transaction: it is done completely in one iteration of the event loop, or not at all. If the caller is cancelled during an
   operation, CancelledError is raised after the operation is complete, as in the real store.
 - A saved record is copied. The caller can therefore change the record without changing the stored record.
 
@@ -190,7 +190,7 @@ class MemoryStore:
 
 
 class _Session:
-    """Runs the operations of one open store. The work of each operation happens in one turn of the event loop."""
+    """Runs the operations of one open store. The work of each operation happens in one iteration of the event loop."""
 
     def __init__(self, database: MemoryDatabase) -> None:
         self.database = database
@@ -317,7 +317,7 @@ class MemorySnapshotRepository:
         return await self._session.read("snapshots.get_by_idempotency_key", lambda database: _of_request(database.snapshots, owner, key))
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
-        """Return at most ``limit`` ready snapshots that follow the position ``after``, the oldest first. ``owner`` None: of all owners."""
+        """Return at most ``limit`` ready snapshots after the position ``after``, oldest first. If ``owner`` is None, return those of all owners."""
 
         def matches(row: SnapshotRecord) -> bool:
             return row.ready and owner in {None, row.owner} and _is_after(row, after)
@@ -440,7 +440,7 @@ class MemoryFileRepository:
         return await self._session.read("files.get", lambda database: database.files.get(file))
 
     async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
-        """Return at most ``limit`` files, the newest first, and the owner's total number of files. ``owner`` None: all owners together."""
+        """Return at most ``limit`` files of the owner, newest first, and the number of all files. If ``owner`` is None, include all owners."""
 
         def work(database: MemoryDatabase) -> tuple[Sequence[FileRecord], int]:
             found = _sorted(file for file in database.files.values() if owner in {None, file.owner})[::-1]
@@ -472,7 +472,7 @@ class MemoryExecutionRepository:
         return await self._session.read("executions.get", lambda database: database.executions.get(execution))
 
     async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, before: Position | None, limit: int) -> Sequence[ExecutionRecord]:
-        """Return at most ``limit`` executions that are older than the position ``before``, the newest first. ``owner`` None: of all owners."""
+        """Return at most ``limit`` executions before the position ``before``, newest first. If ``owner`` is None, return those of all owners."""
 
         def matches(row: ExecutionRecord) -> bool:
             position = None if before is None else (before.at, before.id)
@@ -502,11 +502,11 @@ class MemoryExecutionRepository:
         return await self._session.write("executions.trim", work)
 
     async def monthly_counts(self, month: str) -> Mapping[OwnerId, int]:
-        """Return owner -> number of executions that began in a month, such as ``2026-11``."""
+        """For each owner, return the number of executions that began in the given month, such as ``2026-11``."""
         return await self._session.read("executions.monthly_counts", lambda database: dict(database.execution_counts.get(month, {})))
 
     async def add_monthly_counts(self, month: str, more: Mapping[OwnerId, int]) -> None:
-        """Add to the number of executions that each owner began in a month. ``more`` is owner -> number to add."""
+        """Increase the number of executions of each owner in a month. ``more`` is owner -> number to add."""
         await self._session.write(
             "executions.add_monthly_counts", lambda database: database.execution_counts.setdefault(month, Counter()).update(more)
         )

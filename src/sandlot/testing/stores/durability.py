@@ -1,6 +1,7 @@
-"""Tests of a store whose content survives its process: kills of a writer, writes by several processes, and concurrent first opens.
+"""Tests of a store whose content remains when its process ends.
 
-A store in memory cannot pass these tests.
+The tests kill a process that writes, write from several processes, and let several tasks open a new store at the same time. A store in memory cannot
+pass these tests.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from sandlot.testing.stores.harness import (
 )
 
 _MANY, _PAGE = 2400, 600
-"""Number of rows, more than a store deletes in one transaction, and number of rows of a page."""
+"""Number of rows that a test saves, which is more than a store deletes in one transaction; number of rows in one page."""
 
 
 class RowsSuite:

@@ -30,7 +30,7 @@ async def churn(store: Store) -> None:
 
 
 async def main(opener: str, location: str, mode: str, count: str = "0") -> None:
-    """Open the store and run a mode of the program.
+    """Open the store. In the mode ``churn``, save sandboxes without end. In the mode ``events``, add events and then end.
 
     Args:
         opener: Function that opens the store, as ``module:function``.

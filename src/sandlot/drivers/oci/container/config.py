@@ -43,11 +43,11 @@ CAPABILITIES = (
 SYS_RESOURCE and others, because they open parts of the host's kernel that no program here needs."""
 
 MASKED = (
-    # Devices, memory and boot of the host.
+    # Files and folders that describe the host's devices, its memory, and how it was booted.
     *("/proc/cmdline", "/proc/consoles", "/proc/devices", "/proc/diskstats", "/proc/dma", "/proc/interrupts", "/proc/iomem", "/proc/ioports"),
     *("/proc/mdstat", "/proc/misc", "/proc/modules", "/proc/mtrr", "/proc/partitions", "/proc/swaps", "/proc/softirqs", "/proc/cgroups"),
     *("/proc/acpi", "/proc/asound", "/proc/bus", "/proc/driver", "/proc/fs", "/proc/irq", "/proc/scsi", "/proc/tty", "/proc/xen"),
-    # Internals of the host's kernel, and the activity of other processes.
+    # Files and folders that show internals of the host's kernel, and the activity of other processes.
     *("/proc/buddyinfo", "/proc/config.gz", "/proc/crypto", "/proc/dynamic_debug", "/proc/kallsyms", "/proc/kcore", "/proc/key-users"),
     *("/proc/keys", "/proc/kmsg", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/latency_stats", "/proc/locks"),
     *("/proc/pagetypeinfo", "/proc/pressure", "/proc/sched_debug", "/proc/schedstat", "/proc/slabinfo", "/proc/sysrq-trigger", "/proc/timer_list"),
@@ -56,8 +56,8 @@ MASKED = (
 """Paths that are covered by an empty file or folder, if the kernel has them."""
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 READ_ONLY = ("/proc/sys", BOOT_ID)
-"""Paths that are mounted read-only. The runtime binds such a path over itself, without the mounts inside. So the mount at :data:`BOOT_ID` is listed
-separately."""
+"""Paths that are mounted read-only. The runtime mounts each path over itself, but not the mounts below the path. So the mount at :data:`BOOT_ID` is
+listed separately."""
 
 DEV_BYTES = 64 * 1024
 SHM = "/dev/shm"  # noqa: S108 - the sandbox's
@@ -70,7 +70,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
         shape: Shape of the sandbox.
         spec: Spec of the sandbox; its id becomes the host name.
         first_id: First of the sandbox's own user and group ids on the host.
-        ids: Number of these ids.
+        ids: Number of the sandbox's user and group ids.
         volumes: Volumes of the sandbox. The stage, the process that starts the runtime, has mounted them in its mount namespace.
     """
     capabilities = list(CAPABILITIES)

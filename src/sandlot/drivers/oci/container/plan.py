@@ -29,13 +29,13 @@ from sandlot.model.specs import MAX_VOLUMES, Limits
 from sandlot.protocol.schema import most_pids
 
 OPEN_FILES = 65536
-"""Limit per process. The host's kernel charges open files to the memory limit."""
+"""Limit of open files per process. The host's kernel counts the memory of open files against the sandbox's memory limit."""
 OWN_TASKS = 48
-"""Host tasks in addition to those that the guest allows: the guest, the keeper, crun while it starts, and a margin. Without the margin, the host
-would refuse a task before the guest, which counts existing tasks, notices that the limit is reached."""
+"""Host tasks in addition to those that the guest allows: the guest, the keeper, crun while it starts, and a margin. The guest counts
+the existing tasks. Without the margin, the host would refuse a new task before the guest notices that the limit is reached."""
 
 _PASSABLE = 0o711
-"""crun enters these folders as the sandbox's root, which has no rights on the host. No user but root can list them."""
+"""Mode of folders that crun enters as the root user of the sandbox, who has no rights on the host. Only the host's root user can list them."""
 
 
 def group_limits(limits: Limits) -> GroupLimits:
@@ -59,8 +59,8 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         ("private_mounts",),
         ("forget", str(volume_mounts(folder.path.parent.parent))),
         ("tmpfs", VIEW_MOUNT, f"mode={_PASSABLE:o},size=1m"),
-        # The stage is in the group already, so crun must not manage groups. crun refuses hosts that mount cgroup v1 and v2 together, and therefore
-        # sees an empty folder instead of the host's groups.
+        # The stage is already in the sandbox's control group, so crun must not manage control groups. crun refuses hosts that mount cgroup v1 and v2
+        # together. An empty folder is therefore mounted over the host's groups.
         ("tmpfs", VIEW_CGROUPS, "mode=0700,size=4k"),
         *(("mkdir", path, _PASSABLE) for path in (VIEW, VIEW_ROOT)),
         ("hub", VIEW_VOLUMES, MAX_VOLUMES),

@@ -29,7 +29,7 @@ from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 MIN_RELEASE = (1, 8)
-"""The oldest supported release: the one in Debian 12."""
+"""The oldest supported release, which is in Debian 12."""
 INSTALL_HINT = "apt-get install crun. In a checkout, scripts/setup does it."
 _VERSION = re.compile(r"crun version (\d+)\.(\d+)")
 
@@ -76,11 +76,11 @@ class Crun:
     locate: Callable[[], Program] = find_crun
     own_ids: bool = True
     hub: str | None = None
-    """crun itself mounts the volumes at their paths."""
+    """None, because crun itself mounts the volumes at their paths."""
     bytes_per_inode: int | None = 16 * 1024
-    """The default of mke2fs, because every file that is written inside is a file on this disk."""
+    """The default of mke2fs, because every file that is written inside the sandbox is a file on this disk."""
     oom_statuses: frozenset[int] = frozenset((-signal.SIGKILL,))
-    """SIGKILL, received by the guest. crun itself has ended long before."""
+    """Status of a guest that was killed by SIGKILL. crun itself ended when the guest was running."""
 
     @property
     def unsupported(self) -> Mapping[DriverCapability, str]:
@@ -125,18 +125,18 @@ class Crun:
         )
 
     def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - part of the interface
-        """Raise UnsupportedError, because only a runtime with snapshots creates a sandbox before it starts the guest."""
+        """Raise UnsupportedError, because only a runtime that supports snapshots creates a sandbox before it starts the guest."""
         raise _no_snapshots_error()
 
     def engine(self, program: Program) -> Engine:  # noqa: ARG002 - part of the interface
-        """Raise UnsupportedError, because the runtime has no snapshots."""
+        """Raise UnsupportedError, because crun does not support snapshots."""
         raise _no_snapshots_error()
 
     def after_start(self, started: Started) -> None:
         """Do nothing: crun itself completes the start."""
 
     def disk_bytes(self, started: Started) -> int:
-        """Return the number of bytes in the file system, including bytes that are not written to the disk yet.
+        """Return the number of bytes used in the file system of the sandbox's disk, including data that is not written to the disk yet.
 
         The number is read through the keeper, a process outside of the sandbox: no process inside can change the mounts that the keeper sees.
         """

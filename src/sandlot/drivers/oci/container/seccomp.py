@@ -8,7 +8,7 @@ Invariants:
   right cause.
 - Only the native architecture is allowed: a 32-bit or x32 call ends the calling thread, which is libseccomp's default for foreign architectures.
 
-Sources: syscalls(2) and the manual page of each call. The numbers are x86-64's.
+Sources: syscalls(2) and the manual page of each call. The numbers are those of x86-64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 SOCK_STREAM, SOCK_DGRAM, SOCK_TYPES = 1, 2, 0xF
 """Socket types of TCP and UDP. The mask excludes SOCK_CLOEXEC and SOCK_NONBLOCK (socket(2))."""
 PROTOCOLS = {SOCK_STREAM: (0, 6), SOCK_DGRAM: (0, 17)}
-"""Socket type -> allowed protocols: the default one, as 0 or by its number. Others (SCTP, DCCP, MPTCP) may make the host load a module."""
+"""Socket type -> allowed protocols: the default protocol, as 0 or by its number. For others (SCTP, DCCP, MPTCP), the host might load a module."""
 AF_NETLINK, NETLINK_ROUTE = 16, 0
 """The only netlink family allowed; getifaddrs(3) needs it. Other families reach the crypto, audit and firewall code of the host's kernel."""
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)

@@ -43,7 +43,7 @@ CAPABILITIES = (
     "CAP_SYS_PTRACE",
 )
 """Capabilities over objects of gVisor's own kernel. On the host, the process that runs this kernel has none. SYS_ADMIN allows root inside to call
-mount(2). An attacker gains nothing by it: gVisor, like Linux, gives SYS_ADMIN to every user in a user namespace of their own. Omitted: NET_RAW and
+mount(2). This gives an attacker nothing new: in gVisor, as in Linux, every user gets SYS_ADMIN in a user namespace of their own. Omitted: NET_RAW and
 NET_ADMIN, because there is no network; SYS_MODULE, SYS_RAWIO, SYS_BOOT, SYS_TIME and others, because gVisor does not implement what they allow."""
 
 
@@ -75,7 +75,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
         },
         # Writes go to the overlay. The folder itself is mounted read-only.
         "root": {"path": VIEW_ROOT, "readonly": False},
-        # A fixed name: the guest sets the host name of the sandbox when the sandbox gets its owner.
+        # This host name is a placeholder. The guest sets the host name of the sandbox when the sandbox gets its owner.
         "hostname": HOST_NAME,
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},

@@ -30,9 +30,9 @@ created the first stub, from which all others are forked."""
 
 HOST_TASKS_BASE = 256
 HOST_TASKS_PER_PROCESS = 4
-"""Host tasks that runsc's systrap platform needs. Measured: 21 when idle and about 50 when busy for runsc itself, and 2 per process inside, none per
-thread. Doubled, because the whole sandbox ends if this limit is reached ("failed to get clone"). The guest enforces ``Limits.pids``; this limit is a
-backstop."""
+"""Host tasks that runsc's systrap platform may use. Measured: runsc itself needs 21 tasks when idle and about 50 when busy, and 2 for each process
+inside, however many threads it has. The limit is much higher, because the whole sandbox ends if the limit is reached ("failed to get clone"). The
+guest enforces ``Limits.pids``, so this limit is normally not reached."""
 
 
 _SHOWN_CONTROLLERS = (

@@ -2,7 +2,7 @@
 
 Invariants:
 - The newest runsc on PATH is used. A release older than :data:`MIN_RELEASE` is refused, because it lacks required features.
-- The features of each build of runsc are detected once, by running the program with the flags in question.
+- The features of each build of runsc are detected once: the program is run with a flag that needs the feature, or its release date is compared.
 - No flag weakens the isolation: no host network, no host sockets, no direct access to host files, no overriding of flags by a bundle.
 """
 
@@ -31,7 +31,7 @@ from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 MIN_RELEASE = 20240729
-"""Date of the oldest supported release: the one in Debian backports for Debian 12."""
+"""Date of the oldest supported release, which is in the backports of Debian 12."""
 INSTALL_HINT = (
     "Install gVisor: on Debian 12 `apt-get install -t bookworm-backports runsc`, or an official release from "
     "https://gvisor.dev/docs/user_guide/install/. In a checkout, scripts/setup does it."
@@ -138,7 +138,7 @@ class Runsc:
 
     def after_start(self, started: Started) -> None:
         """Give gVisor's kernel the highest out-of-memory score, so that the host kills it first (``plan.py``). runsc's command line does the same."""
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the sandbox has ended; its owner notices
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the sandbox has ended, which OciInstance detects
             Path(f"/proc/{started.sandbox.pid}/oom_score_adj").write_text(str(KERNEL_OOM_SCORE), encoding="ascii")
 
     def disk_bytes(self, started: Started) -> int:

@@ -25,7 +25,7 @@ class CliEngine:
     """The :class:`~sandlot.drivers.oci.runtime.Engine` that runs a ``runsc`` command for each operation.
 
     Args:
-        flags: Function that returns the path of runsc and the flags that precede every command, for a program and a disk limit in bytes.
+        flags: Function that takes a program and a disk limit in bytes, and returns the path of runsc and the flags that precede every command.
     """
 
     def __init__(self, flags: Flags) -> None:

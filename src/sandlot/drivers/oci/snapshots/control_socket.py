@@ -1,9 +1,10 @@
 """Commands to a running runsc through its control socket.
 
 Each command of runsc's command line is a process that reads the sandbox's state, connects to this socket, sends one message and ends. This takes 15
-to 40 ms and as much processor time, which direct use of the socket saves. The protocol of the socket is internal to runsc: JSON objects over a
-stream socket, files as SCM_RIGHTS beside the first byte (unix(7)), one response to each request. So the socket is used only with releases that were
-tested (``gvisor/runtime.py``). All other releases are controlled through their command line (``command_line.py``). Both ways pass the same tests.
+to 40 ms and as much processor time. Using the socket directly saves this time. The protocol of the socket is internal to runsc: JSON objects over a
+stream socket, files sent as SCM_RIGHTS with the first byte (unix(7)), one response to each request. So the socket is used only with releases that
+were tested (``gvisor/runtime.py``). All other releases are controlled through their command line (``command_line.py``). Both ways pass the same
+tests.
 
 Invariants:
 - The socket is reached through a file descriptor of its folder, because its path may be longer than 107 bytes, the maximum of a socket address.
@@ -28,7 +29,7 @@ from sandlot.drivers.oci.runtime import EngineError, RunningOciRuntime, shorten_
 from sandlot.drivers.oci.snapshots.image_files import MEMORY, MEMORY_INDEX, STATE
 
 RESPONSE_TIMEOUT_S = 600.0
-"""Enough for a checkpoint of many GiB to a slow disk. The end of a sandbox is noticed at once."""
+"""Enough time for a checkpoint of many GiB to a slow disk. If the sandbox ends, the wait ends at once."""
 _CHUNK_BYTES = 64 * 1024
 _MAX_RESPONSE_BYTES = 1024 * 1024
 
@@ -40,7 +41,7 @@ _LOOPBACK = {
         {"Destination": {"IP": "::1", "Mask": base64.b64encode(bytes((255,)) * 16).decode()}},
     ],
 }
-"""Network configuration with only the loopback device. runsc's command line sends the same before it starts or restores a sandbox."""
+"""Network configuration with only the loopback device. runsc's command line sends the same configuration before it starts or restores a sandbox."""
 
 
 class ControlEngine:

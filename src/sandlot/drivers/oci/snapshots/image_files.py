@@ -3,7 +3,7 @@
 Invariants:
 - A folder that has its final name is complete. The manifest is written last, everything is synced before the rename if the snapshot must be durable,
   and a rename within one file system is atomic (rename(2)).
-- An incomplete snapshot of a killed service is in the sandbox's folder and is removed with the sandbox's folder.
+- If the service is killed while it writes a snapshot, the incomplete snapshot is in the sandbox's folder, and is removed together with this folder.
 - Only root of the host can read the files: they contain the whole memory of a sandbox.
 """
 
@@ -23,7 +23,7 @@ STATE, MEMORY_INDEX, MEMORY = "checkpoint.img", "pages_meta.img", "pages.img"
 """Files that runsc writes without compression: the objects of its kernel, the index of pages, and the pages of memory and files."""
 
 _MIN_IMAGE_BYTES = 1 << 20
-"""Less than the size of the smallest image."""
+"""Number of bytes below the size of the smallest snapshot."""
 
 
 def begin(image: Path) -> None:
@@ -92,7 +92,7 @@ def check_free(into: Path) -> None:
 
 
 def _move_across(image: Path, into: Path, *, durable: bool) -> None:
-    """Move a folder to another file system: copy it beside the final name, then rename it."""
+    """Move a folder to another file system: copy its files to a new folder next to the final path, then rename the new folder."""
     draft = into.with_name(f".{into.name}.new")
     begin(draft)
     try:
@@ -116,5 +116,5 @@ def find_damage(snapshot: Path, manifest: Manifest) -> str:
         except OSError:
             return f"{name} is missing"
         if found != size:
-            return f"{name} has {found} bytes, and was written with {size}"
+            return f"{name} has {found} bytes instead of {size}"
     return ""

@@ -25,7 +25,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import Limits, Shape
 
 VERSION = 1
-"""Version of the manifest and of the bundle's mounts (``gvisor/config.py``): an image has the mounts open, and finds them again by their paths."""
+"""Version of the manifest and of the list of mounts in ``gvisor/config.py``: a restored sandbox finds the mounts in the snapshot by their paths."""
 NAME = "snapshot.json"
 
 
@@ -58,21 +58,21 @@ class Manifest:
     def misfit(self, shape: Shape, driver: str, runtime_sha256: str) -> str:
         """Return the reason why a sandbox with these properties cannot be started from the snapshot, or an empty text if it can be started."""
         if self.driver != driver:
-            return f"it was written by the {self.driver} driver, and this is {driver}"
+            return f"it was written by the {self.driver} driver, but this sandbox uses the {driver} driver"
         if self.runtime_sha256 != runtime_sha256:
             writer = f"{self.runtime_version}, {self.runtime_sha256[:12]}"
-            return f"it was written by another build of {self.runtime} ({writer}), and this is {runtime_sha256[:12]}"
+            return f"it was written by another build of {self.runtime} ({writer}), but this sandbox uses build {runtime_sha256[:12]}"
         if self.root_digest != shape.root.digest:
-            return f"it was written with the root file system {self.root_digest[:19]}, and this is {shape.root.digest[:19]}"
+            return f"it was written with the root file system {self.root_digest[:19]}, but this sandbox has {shape.root.digest[:19]}"
         for name in ("memory_bytes", "disk_bytes"):
             before, now = getattr(self.limits, name), getattr(shape.limits, name)
             if now < before:
-                return f"it was written with {before // 2**20} MiB of {name.removesuffix('_bytes')}, and would get {now // 2**20} MiB"
+                return f"it was written with {before // 2**20} MiB of {name.removesuffix('_bytes')}, but this sandbox has {now // 2**20} MiB"
         return ""
 
 
 def load(text: str) -> Manifest | None:
-    """Parse a manifest from JSON. Return None if this version cannot read the text."""
+    """Parse a manifest from JSON. Return None if this version of Sandlot cannot read the text."""
     try:
         fields = json.loads(text)
         if fields.pop("version") != VERSION:
@@ -85,7 +85,7 @@ def load(text: str) -> Manifest | None:
 
 
 def read(snapshot: Path) -> Manifest | None:
-    """Read the manifest of a snapshot. Return None if there is no manifest, or if this version cannot read it."""
+    """Read the manifest of a snapshot. Return None if there is no manifest, or if this version of Sandlot cannot read it."""
     try:
         return load((snapshot / NAME).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):

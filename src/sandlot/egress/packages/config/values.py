@@ -23,7 +23,7 @@ def _host(*labels: str) -> str:
 PYPI = f"https://{_host('pypi', 'org')}/simple/"
 NPM = f"https://{_host('registry', 'npmjs', 'org')}/"
 DEBIAN = MappingProxyType({name: f"http://{_host('deb', 'debian', 'org')}/{name}/" for name in ("debian", "debian-security")})
-"""Root URLs of Debian's public archives by name. Used, like :data:`PYPI` and :data:`NPM`, if the machine's configuration names no other."""
+"""Root URLs of Debian's public archives by name. These URLs, :data:`PYPI` and :data:`NPM` are used if the machine's configuration names no others."""
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -101,7 +101,7 @@ def _fetchable_url(base: str, link: str) -> str | None:
 
 
 def _abbreviate(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the abbreviated form of metadata: the part that an install needs. For some packages it has a tenth of the size of the full form."""
+    """Return the abbreviated form of metadata: the part that an installation needs. For some packages it has a tenth of the size of the full form."""
     versions = {}
     for version, manifest in metadata["versions"].items():
         if not isinstance(manifest, dict):

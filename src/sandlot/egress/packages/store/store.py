@@ -47,7 +47,7 @@ RESERVE_BYTES = 64 * 1024 * 1024
 """Disk space that the store leaves free for other programs. On disks smaller than 1.25 GiB, a twentieth of the disk is left free."""
 _PRIVATE = 0o700
 _TOUCH_S = 60.0
-"""Seconds in which only the first use of a file is recorded, because updating a file's time takes as long as reading the file."""
+"""Seconds after a recorded use of a file during which no other use is recorded, because recording a use takes as long as reading the file."""
 _YOUNG_S = 60.0
 """Age in seconds below which `sweep` keeps a file in ``tmp/``: its writer may not have locked it yet."""
 _SCAN_S = 10.0

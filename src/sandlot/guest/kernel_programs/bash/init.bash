@@ -40,7 +40,7 @@ __sandlot_over() {
     done
     __sandlot_replaced=()
     printf '%s %s %s\n' "$1" "$__sandlot_status" "$__sandlot_ran" >&61
-    __sandlot_busy= __sandlot_failed= # last: after an interrupt before this line, the function runs again, and a second report is harmless
+    __sandlot_busy= __sandlot_failed= # must come last: if an interrupt arrives earlier, this function runs again, and a second report is harmless
 }
 
 __sandlot_next() {
@@ -55,7 +55,7 @@ __sandlot_next() {
         printf 'ready 0\n' >&61 # ask for the number again: an interrupted read or mapfile has left a part of its input unread
     done
     __sandlot_busy=1
-    __sandlot_ran=$number # last: after an interrupt before this line, kernel.py sends the cell again
+    __sandlot_ran=$number # must come last: if an interrupt arrives earlier, kernel.py sends the number of the cell again
 }
 
 # Sets $? to the status of the previous cell.
@@ -83,7 +83,7 @@ set -E
 
 # PROMPT_COMMAND is one line, because bash counts the line numbers of a cell from the line of the `eval`. In the text for `eval`, the cell begins
 # with the second line.
-# The last command starts the loop again after a cell has ended it with a stray `break`.
+# If a cell ends the loop with a stray `break`, the last command of the line starts the loop again.
 PROMPT_COMMAND='while __sandlot_next; do eval "${__sandlot_texts[1]-}"; __sandlot_last && :; '
 PROMPT_COMMAND+='eval "$__sandlot_flags"$'"'\n'"'"${__sandlot_texts[2]-}" 2>&62; '
 PROMPT_COMMAND+='__sandlot_over done >/dev/null; done; __sandlot_over done >/dev/null; eval "$PROMPT_COMMAND"'

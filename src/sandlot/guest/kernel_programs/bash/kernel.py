@@ -10,7 +10,7 @@ Invariants:
 - SIGINT ends the foreground command and the rest of the cell. The shell and its background jobs continue. The signal is repeated until the
   cell ends, because bash runs the next command of the cell if a command survives the signal.
 - After ``set -e``, a failed command ends the cell, not the shell.
-- ``exit`` ends the shell. The cell reports the end of the shell, and the next cell gets a new shell.
+- ``exit`` ends the shell. The standard error of the cell then says that the shell has ended, and the next cell starts a new shell.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ STDERR = 2
 INTERRUPT_AGAIN_MS = 400
 """Milliseconds after which SIGINT is sent again if the cell has not ended."""
 LEADS_GROUP = os.getpgrp() == os.getpid()
-"""True if this process leads its process group. It does if the guest has started it, so that the whole group may be signalled."""
+"""True if this process leads its process group, as it does when the guest has started it. Signals may then be sent to the whole group."""
 SIGNAL_STATUS = 128
-"""A command that signal N has ended has the exit status ``SIGNAL_STATUS`` + N in bash."""
+"""If signal N ends a command, bash gives the command the exit status ``SIGNAL_STATUS`` + N."""
 
 
 class Shell:
@@ -49,7 +49,7 @@ class Shell:
         cell_fd: Descriptor of a memory file with the text of the cell (memfd_create(2)).
         commands_fd: Descriptor of the write end of the pipe on which bash gets the number of the next cell.
         events_fd: Descriptor of the read end of the pipe on which bash reports that it is ready and that a cell has ended.
-        is_mute: True if no process has the write end of ``events_fd`` open, so that bash can no longer report anything.
+        is_mute: True if the write end of the pipe of ``events_fd`` is closed in all processes, so that bash can no longer report anything.
 
     Raises:
         OSError: bash cannot be started.
@@ -67,7 +67,7 @@ class Shell:
                 ["bash", "--noprofile", "--rcfile", RCFILE, "-i"],
                 os.environ,
                 file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for source, target in inherited],
-                setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores the last two, which bash would inherit
+                setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores the last two; otherwise bash would too
             )
         finally:
             for fd in (commands_read, events_write, null):
@@ -121,7 +121,7 @@ class Shell:
             status, _, number = rest.partition(" ")
             if word == "ready":
                 if self._is_ready and self._is_busy:
-                    self._start_cell()  # an interrupt came before bash had started the cell, so bash waits for the number again
+                    self._start_cell()  # an interrupt came before bash had started the cell, so bash waits for the cell's number again
                 self._is_ready = True
             elif self._is_busy and number == str(self._number):
                 self._is_busy = self._is_ready = False
@@ -206,7 +206,7 @@ class BashKernel:
         return True
 
     def _wake(self, message: dict[str, Any]) -> None:
-        """Apply a ``wake`` message: set its variables in this process now, and in the shell before the next cell. Also seed the shell's ``RANDOM``.
+        """Set the variables of a ``wake`` message: in this process now, and in the shell before the next cell. Also seed the shell's ``RANDOM``.
 
         If there is no shell, the message also sets the working directory, and a shell is started.
         """

@@ -1,4 +1,4 @@
-// The JavaScript kernel: runs cells in one global scope, on the node of the image, without further packages.
+// The JavaScript kernel: runs cells in one global scope, with the Node.js (below: node) of the image and without further packages.
 //
 // The guest starts it as `node kernel.mjs FD`, where FD is the socket to the guest. A message on the socket is a length of 4 bytes and a value in
 // the encoding of protocol/values.py.
@@ -127,8 +127,8 @@ function decode(raw) {
 const pause = new Int32Array(new SharedArrayBuffer(4));
 const { writeSync } = fs;
 
-// Bytes of the message that is being sent, and number of bytes that were sent. If a cell is terminated during send(), the rest of the message is
-// sent before the next message.
+// Bytes of the message that is being sent, and how many of these bytes were sent already. If a cell is terminated during send(), the rest of the
+// message is sent before the next message.
 let raw = null;
 let at = 0;
 
@@ -148,7 +148,7 @@ function framed(message) {
   return made;
 }
 
-// Returns the number of keys and values in a value, nested ones included, as the guest counts them for its limit.
+// Returns the number of keys and values in an object or array, including nested keys and values. The guest limits this number for each message.
 function items(value) {
   if (value === null || typeof value !== 'object' || value instanceof Uint8Array) return 0;
   const pairs = entries(value);
@@ -157,8 +157,8 @@ function items(value) {
   return number;
 }
 
-// Returns a short message with the same required fields in place of a message above the guest's limits. The guest would kill a kernel that sends
-// a message above its limits.
+// Returns a short version of a message that exceeds the guest's limits. The short version has all required fields. If the kernel sent the long
+// message, the guest would kill the kernel.
 function shortened(message) {
   const short = {};
   for (const [name, item] of entries(message)) {
@@ -185,7 +185,7 @@ function flush() {
 
 // -- cells ------------------------------------------------------------------------------------------------------------------------------
 
-const owner = new AsyncLocalStorage(); // cell to which output and errors of the present code belong, even after the end of the cell
+const owner = new AsyncLocalStorage(); // cell to which the output and errors of the running code belong, even after the cell has ended
 const session = new inspector.Session();
 const waiting = [];
 let running = null;
@@ -194,8 +194,8 @@ let count = 0;
 
 class Exit extends Error {}
 
-// Starts the cell of an `execute` message. If a previous cell is terminated late, this function may be terminated instead. The reading thread
-// therefore passes the message again until acknowledge() was called.
+// Starts the cell of an `execute` message. If the request to terminate the previous cell takes effect late, it may terminate this function
+// instead. The reading thread therefore passes the message again until acknowledge() was called.
 function startCell({ number, cell, code, env, silent, store_history: keeps }) {
   if (cell !== last && keeps !== false && !silent) count += 1;
   const current = { id: cell, silent, before: [] };
@@ -208,7 +208,8 @@ function startCell({ number, cell, code, env, silent, store_history: keeps }) {
     acknowledge(number);
     progress[1] = 1;
     owner.run(current, () => evaluate(current, expression));
-    process._tickCallback?.(); // continue promises that are settled already, within this turn: an endless `for (;;) await null` can be ended here
+    // Code that awaits settled promises continues now, in the same turn of the event loop: an endless `for (;;) await null` can be terminated.
+    process._tickCallback?.();
     progress[1] = 0;
   } catch (error) {
     acknowledge(number);
@@ -216,7 +217,7 @@ function startCell({ number, cell, code, env, silent, store_history: keeps }) {
   }
 }
 
-// Promises of cells that have not been settled. The promise of a cell is the first promise that its evaluation creates. If the garbage collector
+// Unsettled promises of cells. The promise of a cell is the first promise that its evaluation creates. If the garbage collector
 // freed this promise before it is settled, the inspector would report that during the collection, and the process would end. The promise is
 // therefore kept here until it is settled.
 const pendingPromises = new Set();
@@ -257,7 +258,7 @@ function resolveRemote(remote) {
 }
 
 function onEvaluated(current, { result, exceptionDetails }) {
-  if (running !== current) return; // the cell was reported as interrupted before, although its code has continued
+  if (running !== current) return; // the cell was already reported as interrupted, but its code has continued
   if (exceptionDetails !== undefined) {
     fail(current, resolveRemote(exceptionDetails.exception ?? { type: 'undefined' }), exceptionDetails);
     return;
@@ -401,7 +402,7 @@ function prepare(code, name) {
   const bare = masked(code);
   let expression = code;
   if (/\bimport\b/.test(bare)) expression = replaced(code, bare);
-  // Code such as `{ a: 1 }` could be a block or an object. As in a browser's console, it is an object if it can be one.
+  // Code such as `{ a: 1 }` could be a block or an object. As in a browser's console, it is read as an object if possible.
   if (/^\s*\{/.test(bare) && !/;\s*$/.test(bare) && compiles(`(async () => (${expression}\n))`)) expression = `(${expression}\n)`;
   return `${expression}\n//# sourceURL=${name}`;
 }
@@ -451,7 +452,8 @@ function masked(code) {
 }
 
 const here = () => path.join(process.cwd(), 'cell.js');
-const globalPackages = path.join(path.dirname(path.dirname(process.execPath)), 'lib', 'cell.js'); // beside npm's global node_modules
+// Path beside npm's global node_modules: imports that are resolved from this path find the global packages. The file need not exist.
+const globalPackages = path.join(path.dirname(path.dirname(process.execPath)), 'lib', 'cell.js');
 
 // Makes imports of cells search the working directory and its parents first, and then the globally installed packages.
 if (isMainThread && typeof module.registerHooks === 'function') {
@@ -552,8 +554,8 @@ function reseed(entropy) {
 
 let { random } = Math;
 
-// Returns a replacement for Math.random, seeded with 16 bytes of `entropy`: the generator xoshiro128** by David Blackman and Sebastiano Vigna. Two of
-// its words of 32 bits make one number.
+// Returns a replacement for Math.random, seeded with 16 bytes of `entropy`: the generator xoshiro128** by David Blackman and Sebastiano Vigna. Each
+// number is made from two 32-bit words of the generator.
 function xoshiro(entropy) {
   const words = new DataView(entropy.buffer, entropy.byteOffset, entropy.byteLength);
   const state = Uint32Array.from({ length: 4 }, (_, number) => words.getUint32(4 * number));
@@ -616,8 +618,8 @@ function listen() {
     parentPort.postMessage(message);
     if (message.op === 'interrupt') setTimeout(resend, RESEND_MS);
   };
-  // Passes messages to the main thread again until it has handled them: if it is idle when its code is terminated, it loses the next message. If an
-  // interrupt is among them, the code of the cell is terminated first.
+  // Passes messages to the main thread again until it has handled them: if the main thread is idle when its code is terminated, it loses the next
+  // message. If one of the messages interrupts the newest cell, the code of this cell is terminated first.
   const resend = () => {
     unhandled = unhandled.filter((message) => message.number > progress[0]);
     if (unhandled.length === 0) return;

@@ -7,7 +7,7 @@ kernel did not start.
 ``kernel.py --fork-server FD [--warm a,b]`` runs a fork server (``sandlot_kernel/fork_server.py``), which imports the modules a and b.
 
 Invariants:
-- Files in the working directory are imported by cells only, never by the kernel itself.
+- Only cells import files from the working directory. The kernel itself never does.
 - The modules of the kernel use a copy of Python's builtins, so that a cell that changes a builtin does not affect the kernel.
 - If IPython is missing or broken, cells run in the plain shell. If IPython is broken, the first cell prints a warning.
 """

@@ -70,6 +70,6 @@ def test_missing_or_truncated_file_is_named(tmp_path: Path) -> None:
     image = written(tmp_path / "image")
     wrote = dataclasses.replace(MANIFEST, files=image_files.sizes(image))
     (image / image_files.MEMORY).write_bytes(b"x")
-    assert image_files.find_damage(image, wrote) == "pages.img has 1 bytes, and was written with 5000"
+    assert image_files.find_damage(image, wrote) == "pages.img has 1 bytes instead of 5000"
     (image / image_files.MEMORY).unlink()
     assert image_files.find_damage(image, wrote) == "pages.img is missing"

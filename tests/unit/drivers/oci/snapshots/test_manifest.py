@@ -34,10 +34,10 @@ def test_invalid_manifest_is_none(text: str, tmp_path: Path) -> None:
     "shape, driver, runtime, why",
     [
         (SHAPE, "other", "a" * 64, "the gvisor driver"),
-        (SHAPE, "gvisor", "b" * 64, "another build of runsc (0.0~20240729.0, aaaaaaaaaaaa), and this is bbbbbbbbbbbb"),
-        (replace(SHAPE, root=RootFs(Path("/cache/tree"), "another")), "gvisor", "a" * 64, "root file system root, and this is another"),
-        (replace(SHAPE, limits=replace(LIMITS, memory_bytes=255 * MIB)), "gvisor", "a" * 64, "256 MiB of memory, and would get 255 MiB"),
-        (replace(SHAPE, limits=replace(LIMITS, disk_bytes=63 * MIB)), "gvisor", "a" * 64, "64 MiB of disk, and would get 63 MiB"),
+        (SHAPE, "gvisor", "b" * 64, "another build of runsc (0.0~20240729.0, aaaaaaaaaaaa), but this sandbox uses build bbbbbbbbbbbb"),
+        (replace(SHAPE, root=RootFs(Path("/cache/tree"), "another")), "gvisor", "a" * 64, "root file system root, but this sandbox has another"),
+        (replace(SHAPE, limits=replace(LIMITS, memory_bytes=255 * MIB)), "gvisor", "a" * 64, "256 MiB of memory, but this sandbox has 255 MiB"),
+        (replace(SHAPE, limits=replace(LIMITS, disk_bytes=63 * MIB)), "gvisor", "a" * 64, "64 MiB of disk, but this sandbox has 63 MiB"),
     ],
 )
 def test_reason_of_a_misfit_is_named(shape: Shape, driver: str, runtime: str, why: str) -> None:

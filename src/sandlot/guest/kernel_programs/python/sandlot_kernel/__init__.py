@@ -1,6 +1,6 @@
 """The Python kernel: runs cells on the Python of the image, 3.8 or newer, and reports their output, displays and errors.
 
-``kernel.py`` beside this folder starts it. ``docs/design/0011-kernels.md`` describes its messages.
+The program ``kernel.py`` in the parent folder starts the kernel. ``docs/design/0011-kernels.md`` describes the messages to and from the guest.
 
 Invariants:
 - Only the standard library is required. IPython, numpy, pandas and Matplotlib are used if the image has them.

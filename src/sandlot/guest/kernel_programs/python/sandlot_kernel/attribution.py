@@ -1,4 +1,4 @@
-"""Attribution of output to cells: output belongs to the cell that has started the writing thread or asyncio task.
+"""Attribution of output to cells: output belongs to the cell that has started the thread or asyncio task that writes the output.
 
 - An asyncio task belongs to the cell that has created the task (``contextvars``). A thread belongs to the cell of the thread that has started it.
 - Work in a ``ThreadPoolExecutor`` belongs to the cell that has submitted the work, even if another cell has created the pool.
@@ -42,7 +42,7 @@ def current_cell() -> str:
 
 
 def install() -> None:
-    """Patch ``threading.Thread`` and ``ThreadPoolExecutor``, so that each thread and each piece of work knows the id of its cell."""
+    """Patch ``threading.Thread`` and ``ThreadPoolExecutor``, so that the id of the cell is stored with each thread and each submitted call."""
     start = threading.Thread.start
     submit = ThreadPoolExecutor.submit
 

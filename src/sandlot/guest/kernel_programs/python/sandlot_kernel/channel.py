@@ -1,4 +1,4 @@
-"""The kernel's end of the socket to the guest, on which both sides send messages in the encoding of ``values``.
+"""Connection of the kernel to the guest: a socket on which both send messages in the encoding of the module ``values``.
 
 Invariants:
 - A message is always sent completely. If an interrupt arrives while the guest does not read, sending stops, and the rest of the message is sent
@@ -18,7 +18,7 @@ import socket
 import time
 from collections import deque
 
-from . import values  # type: ignore[attr-defined]  # protocol/values.py is put beside this module when it is shipped
+from . import values  # type: ignore[attr-defined]  # protocol/values.py is shipped beside this module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def shortened(message: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(item, (bytes, bytearray)):
             short[name] = bytes(item[:CHUNK_BYTES])
         elif not isinstance(item, dict):
-            short[name] = item  # dicts other than the data of a display are left out: only metadata
+            short[name] = item  # dicts that get here are left out: they are metadata of displays, which are optional
     return short
 
 
@@ -88,7 +88,7 @@ def _short(text: Any) -> str:
 
 
 def _items(value: Any) -> int:
-    """Return the number of nested items in a value, counted in the same way as by ``values.decode``."""
+    """Return the number of nested items in a value, in the same way as ``values.decode`` counts the items."""
     if isinstance(value, dict):
         return 2 * len(value) + sum(map(_items, value.values()))
     return len(value) + sum(map(_items, value)) if isinstance(value, (list, tuple)) else 0
@@ -127,7 +127,7 @@ class Channel:
         """Messages of the guest that arrived during :meth:`wait_synced` and that :meth:`receive` has not returned yet."""
         self._sync_number = 0
         self.is_synced = True
-        """True if no output was queued since the last ``sync`` message, and the guest has not failed to confirm that message in time."""
+        """True if no output was queued since the last ``sync`` message. False if output was queued, or if the wait for confirmation was given up."""
 
     def fileno(self) -> int:
         """Return the descriptor of the socket to the guest."""
@@ -150,7 +150,7 @@ class Channel:
     def queue(self, message: dict[str, Any]) -> None:
         """Queue a message for :meth:`send_queued`. The caller must hold the lock of ``Output``."""
         raw = encode(message)
-        if message["event"] != "started":  # the guest handles "started" without reading the pipes first, so it needs no confirmation
+        if message["event"] != "started":  # "started" needs no confirmation: the guest does not read the pipes before it handles this message
             self.is_synced = message["event"] == "sync"
         self._out += raw
 

@@ -47,7 +47,7 @@ def describe(figure: Any) -> str | None:
 def of_figure(figure: Any) -> dict[str, Any] | None:
     """Return the chart data of a figure; None if the figure has no data.
 
-    The chart of a figure with several ``Axes`` has the type ``superchart`` and contains one chart for each of them.
+    The chart of a figure with several ``Axes`` has the type ``superchart``. It contains one chart for each of the first ``CHARTS_MAX`` ``Axes``.
 
     Args:
         figure: A ``matplotlib.figure.Figure``.
@@ -64,7 +64,7 @@ def of_figure(figure: Any) -> dict[str, Any] | None:
 
 
 def of_axes(ax: Any) -> dict[str, Any]:
-    """Return the chart data of one part of a figure.
+    """Return the chart data of one ``Axes``, which is one coordinate system of a figure.
 
     Args:
         ax: A ``matplotlib.axes.Axes``.
@@ -164,22 +164,22 @@ def _pie(ax: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _whisker_plots(ax: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the values of all box-and-whisker plots in ``ax``, and their orientation; an empty list if ``ax`` contains other shapes.
+    """Return the values and the orientation of all box-and-whisker plots in ``ax``; an empty list if the shapes in ``ax`` are not such plots.
 
-    Matplotlib draws each plot as a closed outline, whiskers, caps, a median line and outliers, which are found by their positions.
+    Matplotlib draws each plot as a closed outline, whiskers, caps, a median line and outliers. This function recognizes them by their positions.
     """
     patches = _module("patches")
     outlines = [patch.get_path().vertices for patch in ax.patches if isinstance(patch, patches.PathPatch)]
     lines = []
     for line in ax.get_lines():
         xy = line.get_xydata()
-        if not outlines and len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]):  # noqa: PLR2004 - four corners and the first again
+        if not outlines and len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]):  # noqa: PLR2004 - four corners, and the first corner again
             outlines.append(xy)
         else:
             lines.append((xy, line))
     outlines = [*outlines, *(xy for xy, _line in lines if len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]))]  # noqa: PLR2004
     plots = [_WhiskerPlot(xy) for xy in _unique(outlines)]
-    if not plots or len(ax.get_lines()) < 3 * len(plots):  # a plot has two whiskers and a median: with fewer lines, this is no plot
+    if not plots or len(ax.get_lines()) < 3 * len(plots):  # each plot has at least three lines: two whiskers and a median
         return [], {}
     flat = all(any(len(xy) == 2 and plot.is_median(xy, flat=True) for xy, _line in lines) for plot in plots)  # noqa: PLR2004
     axis = ax.yaxis if flat else ax.xaxis
@@ -232,7 +232,7 @@ class _WhiskerPlot:
         """Return the values of the plot: quartiles, median, ends of the whiskers and outliers. Return None if no line is the median line.
 
         Args:
-            lines: Array of the coordinates of each line in the same ``Axes``.
+            lines: One array of coordinates for each line in the same ``Axes``.
             flat: True if the plot is horizontal.
         """
         across, along = (1, 0) if flat else (0, 1)
@@ -246,7 +246,7 @@ class _WhiskerPlot:
             elif len(xy) and all(_near(float(value), middle) for value in xy[:, across]):
                 values = [float(value) for value in xy[:, along]]
                 touches = len(values) == 2 and any(_near(value, edge) for value in values for edge in (self.low[along], self.high[along]))  # noqa: PLR2004
-                if touches and len(ends) < 4:  # noqa: PLR2004 - two whiskers of two ends
+                if touches and len(ends) < 4:  # noqa: PLR2004 - two whiskers with two ends each
                     ends.extend(values)
                 else:
                     outliers.extend(values)
@@ -289,7 +289,7 @@ def _is_rule(line: Any) -> bool:
 
 
 def _names(axis: Any) -> dict[float, str]:
-    """Return position of a tick -> label of the tick, for the ticks of an axis that have a label."""
+    """Return a dict for an axis: position of a tick -> label of the tick. Ticks without a label are left out."""
     return {round(float(at), 6): text.get_text() for at, text in zip(axis.get_ticklocs(), axis.get_ticklabels()) if text.get_text()}
 
 

@@ -1,12 +1,12 @@
 """Representations of displayed objects, limited in size so that they fit into a message to the guest.
 
 Invariants:
-- text/plain above ``MAX_TEXT_CHARS`` is cut and ends with a note. Any other representation is sent whole or not at all, because a part of an
-  image is useless. A representation that is larger than ``MAX_REPRESENTATION_BYTES``, or would make the message too large, is left out. A note
-  in the metadata or in text/plain then gives its MIME type and size.
+- A text/plain representation of more than ``MAX_TEXT_CHARS`` characters is cut and ends with a note. Any other representation is sent whole or
+  not at all, because a part of an image is useless. A representation that is larger than ``MAX_REPRESENTATION_BYTES``, or would make the message
+  too large, is left out. A note in the metadata or in text/plain then gives its MIME type and size.
 - Metadata and representations together take at most ``MAX_BUNDLE_BYTES``. Metadata is added first, because it is small.
 - An entry of metadata that is too large is replaced by a note. Nesting of metadata is limited, because metadata may contain reference cycles.
-- Binary MIME types are sent as bytes, even if an object returns base64. JSON is sent as text.
+- Representations with a MIME type in ``BINARY`` are sent as bytes, even if an object returns base64. JSON is sent as text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT_CHARS = 1024 * 1024
 MAX_PART_CHARS = MAX_TEXT_CHARS - 1024
-"""Number of characters that are kept of a str or bytes object above ``MAX_TEXT_CHARS``. The rest of ``MAX_TEXT_CHARS`` is for the note."""
+"""Number of characters that are kept of a str or bytes object that is longer than ``MAX_TEXT_CHARS``. The remaining 1,024 are for a note."""
 MAX_REPRESENTATION_BYTES = 6 * 1024 * 1024
 MAX_BUNDLE_BYTES = 7 * 1024 * 1024
 MAX_MIME_TYPES = 64
@@ -155,7 +155,7 @@ class _Room:
             size: Size of the value in bytes, without its header of up to 9 bytes.
 
         Raises:
-            _NoRoomError: Too few bytes or no values remain for this value.
+            _NoRoomError: The remaining bytes or the remaining number of values are not enough for this value.
         """
         self.bytes -= size + 9
         self.values -= 1
@@ -166,7 +166,7 @@ class _Room:
         """Subtract the size of a string from the remaining bytes, and 1 from the remaining number of values. Return the string.
 
         Raises:
-            _NoRoomError: Too few bytes or no values remain for the string.
+            _NoRoomError: The remaining bytes or the remaining number of values are not enough for the string.
         """
         self.take(len(text.encode("utf-8", "replace")))
         return text

@@ -96,7 +96,7 @@ class KernelFacade:
     def leave(self) -> None:
         """Record that the code of a cell has ended. Pairs of :meth:`enter` and ``leave`` may be nested; only the outermost pair has an effect."""
         if self._levels == 1:
-            self._interrupts.in_user_code = False  # the first step, and no call: KeyboardInterrupt could still be raised inside a call
+            self._interrupts.in_user_code = False  # must come first and call no method: KeyboardInterrupt could still be raised in a method
             self.guard.builtins.leave()
         self._levels -= 1
 
@@ -154,7 +154,7 @@ class KernelFacade:
             kind: Class of the exception.
             raised: The exception.
             trace: Traceback of the exception; None if there is none.
-            lines: Text of the traceback, if it is not the default text; None for the default text.
+            lines: Lines to send as the traceback; None to format the traceback in the default way.
             cell: Id of the cell; None for the cell to which the calling thread or task belongs.
         """
         if self._forks.is_child():
@@ -199,7 +199,7 @@ class Engine:
         self._cell_count = 0
         self._was_flush_requested = False
         self._is_forked = False
-        """True if this process was forked from a fork server, so that there is time for a rehearsal before the first cell."""
+        """True if this process was forked from a fork server. The kernel then has time to rehearse (``_rehearse_cell``) before the first cell."""
         self.warning = ""
         self.has_ipython = True
 
@@ -327,7 +327,7 @@ class Engine:
             (self._loop.run if needs_loop else self._loop.step)(coroutine)
             facade.leave_all()
             facade.report_end(None)
-        except BaseException as error:  # noqa: BLE001 - a cell has broken the shell, or it was interrupted
+        except BaseException as error:  # noqa: BLE001 - a cell has broken the shell, or the shell was interrupted
             facade.leave_all()
             facade.report_end(error)
         try:
@@ -348,12 +348,12 @@ class Engine:
             if type(stream) is not Stream:
                 try:
                     stream.flush()
-                except Exception:  # noqa: BLE001, S110 - the cell's own stream
+                except Exception:  # noqa: BLE001, S110 - an object of a cell may raise any exception
                     pass
 
 
 def _translate_error(kind: Any, raised: Any, *, interrupted: Interrupts) -> tuple[Any, Any]:
-    """Return the class and the exception to report: a clearer exception in place of an exception that users would not understand.
+    """Return the class and the exception to report. An exception that users would not understand is replaced by a clearer exception.
 
     The CancelledError of a cell that was cancelled by an interrupt becomes KeyboardInterrupt. The error of a debugger that finds no standard input
     gets a message. All other exceptions are returned unchanged.
@@ -361,7 +361,7 @@ def _translate_error(kind: Any, raised: Any, *, interrupted: Interrupts) -> tupl
     Args:
         kind: Class of the exception.
         raised: The exception.
-        interrupted: Handler of SIGINT, which knows whether the cell was cancelled.
+        interrupted: Handler of SIGINT. Its attribute ``cancelled`` is True if an interrupt has cancelled the cell.
     """
     name = tracebacks.name_of(kind)
     if name == "CancelledError" and interrupted.cancelled:

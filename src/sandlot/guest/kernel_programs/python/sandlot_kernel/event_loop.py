@@ -34,10 +34,10 @@ class EventLoop:
         self._interrupts = interrupts
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed_loops: list[Any] = []
-        """Loops that were replaced. They are kept, because the destructor of a loop could close descriptors that other files use by now."""
+        """Loops that were replaced. They are kept, because the destructor of a loop could close descriptor numbers that other files use by now."""
         self._is_paused = False
         self._context = contextvars.copy_context()
-        self._get_running = events._get_running_loop  # noqa: SLF001 - run() and run_until_complete() call it
+        self._get_running = events._get_running_loop  # noqa: SLF001 - asyncio.run() and run_until_complete() call this function
         self._set_running = events._set_running_loop  # noqa: SLF001
 
     def install(self) -> None:
@@ -174,7 +174,7 @@ class EventLoop:
 def _works(loop: Any) -> bool:
     """Return True if the descriptors of a loop are still open."""
     try:
-        loop._selector.select(0)  # noqa: SLF001 - ready descriptors stay ready
+        loop._selector.select(0)  # noqa: SLF001 - no event is lost, because ready descriptors stay ready
     except AttributeError:
         return True  # a loop of another package, such as uvloop, which has no selector
     except (OSError, ValueError, RuntimeError, KeyError, TypeError):

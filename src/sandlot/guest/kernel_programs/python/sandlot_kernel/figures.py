@@ -3,7 +3,7 @@
 - When Matplotlib is imported in a kernel, the inline backend is selected, unless the environment or the cell selects a backend other than
   Agg. Agg is overridden because images set MPLBACKEND to Agg for programs that run outside a kernel.
 - The inline backend is not selected with the environment variable MPLBACKEND, because child processes would inherit it.
-- A figure that is the value of the last expression of a cell is shown as this value, and is not shown again at the end of the cell.
+- A figure that is the value of the last expression of a cell is shown as the result of the cell, and not again at the end of the cell.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def remember_shown(result: object) -> None:
 
 
 def drop_shown() -> None:
-    """Prevent the backend from showing figures at the end of the cell that the cell has displayed already as results."""
+    """Remove figures that the cell has already displayed as results from the figures that the backend shows at the end of the cell."""
     if not _shown_figures:
         return
     figures = list(_shown_figures)

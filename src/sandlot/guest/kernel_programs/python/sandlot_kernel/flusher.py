@@ -20,7 +20,7 @@ class Flusher:
 
     Args:
         flush: Function that sends the delayed output. Called in the thread.
-        on_request: Called in the thread when the guest requests a flush, before ``flush``.
+        on_request: Function that the thread calls before ``flush`` if the guest has requested the flush.
         request_fd: Descriptor of the pipe on which the guest requests a flush; -1 if there is none.
         delay_s: Seconds between :meth:`wake` and the flush.
 

@@ -2,7 +2,7 @@
 
 Messages of the guest, and the responses of the fork server:
 
-- ``{"op": "fork"}`` forks a kernel. Four descriptors come with the message: the kernel's socket, its standard output, its standard error, and
+- ``{"op": "fork"}`` forks a kernel. The message carries four descriptors: the kernel's socket, its standard output, its standard error, and
   the pipe on which the guest requests delayed output. The response is ``{"event": "forked", "pid": ...}``.
 - ``{"op": "check"}`` asks whether the imported packages are unchanged on the disk. The response is ``{"event": "fresh", "fresh": ...}``, with
   true if they are unchanged.
@@ -10,7 +10,7 @@ Messages of the guest, and the responses of the fork server:
 In addition, the fork server sends ``{"event": "ready"}`` when it can fork, and ``{"event": "warm"}`` when it has imported all modules of its
 command line.
 
-A forked kernel is a child of PID 1 and leads a session. The kernel uses only the imported modules and the engine of the fork server.
+A forked kernel is a child of PID 1 and leads a session. From the fork server, the kernel uses only the imported modules and the engine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ForkServer:
     Args:
         fd: Descriptor of the socket to the guest.
         modules: Names of modules to import after the fork server has sent ``ready``. Modules that are not installed are skipped.
-        create_engine: Creates the engine that forked kernels inherit.
+        create_engine: Function that creates the engine, which forked kernels inherit.
 
     Attributes:
         engine: Engine that runs the cells in a forked kernel.
@@ -51,7 +51,8 @@ class ForkServer:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
         self._modules = modules
-        # Recorded before any import: if the import of a broken package fails now, a later repair of the package is recognized by the changed folder.
+        # The versions of the package folders are recorded before any package is imported. If a broken package cannot be imported now and is repaired
+        # later, the version of its folder then differs from the recorded version.
         self._folders = {path: _file_version(path) for path in _package_folders()}
         self.engine = create_engine()
         self.engine.rehearse_shell()
@@ -91,8 +92,8 @@ class ForkServer:
     def _record_imports(self) -> None:
         """Record the versions of the imported files and their folders for :meth:`_is_fresh`, and hide all objects from garbage collection.
 
-        The garbage collector writes to each object that it examines, so that forked kernels no longer share the memory page of the object with
-        the fork server. If the version of a folder was recorded earlier, the earlier record is kept, because it precedes the imports from the folder.
+        The garbage collector writes to each object that it examines. A forked kernel would then no longer share the memory page of this object with
+        the fork server. If the version of a folder was recorded earlier, the earlier version is kept, because it was recorded before the imports.
         """
         self._folders = {path: _file_version(path) for path in _package_folders()} | self._folders
         self._files = {path: _file_version(path) for path in _imported_files()}
@@ -106,7 +107,7 @@ class ForkServer:
             fds: Descriptors that came with the message ``fork``.
 
         Returns:
-            In the kernel, the descriptors of its socket and of its flush pipe. In the fork server, None.
+            In the kernel, the descriptors of its socket and of the pipe on which the guest requests delayed output. In the fork server, None.
         """
         pid_read, pid_write = os.pipe()
         first = os.fork()

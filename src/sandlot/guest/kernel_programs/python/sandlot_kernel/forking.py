@@ -34,7 +34,7 @@ class ForkHooks:
         self._pid = os.getpid()
 
     def become_kernel(self) -> None:
-        """Record that this process is the kernel. Call this after a fork by the fork server. Forks by cells create children instead."""
+        """Record that this process is the kernel and not a forked child. Called when the kernel starts, and after the fork server has forked it."""
         self._pid = os.getpid()
 
     def install(self) -> None:

@@ -1,7 +1,7 @@
 """Handler of SIGINT, which raises KeyboardInterrupt only where raising is safe.
 
 - In user code of a cell, SIGINT raises KeyboardInterrupt at once.
-- In kernel code that must not be interrupted, SIGINT is remembered as pending. KeyboardInterrupt is raised on the return to user code.
+- In kernel code that must not be interrupted, SIGINT is remembered as pending. KeyboardInterrupt is raised when user code runs again.
 - While a cell awaits something in the event loop, SIGINT cancels the cell.
 - Between cells, SIGINT is ignored, unless a callback of the event loop is running: KeyboardInterrupt is then raised in the callback.
 """
@@ -37,8 +37,8 @@ class Interrupts:
     Attributes:
         in_cell: True if a cell runs.
         in_user_code: True while user code runs, in which SIGINT may raise KeyboardInterrupt.
-        depth: Number of nested calls of kernel code in which SIGINT must not raise.
-        pending: True if SIGINT has arrived where it must not raise, and KeyboardInterrupt is still to be raised.
+        depth: Number of nested calls of kernel code in which SIGINT must not raise KeyboardInterrupt.
+        pending: True if SIGINT has arrived while KeyboardInterrupt must not be raised, so that KeyboardInterrupt must be raised later.
         cancel: Function that cancels the cell and returns True, or returns False if the cell has ended. None if the running cell does not
             run in the event loop.
         cancelled: True if the running cell was cancelled.
@@ -57,7 +57,7 @@ class Interrupts:
         self.cancelled = False
 
     def install(self, *, anew: bool = False) -> None:
-        """Install this handler of SIGINT if it may have been replaced. Called before each cell.
+        """Install this object's handler of SIGINT if the handler may have been replaced. Called before each cell.
 
         Python does not notice if C code of a module replaces the handler. The handler is therefore also installed again if modules were imported
         since the last call.

@@ -39,7 +39,7 @@ PARTS = ("display_formatter", "display_pub", "displayhook", "history_manager", "
 """Attributes of the shell that are restored before a cell if an earlier cell has set them to None (through ``get_ipython()``)."""
 
 NO_FOLDER = "/nonexistent/ipython"
-"""Path that IPython gets as its folder. The path does not exist, so that nothing is read or written there."""
+"""Path that IPython uses as its own folder (``ipython_dir``). The path does not exist, so that IPython reads and writes no files there."""
 
 
 class Compiler(CachingCompiler):  # type: ignore[misc]
@@ -57,7 +57,7 @@ class Compiler(CachingCompiler):  # type: ignore[misc]
 
 
 class Exit(ExitAutocall):  # type: ignore[misc]
-    """The objects ``exit`` and ``quit`` of cells, which also work without parentheses. Both end the cell, not the kernel."""
+    """Class of the objects ``exit`` and ``quit`` in cells. They end the cell, not the kernel, and also work without parentheses."""
 
     def __call__(self, *code: object) -> None:
         """End the cell by raising SystemExit. The first argument is the exit code."""
@@ -121,7 +121,7 @@ class DisplayMessages(DisplayPublisher):  # type: ignore[misc]
             data: MIME type -> representation of the object.
             metadata: Metadata of the representations; None if there is none.
             transient: Dict with ``display_id``, if the display can be updated.
-            update: True to replace the display with this ``display_id``.
+            update: True to replace the earlier display that has this ``display_id``.
         """
         display_id = (transient or {}).get("display_id")
         self.shell.facade.display(data, metadata, main=False, display_id=None if display_id is None else str(display_id), update=bool(update))
@@ -132,7 +132,7 @@ class DisplayMessages(DisplayPublisher):  # type: ignore[misc]
 
 
 class Formatter(DisplayFormatter):  # type: ignore[misc]
-    """Formatter that finds the representations of an object. If a representation raises an error, the error is written to stderr."""
+    """Formatter that collects the representations of an object. If creating a representation fails, the error is written to stderr."""
 
     def format(self, obj: object, include: Any = None, exclude: Any = None) -> Any:
         """Return the representations of an object and their metadata, both as MIME type -> value.
@@ -168,7 +168,7 @@ class ChartFormatter(BaseFormatter):  # type: ignore[misc]
 
 
 class NoProfile(ProfileDir):  # type: ignore[misc]
-    """Profile folder of IPython that is never created. IPython 8 needs an object with the path of such a folder."""
+    """Object that stands for IPython's profile folder. IPython 8 needs such an object, but the folder itself is never created."""
 
     @observe("location")  # type: ignore[untyped-decorator]
     def _location_changed(self, change: Any) -> None:
@@ -182,7 +182,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         facade: The part of the kernel that the shell uses.
         cell_code: Code of the running cell.
         cell_stored: True if the running cell is stored in the history.
-        formatting: True while representations of an object are being found.
+        formatting: True while the shell collects the representations of an object.
     """
 
     compiler_class = Type(Compiler)
@@ -207,7 +207,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         if hasattr(interactiveshell, "PickleShareDB"):
             interactiveshell.PickleShareDB = lambda _folder: {}  # IPython 8 would create a folder
         super().__init__(config=config)
-        type(self)._instance = self  # noqa: SLF001 - as instance() does, for both classes
+        type(self)._instance = self  # noqa: SLF001 - traitlets' method instance() sets the same attribute of both classes
         InteractiveShell._instance = self  # noqa: SLF001
         plain = self.display_formatter.formatters["text/plain"]
         for kind in (str, bytes, bytearray):
@@ -236,7 +236,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         failed = None
         try:
             cell = self._transformed(code)
-        except Exception:  # noqa: BLE001 - run_cell_async reports the error of the cell
+        except Exception:  # noqa: BLE001 - run_cell_async() reports this exception as the error of the cell
             cell, failed = code, sys.exc_info()
         needs_loop = bool(self.should_run_async(code, transformed_cell=cell, preprocessing_exc_tuple=failed))
         coroutine = self.run_cell_async(code, store_history=stored, silent=silent, transformed_cell=cell, preprocessing_exc_tuple=failed)
@@ -245,12 +245,13 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
     def _transformed(self, code: str) -> str:
         """Return the code of a cell as Python code, with magics translated and the prompts of pasted sessions removed.
 
-        If the code is valid Python already, prompts are removed only if the code begins with a prompt: a string in the code may contain prompts.
+        If the code is valid Python already, prompts are removed only if the code begins with a prompt, because other
+        prompts may be part of a string.
         """
         manager = self.input_transformer_manager
         cleanup = manager.cleanup_transforms
         if _is_python(code):
-            # "In [1]: x" is valid Python too, an annotation. Code that begins with a prompt was pasted.
+            # "In [1]: x" is also valid Python (an annotation), but code that begins with a prompt was pasted from an IPython session.
             manager.cleanup_transforms = [each for each in cleanup if not isinstance(each, PromptStripper) or each.initial_re.match(code)]
         try:
             return str(self.transform_cell(code))
@@ -304,7 +305,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
     runcode = run_code
 
     def showtraceback(self, exc_tuple: Any = None, *_how: Any, **_more: Any) -> None:
-        """Report an exception as the error of the cell. An exception that a representation has raised is only written to stderr.
+        """Report an exception as the error of the cell. An exception that %tb shows, or that a representation has raised, is only written to stderr.
 
         Args:
             exc_tuple: Class, exception and traceback; None for the current exception (``sys.exc_info()``).
@@ -314,7 +315,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         except ValueError:
             sys.stderr.write("No traceback available to show.\n")
             return
-        if self.formatting or (exc_tuple is None and sys.exc_info()[0] is None):  # %tb shows an error again
+        if self.formatting or (exc_tuple is None and sys.exc_info()[0] is None):  # the second condition is true if the magic %tb shows an error again
             sys.stderr.write("\n".join(tracebacks.lines_of(kind, raised, trace)) + "\n")
         elif kind is UsageError:
             self.facade.error(kind, raised, None)
@@ -338,7 +339,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         self.user_ns["_exit_code"] = run_command(self.var_expand(cmd, depth=1))
 
     def _format_exception_for_storage(self, exception: BaseException, *_how: Any, **_more: Any) -> dict[str, Any]:
-        """Return the record that IPython 9 keeps of an exception, for notebooks. The kernel does not use it: text and traceback are empty."""
+        """Return the record of an exception that IPython 9 stores for notebooks. Its text and traceback are empty: the kernel does not use them."""
         return {"ename": tracebacks.name_of(type(exception)), "evalue": "", "traceback": []}
 
     def ask_exit(self) -> None:
@@ -394,7 +395,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
             return None
         try:
             text = self.InteractiveTB.stb2text(self.InteractiveTB.structured_traceback(kind, raised, tracebacks.strip(trace), tb_offset=0))
-        except Exception:  # noqa: BLE001 - it calls code of the user
+        except Exception:  # noqa: BLE001 - formatting a traceback may call code of the user
             return None
         return str(text).splitlines()[-tracebacks.MAX_LINES :]
 

@@ -1,12 +1,12 @@
-"""Guard that repairs before each cell what an earlier cell has broken: builtins, modules, streams, descriptors, the recursion limit.
+"""Guard against cells that break the kernel. Before each cell, it repairs builtins, modules, streams, descriptors and the recursion limit.
 
 - If a cell changes Python's builtins, the changes apply to later cells, but never to code of the kernel. A builtin function that a cell has
   deleted, or replaced by an object that cannot be called, is restored before the next cell.
 - If a cell replaces ``sys.stdout`` or ``sys.stderr`` by another stream, the replacement stays. If the replacement is None or a closed stream,
   the stream of the kernel is restored before the next cell.
 - If a cell closes descriptor 0, 1 or 2, the descriptor is restored before the next cell.
-- A cell can import packages that were installed after the kernel has started, even from folders that did not exist then. New ``.pth`` files are
-  searched when an import fails, at most once in each cell, because the search takes longer than most cells.
+- A cell can import packages that were installed after the kernel has started, even from folders that did not exist then. The kernel looks for
+  new ``.pth`` files when an import fails, but at most once in each cell, because this takes longer than most cells.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from .text_streams import Stream
 
 MIN_RECURSION_LIMIT = 500
-"""Lowest recursion limit with which the kernel itself works. A cell may set a lower limit; it is raised to this number before the next cell."""
+"""Lowest recursion limit with which the kernel itself works. If a cell sets a lower limit, it is raised to this number before the next cell."""
 
 
 class Builtins:
-    """Keeps Python's original builtins, and what cells have changed in them. The changes are applied only while the code of a cell runs."""
+    """Python's original builtins, and the changes that cells have made to them. The changes are applied only while the code of a cell runs."""
 
     def __init__(self) -> None:
         self._here = vars(builtins)
@@ -45,7 +45,7 @@ class Builtins:
         self._own = {name: value for name, value in self._here.items() if name not in {"exit", "quit"}}
 
     def restore(self) -> None:
-        """Forget changes of cells that would break all later cells: deleted builtins, and functions replaced by an object that is not callable.
+        """Discard the changes that would break all later cells: deleted builtins, and functions replaced by an object that is not callable.
 
         Called before each cell.
         """
@@ -93,7 +93,7 @@ class KernelGuard:
         self._is_looking = True
 
     def install(self) -> None:
-        """Record the present builtins, modules and descriptors as the state to restore, and install ``sys.stdout`` and ``sys.stderr`` of cells."""
+        """Record the present builtins, modules and descriptors as the state to restore, and replace ``sys.stdout`` and ``sys.stderr``."""
         self.builtins.learn()
         self._kept = {fd: duplicate_high(fd) for fd in (0, 1, 2) if _is_open(fd)}
         for fd in self._kept:
@@ -181,7 +181,7 @@ class KernelGuard:
 
 
 def give_builtins(names: dict[str, Any]) -> None:
-    """Put Python's builtins into a namespace of cells that has no builtins, because exec() would insert the kernel's copy of the builtins.
+    """Put Python's builtins into a namespace that has none. Otherwise, exec() would insert the kernel's own copy of the builtins.
 
     Args:
         names: Namespace of cells.

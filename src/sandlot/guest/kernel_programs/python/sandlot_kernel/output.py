@@ -1,11 +1,11 @@
-"""Queue of all output of the kernel: text of cells, displays, errors, and the starts and ends of cells.
+"""Queue of all output of the kernel: text of cells, displays, errors, and the messages that a cell has started or ended.
 
 Invariants:
 - Output is sent in the order in which it was written: across standard output, standard error, displays and errors, and across threads.
 - Text may be delayed until ``FLUSH_DELAY_S`` have passed or ``MAX_DELAYED_CHARS`` are queued. A display, an error, the end of a cell, a fork, the
   start of a program and ``flush()`` send all delayed text first.
-- The output of programs reaches the guest through pipes, past this queue. Before a program starts, the main thread therefore waits until the
-  guest has read all earlier output. Other threads, and tasks between cells, do not wait.
+- Programs that cells start do not write to this queue, but to pipes that the guest reads. Before such a program starts, the main thread
+  therefore waits until the guest has read all earlier output. Other threads, and tasks between cells, do not wait.
 - Delayed text is sent by a separate thread, the flusher. Waking the flusher takes 0.1 ms or more, longer than most cells run. The start of a cell
   therefore does not wake the flusher. Instead, the guest requests a flush a little later if the cell still runs.
 - The first ``IMMEDIATE_LINES`` lines of a cell are sent without delay, by the thread that writes the lines. The same is true for the first
@@ -38,7 +38,7 @@ MAX_DELAYED_CHARS = 32768
 FLUSH_DELAY_S = 0.03
 """Seconds between the first delayed write and the flush by the flusher."""
 SILENCE_S = 0.01
-"""Seconds without sent output after which ``IMMEDIATE_LINES`` lines are again sent without delay."""
+"""If no output was sent for this number of seconds, the next ``IMMEDIATE_LINES`` lines are again sent without delay."""
 IMMEDIATE_LINES = 4
 """Number of lines that are sent without delay at the start of a cell and after ``SILENCE_S`` without output."""
 CHUNK_CHARS = 65536
@@ -55,7 +55,7 @@ class Output:
     Attributes:
         parts: Unsent output, oldest first: (cell id, channel 1 or 2, text or bytes) for text, (None, 0, message) for any other message.
         size: Approximate number of unsent characters and bytes.
-        is_flush_scheduled: True if the flusher or a request of the guest will send the delayed output.
+        is_flush_scheduled: True if the delayed output will be sent by the flusher, either after a delay or when the guest requests a flush.
         needs_attention: True if the next write to a stream must call :meth:`on_write`.
         is_muted: True to drop output instead of sending it, during a rehearsal.
         was_flush_requested: True if the guest has requested a flush since the last cell ended.
@@ -94,10 +94,11 @@ class Output:
         self.begin_cell()
 
     def begin_cell(self) -> None:
-        """Reset the state that controls delayed output for a new cell. An interrupt in an earlier cell may have left an inconsistent state."""
+        """Reset, at the start of a cell, the state that controls when output is sent. An interrupt in an earlier cell may have left a wrong state."""
         self._immediate_lines = IMMEDIATE_LINES
         flusher = self._flusher
-        # The guest requests only one flush for each cell. If this request has arrived already, before the cell was read, no other request follows.
+        # The guest requests only one flush for each cell. If the request for this cell arrived before the kernel read the cell, the guest does not
+        # request another flush.
         self.is_flush_scheduled = flusher is not None and flusher.is_requested_by_guest and not self.was_flush_requested
         self.needs_attention = True
 
@@ -172,7 +173,7 @@ class Output:
         return self._flusher
 
     def _keep_flush_fd(self) -> None:
-        """Copy the descriptor of the flush pipe from the flusher. The descriptor is -1 if a cell has closed the pipe."""
+        """Copy the number of the flush pipe's descriptor from the flusher. The number is -1 if a cell has closed the pipe."""
         if self._flusher is not None:
             self._flush_fd = self._flusher.request_fd
 
@@ -296,7 +297,7 @@ class Output:
             give_up: Function that returns True to stop waiting for the guest to read.
 
         Returns:
-            False if ``give_up`` has ended the sending; otherwise True.
+            False if sending stopped because ``give_up`` returned True; otherwise True.
         """
         if self.is_muted:
             return True

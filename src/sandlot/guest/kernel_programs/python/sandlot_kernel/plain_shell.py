@@ -114,7 +114,7 @@ class PlainShell:
 
     async def _run(self, parts: list[tuple[CodeType, bool]]) -> None:
         facade = self._facade
-        assert facade is not None  # noqa: S101 - connect() comes first
+        assert facade is not None  # noqa: S101 - connect() is called before the first cell
         error: BaseException | None = None
         try:
             try:

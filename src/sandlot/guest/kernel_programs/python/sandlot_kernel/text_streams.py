@@ -1,4 +1,4 @@
-"""The objects that cells have as ``sys.stdout`` and ``sys.stderr``."""
+"""The streams that cells use as ``sys.stdout`` and ``sys.stderr``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Stream(io.TextIOBase):
-    """Text stream that adds what cells write to the kernel's queue of output. Used as ``sys.stdout`` and ``sys.stderr``.
+    """Text stream that is used as ``sys.stdout`` or ``sys.stderr``. It puts the text that cells write into the kernel's queue of output.
 
     Args:
         output: Queue of the kernel's output.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 2.0
 """Maximum running time of a callback in seconds. After that, the callback is interrupted."""
 INTERRUPT_AGAIN_S = 1.0
-"""Seconds between the further interrupts of a callback that continues after an interrupt."""
+"""Seconds until a callback that continues after an interrupt is interrupted again."""
 MAX_CALLBACKS = 256
 """Maximum number of callbacks in one kernel."""
 
