@@ -99,7 +99,7 @@ class ImageStore:
         self._roots = BuildCache(self._cache, "roots")
 
     def names(self) -> list[str]:
-        """Return the names of all templates (recipes), sorted."""
+        """Return the names of all templates that have a recipe, sorted."""
         return sorted(self._recipes)
 
     def ensure(self, name: str, progress: Progress = discard_progress) -> Image:
@@ -186,9 +186,9 @@ class ImageStore:
         return found
 
     def remove(self, key: str) -> None:
-        """Remove the build results that have a key. Other results that share files with these results by hard links stay complete.
+        """Remove all build results with the given key. Other results that share files with these results by hard links stay complete.
 
-        The caller must make sure that no sandbox uses a root that is removed.
+        The caller must make sure that no sandbox uses a root file system that is removed.
 
         Raises:
             NotFoundError: No build result has this key.

@@ -233,7 +233,7 @@ class FrameTransport:
         except OSError as error:
             self.close(LinkClosedReason.BROKEN, str(error))
         except Exception as error:  # noqa: BLE001 - if bytes of this guest trigger a defect of the service, other sandboxes must not end
-            _log.exception("Bytes from a guest caused an internal error. The link to its sandbox is closed, and the sandbox is ended.")
+            _log.exception("Bytes from a guest caused an internal error. The link is closed, and the guest's sandbox ends.")
             self.close(LinkClosedReason.VIOLATION, f"{type(error).__name__}: {error}")
 
     async def _write(self) -> None:

@@ -61,7 +61,7 @@ class OutputCapture:
             self.omitted += surplus
 
     def skip(self, size: int) -> None:
-        """Add ``size`` bytes, whose content is lost, to the omitted bytes. Bytes that are added later belong to the tail."""
+        """Count ``size`` lost bytes as omitted. Bytes that are added later become the tail, which is the end of the output."""
         # The omitted bytes must be one consecutive range. The current tail lies before the lost bytes, so the tail is omitted too.
         self.omitted += size + len(self._tail)
         self._tail.clear()

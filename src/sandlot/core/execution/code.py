@@ -346,7 +346,7 @@ class CodeService:
             return await self._submit(sandbox, cell, new_process_id(), description, confirm=confirm)
         state = self.state.of(sandbox)
         async with join(sandbox, id_) as followers:
-            # Ask the guest whether it has the cell only if this is possible: the round trip would delay the start of a new cell.
+            # Ask the guest about the cell only if the guest may have it already: the round trip would delay the start of a new cell.
             if (id_ in state.recent or state.guest_knows_more) and await _is_known(sandbox, id_):
                 async with sandbox.connection() as link:
                     return CodeExecution(sandbox, await link.kernels.attach(id_), owned=True, followers=followers)

@@ -268,11 +268,11 @@ async def end_leftovers(sandbox: Sandbox) -> int:
 
 
 async def end_process(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) -> None:
-    """Kill the process group of a process that no client uses. Errors are ignored.
+    """Kill the process group of a process. Called when the last client of the process has disconnected. Errors are ignored.
 
     Args:
-        sandbox: Sandbox of the process. While the sandbox is hibernated, nothing is done: the hibernation has closed the link to the guest, and the
-            process may still have a client.
+        sandbox: Sandbox of the process. While the sandbox is hibernated, nothing is done: the hibernation closes the link, which does not mean
+            that the clients have disconnected.
         process: Id of the process.
         grace_s: Seconds between SIGTERM and SIGKILL; 0 sends only SIGKILL.
     """

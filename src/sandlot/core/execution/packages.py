@@ -150,7 +150,7 @@ class PackageInstaller:
             raise
 
     async def _join(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription, id_: ProcessId) -> Install:
-        """Join the installation that has the id ``id_``. If the guest has no such process, start the installation.
+        """Join the installation with the id ``id_``. If the guest has no such process, start the installation.
 
         The caller runs this method in a task, so that the start lock is held until the guest responds, even if the client disconnects during the
         start. A second client with the same id then waits for the start, and joins the installation.

@@ -83,7 +83,7 @@ class InstallParams:
 
 
 def choose_manager(name: str) -> Manager:
-    """Return the package manager that has the given name.
+    """Return the package manager with the given name.
 
     Raises:
         InvalidRequestError: There is no such package manager.

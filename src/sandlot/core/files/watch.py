@@ -303,7 +303,7 @@ async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
 
 
 def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
-    """Return the watcher that has the id ``id_``.
+    """Return the watcher with the id ``id_``.
 
     Raises:
         NotFoundError: The sandbox has no watcher with this id (``not_found``).

@@ -42,7 +42,7 @@ _log = structlog.get_logger("sandlot.core")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Processor time that the processes of a sandbox have used up to one moment."""
+    """Total processor time of the processes of a sandbox at one moment."""
 
     at_monotonic_s: float
     cpu_s: float

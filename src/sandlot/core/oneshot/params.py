@@ -133,7 +133,7 @@ class OneShotParams:
 
 
 def language_of(name: str) -> Language:
-    """Return the language that has the given name or alias.
+    """Return the language with the given name or alias.
 
     Raises:
         InvalidRequestError: The language is not supported; the hint lists all languages.

@@ -1,7 +1,7 @@
 """Rules for shared and private pools: visibility, quotas of owners, and the order of evictions.
 
 Invariants:
-- Pools that operators create or that the settings name are shared. Every other pool is private: only its owner and operators can see it.
+- Pools that are created by operators or configured in the settings are shared. Every other pool is private: only its owner and operators can see it.
 - Warm sandboxes of private pools use only the part of the owner's quota that live sandboxes leave free. If the live sandboxes need more, warm
   sandboxes are removed, oldest first. A create request is checked only against the live sandboxes of its owner.
 - When the host or a shared pool needs room, private warm sandboxes are evicted before shared warm sandboxes, beginning with the owner whose warm

@@ -114,7 +114,7 @@ class TemplateSnapshotManager:
         clock: Clock of the service.
         new_id: Creates sandbox ids of this node.
         metrics: Metrics of the service.
-        version: Version of Sandlot, a part of each key: another version may arrange the files of a sandbox differently.
+        version: Version of Sandlot. It is a part of the key of each snapshot: another version may arrange the files of a sandbox differently.
     """
 
     def __init__(

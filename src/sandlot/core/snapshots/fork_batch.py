@@ -2,7 +2,7 @@
 
 Invariants:
 - All children are admitted before the image of the parent is written.
-- While the image is written, the children wait. Some of them, at most ``ahead``, use this time to prepare their sandboxes.
+- The children wait while the image is written. A limited number of them is prepared on the host during this time (``ForkBatch``).
 - Either all children become visible to clients, or none. If a child or the image fails, all children fail.
 """
 
@@ -26,7 +26,8 @@ class ForkBatch:
     Args:
         image: Path of the parent's image, which is written while the children wait.
         count: Number of children.
-        ahead: Number of children that prepare a sandbox while the image is written. Preparing keeps one processor busy for each child.
+        ahead: Maximum number of children that are prepared on the host while the image is written. Preparing keeps one processor busy for each
+            child.
 
     Attributes:
         admitted: Event that is set when all children are admitted and have their reservations, or when the fork has failed.

@@ -118,7 +118,7 @@ class WebhookManager:
         return await self._webhooks.list(None if principal.operator else principal.owner)
 
     async def get(self, principal: Principal, webhook_id: str) -> WebhookRecord:
-        """Return the webhook that has the id ``webhook_id``.
+        """Return the webhook with the id ``webhook_id``.
 
         Raises:
             NotFoundError: The webhook does not exist or belongs to another owner (``not_found``).

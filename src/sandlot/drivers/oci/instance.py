@@ -1,6 +1,6 @@
 """A live sandbox: connect, configure, pause, snapshot, wait for its end, destroy.
 
-One task waits for the end of the sandbox's process and determines the reason of the end. Any number of callers share this result, also after the
+One task waits for the end of the sandbox's process and determines why it ended. Any number of callers share this result, also after the
 sandbox was destroyed.
 """
 
@@ -263,7 +263,7 @@ class OciInstance:
         )
 
     async def wait(self) -> Exit:
-        """Wait for the end of the sandbox and return the reason of the end. Any number of callers may wait, also after the end."""
+        """Wait until the sandbox has ended, and return why it ended. Any number of callers may wait, also after the sandbox has ended."""
         return await asyncio.shield(self._end)
 
     async def destroy(self) -> None:
@@ -350,7 +350,7 @@ def snapshot_error(error: Exception) -> SandlotError:
     """Return the error for a snapshot that could not be written.
 
     Args:
-        error: Exception that writing the snapshot has raised.
+        error: Exception that was raised while the snapshot was written.
     """
     fields = {"reason": str(error)}
     if "no space left" in str(error).lower():

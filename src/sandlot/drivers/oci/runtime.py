@@ -212,7 +212,7 @@ class Runtime(Protocol):
         ...
 
     def engine(self, program: Program) -> Engine:
-        """Return the engine that sends commands to a running program.
+        """Return the engine, which starts, snapshots and restores sandboxes by commands to a running process of the program.
 
         Raises:
             UnsupportedError: The runtime does not support snapshots.

@@ -49,7 +49,7 @@ class Inflater:
         self._inflate: Any = None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Decompress the next part of the archive. Yield the bytes in pieces, or unchanged if the archive is not compressed.
+        """Decompress the next part of the archive, and yield the result in pieces. If the archive is not compressed, yield ``data`` unchanged.
 
         Raises:
             TarError: The compressed data is damaged, or the archive is compressed in a format other than gzip.

@@ -297,4 +297,4 @@ def _unknown_context(name: str) -> RpcError:
 
 
 def _wrong_language(context: CodeContext) -> RpcError:
-    return RpcError("conflict", f"The language of context {context.name!r} is {context.language}.", "Use another context, or omit the language.")
+    return RpcError("conflict", f"Context {context.name!r} runs {context.language} only.", "Use another context, or omit the language.")

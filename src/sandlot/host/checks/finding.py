@@ -52,7 +52,7 @@ class Finding:
 
 
 def load(values: Mapping[str, Any]) -> Finding:
-    """Return the finding whose :meth:`Finding.dump` returned ``values``.
+    """Create a finding from the values that :meth:`Finding.dump` returned.
 
     Raises:
         TypeError: A field is missing or unknown.

@@ -659,4 +659,4 @@ def _unknown(name: str) -> RpcError:
 
 
 def _other_language(context: Context) -> RpcError:
-    return RpcError("conflict", f"The language of context {context.name!r} is {context.language}.", "Use another context, or omit the language.")
+    return RpcError("conflict", f"Context {context.name!r} runs {context.language} only.", "Use another context, or omit the language.")

@@ -1,7 +1,7 @@
 """Output of a process or cell, addressed by byte offset. The newest bytes are kept, and are sent to the calls that receive the output.
 
 Invariants:
-- Bytes of both channels and events are sent in the order in which they were written.
+- Standard output, standard error and events are sent in the order in which they were written.
 - While no call receives the output, each channel keeps about the last :data:`~sandlot.protocol.schema.OUTPUT_BUFFER_BYTES` bytes. A call that
   requests dropped bytes gets the event ``lost`` with the number of dropped bytes.
 """

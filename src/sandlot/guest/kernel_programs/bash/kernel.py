@@ -110,7 +110,8 @@ class Shell:
         """
         data = os.read(self.events_fd, 4096)
         if not data:
-            # Bash has ended, or a cell has closed the descriptor for reports (EVENTS_FD). Bash can no longer report the end of a cell: kill bash.
+            # Bash can no longer report the end of a cell: either bash has ended, or a cell has closed the descriptor for reports (EVENTS_FD).
+            # In the second case bash still runs and must be killed.
             self.is_mute = True
             os.kill(self.pid, signal.SIGKILL)
             return None

@@ -35,7 +35,7 @@ class Loader(SourceFileLoader):
     """Loads modules of the kernel and gives them a copy of Python's builtins. Byte code files are neither read nor written."""
 
     def exec_module(self, module: Any) -> None:
-        """Run the code of a module with the copy of the builtins."""
+        """Run the code of a module. It uses a copy of Python's builtins, so a cell that changes a builtin does not affect it."""
         module.__dict__["__builtins__"] = BUILTINS
         super().exec_module(module)
 

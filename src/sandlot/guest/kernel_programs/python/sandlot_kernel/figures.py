@@ -63,7 +63,7 @@ def remember_shown(result: object) -> None:
 
 
 def drop_shown() -> None:
-    """Remove figures that the cell has already displayed as results from the figures that the backend shows at the end of the cell."""
+    """Prevent the backend from showing figures again at the end of the cell if the cell has already displayed them as results."""
     if not _shown_figures:
         return
     figures = list(_shown_figures)
