@@ -218,7 +218,7 @@ class Scheduler:
                 self._reservations.check_feasible(together, reading)
             except InvalidRequestError as error:
                 raise InvalidRequestError(
-                    f"{count} of these sandboxes can never fit on this node together. {error.message}",
+                    f"{count} sandboxes with these limits can never fit on this node together. {error.message}",
                     hint="Pass a smaller `count`.",
                     fields={**error.fields, "field": "count"},
                 ) from None

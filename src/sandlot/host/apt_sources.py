@@ -151,10 +151,10 @@ def options_text(dump: str) -> str:
 
 
 def credentials_text(paths: Mapping[str, str]) -> str:
-    """Return the text of a configuration file that makes another apt process read the machine's files with credentials (apt_auth.conf(5)).
+    """Return the text of an apt configuration file that makes another apt process use the machine's credential files (apt_auth.conf(5)).
 
     Args:
-        paths: ``netrc`` -> path of the machine's file, ``netrcparts`` -> path of the machine's folder. Must contain only paths that exist.
+        paths: ``netrc`` -> path of the machine's auth.conf, ``netrcparts`` -> path of its auth.conf.d. Must contain only paths that exist.
     """
     return "".join(f'Dir::Etc::{name} "{path}";\n' for name, path in sorted(paths.items()))
 

@@ -76,7 +76,7 @@ class CommandRunner:
                             full = full or _FULL in line
                             on_line(line)
                 except BaseException:
-                    # Every process of the command has the pipe open. After read() has returned, none of these processes can write to the tree.
+                    # read() returns when every process of the command has ended, because each process has the pipe open.
                     process.kill()
                     output.read()
                     raise

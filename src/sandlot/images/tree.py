@@ -95,7 +95,7 @@ def link_tree(source: Path, target: Path) -> int:
 
 
 def share_unchanged(original: Path, copied: Path) -> int:
-    """Replace each file of a copied tree that is equal to the original file by a hard link to the original. Return the number of saved bytes.
+    """Replace unchanged files of a copied tree with hard links to the original files, and return the number of saved bytes.
 
     An image then takes disk space and page cache only for the files that differ from its parent image.
 

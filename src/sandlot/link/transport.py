@@ -189,8 +189,8 @@ class FrameTransport:
         """End the link, and report the error to the owner of each stream. Does nothing if the link has ended.
 
         Args:
-            reason: Reason of the end.
-            detail: Details for people.
+            reason: Reason why the link ends.
+            detail: Further information for the text of the error.
         """
         if self.closed.done():
             return

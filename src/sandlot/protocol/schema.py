@@ -241,8 +241,8 @@ CALLS: dict[str, dict[str, Any]] = {
         "result": _ENTRY,
     },
     "file.stat": {"args": {"path": "str", "user": "str", "follow": "bool"}, "events": {}, "result": _ENTRY},
-    # The entries are sorted by name. offset: number of names to skip, so that the host can list a long folder in pages. Entries that are removed
-    # during the call are left out.
+    # The entries are sorted by name. offset: number of names to skip, so that the host can list a folder with many entries in pages. Entries that
+    # are removed during the call are left out.
     "file.list": {
         "args": {"path": "str", "user": "str", "limit": "int", "offset": "int?"},
         "events": {},

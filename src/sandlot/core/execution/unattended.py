@@ -85,8 +85,8 @@ class UnattendedExecutions:
             self._resume(sandbox, record)
 
     def _resume(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
-        # Open the package access and accept followers before the first request to the guest: after that request, an install can read a package
-        # index, and a client can join a cell.
+        # Both steps come before the first request to the guest. Afterwards, an installation may already read a package index, and a client may
+        # already join a cell.
         if record.mode == INSTALL:
             self._package_access.open(sandbox)
         if record.mode == FOREGROUND and record.kind == "code":

@@ -51,12 +51,12 @@ class Peer(Protocol):
 
 
 class Tunnel:
-    """A connection to a port inside a sandbox. Iterate over the program's data, which ends when the program sends nothing more.
+    """A connection to a port inside a sandbox. Iterate over the tunnel for the data that the listening program sends.
 
     Args:
         sandbox: Sandbox that has the port.
         port: Port number.
-        call: Tunnel on the link to the guest. The tunnel carries the bytes of the connection.
+        call: Call to the guest that carries the bytes of the connection.
 
     Attributes:
         sent_bytes: Bytes sent to the program.

@@ -1,1 +1,1 @@
-"""Pools of warm and prepared sandboxes, which are started before a create request needs them, and snapshots of templates."""
+"""Snapshots of templates, and pools of sandboxes that are warmed or prepared before a create request needs them."""

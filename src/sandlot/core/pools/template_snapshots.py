@@ -188,7 +188,7 @@ class TemplateSnapshotManager:
                 await asyncio.to_thread(self._cache.remove, snapshot.key)
 
     async def sweep(self) -> None:
-        """Remove unfinished snapshots of killed services, and snapshots that were not used for a long time, from the disk."""
+        """Remove snapshots that a killed service left incomplete, and snapshots that were not used for a long time, from the disk."""
         swept = await asyncio.to_thread(self._cache.sweep)
         if swept:
             _log.info("template_snapshot.swept", count=swept)

@@ -119,8 +119,8 @@ class WarmSandboxFactory:
         async with _destroyed_on_error(warm):
             if not warm.link.asleep:
                 raise HostError(
-                    "The guest of a sandbox that was restored from a template snapshot is awake; it must be asleep.",
-                    hint="Wait until the template snapshot has been made again.",
+                    "A sandbox that was restored from a template snapshot is invalid: its guest does not wait for the wake request.",
+                    hint="Retry when the service has made a new template snapshot.",
                 )
         return warm
 

@@ -50,8 +50,8 @@ def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - each return is one r
     status, panic = evidence.status, evidence.panic[:_DETAIL_CHARS].strip()
     if status == 0:
         return Exit(ExitReason.EXITED)
-    # The service kills the runtime and the guest at the same time. If the guest dies first, the exit code may be the runtime's report that the
-    # guest was killed.
+    # The service kills the runtime and the guest at the same time. If the guest dies first, the runtime may exit with 128 + SIGKILL, which
+    # means that the guest was killed.
     if evidence.ended_for and status in {None, -signal.SIGKILL, _SIGNALLED + signal.SIGKILL}:
         return Exit(ExitReason.KILLED, evidence.ended_for)
     if evidence.oom_kills and (status is None or status in evidence.oom_statuses):

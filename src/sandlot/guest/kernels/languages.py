@@ -53,7 +53,7 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
     Args:
         language: ``python``, ``bash`` or ``javascript``.
         env: Complete environment of the kernel; its ``PATH`` is searched for the interpreter.
-        plain: True to omit optional parts that may prevent the start: IPython for Python, random numbers of the processor for JavaScript.
+        plain: True to omit optional parts that may prevent the start: IPython for Python, the instruction RDRAND for JavaScript.
 
     Raises:
         RpcError: The image has no interpreter for the language, or the language is unknown.

@@ -158,7 +158,8 @@ class OomWatcher:
             peak_bytes: Largest resident memory of the killed process in bytes.
         """
         if self._meminfo_fd >= 0:
-            # In gVisor, only this object kills processes for lack of memory, and it did not kill this process. Do not count other processes' memory.
+            # In gVisor, the guest itself kills processes for lack of memory, and it did not kill this one. The memory of other processes is therefore
+            # not the reason, and counts as 0.
             return explained(self._limit_bytes, peak_bytes, 0)
         return explained(self._limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in all_pids() if pid != 1))
 

@@ -61,7 +61,7 @@ def _run_steps(connection: Connection, location: str, folder: Path, head: str) -
     current = _revision(connection)
     if current == head:
         return  # another process has migrated the database while this process waited for the lock
-    # Imported here, because Alembic takes a third of a second to import and is needed only if steps are missing.
+    # Imported here, because Alembic takes a third of a second to import and is needed only if the database lacks migrations.
     from alembic.migration import MigrationContext  # noqa: PLC0415
     from alembic.operations import Operations  # noqa: PLC0415
     from alembic.script import ScriptDirectory  # noqa: PLC0415

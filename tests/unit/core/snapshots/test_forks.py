@@ -107,7 +107,7 @@ async def test_fork_above_a_quota_or_the_capacity_makes_no_child(state: NodeStat
             await fork(node, parent, 6)
         assert full.value.code is ErrorCode.BUSY
         assert full.value.fields["needed"] > full.value.fields["free"]
-        with pytest.raises(InvalidRequestError, match="7 of these sandboxes can never fit on this node together") as never:
+        with pytest.raises(InvalidRequestError, match="7 sandboxes with these limits can never fit on this node together") as never:
             await fork(node, parent, 7)
         assert never.value.fields["field"] == "count"
         assert never.value.fields["needed"] > never.value.fields["capacity"]

@@ -133,7 +133,7 @@ class Runsc:
         return (*flags(program, disk_bytes), "create", *_BUNDLE, ref)
 
     def engine(self, program: Program) -> Engine:
-        """Return the engine that uses the control socket if this release's socket was tested, otherwise the engine that uses the command line."""
+        """Return the engine that uses the control socket if Sandlot was tested with this release of runsc, otherwise the one for the command line."""
         return ControlEngine() if program.has_control else CliEngine(flags)
 
     def after_start(self, started: Started) -> None:

@@ -3,14 +3,15 @@
 Messages of the guest, and the responses of the fork server:
 
 - ``{"op": "fork"}`` forks a kernel. The message carries four descriptors: the kernel's socket, its standard output, its standard error, and
-  the pipe on which the guest requests delayed output. The response is ``{"event": "forked", "pid": ...}``.
+  the pipe on which the guest asks the kernel to send delayed output. The response is ``{"event": "forked", "pid": ...}``.
 - ``{"op": "check"}`` asks whether the imported packages are unchanged on the disk. The response is ``{"event": "fresh", "fresh": ...}``, with
   true if they are unchanged.
 
 In addition, the fork server sends ``{"event": "ready"}`` when it can fork, and ``{"event": "warm"}`` when it has imported all modules of its
 command line.
 
-A forked kernel is a child of PID 1 and leads a session. From the fork server, the kernel uses only the imported modules and the engine.
+A forked kernel is a child of PID 1 and leads a session. It uses only the modules that the fork server has imported, and the engine that the fork
+server has created.
 """
 
 from __future__ import annotations
