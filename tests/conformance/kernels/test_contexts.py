@@ -264,7 +264,7 @@ async def test_a_kernel_without_memory_is_killed_as_such_and_the_sandbox_lives_o
     async def has_free_memory() -> bool:
         return (await inside.instance.usage()).memory_bytes < LIMITS.memory_bytes * 3 // 4
 
-    for code in ("b'x' * (4 << 30)", "l = []\nwhile True: l.append(b'y' * (10 << 20))"):
+    for code in ("b'x' * (4 << 30)", "import time\nl = []\nwhile True: l.append(b'y' * (10 << 20)); time.sleep(0.02)"):
         _, others, result = await run(inside, context, code)
         assert result.status == "oom", code
         assert isinstance(others[-1], CellError)
@@ -275,10 +275,9 @@ async def test_a_kernel_without_memory_is_killed_as_such_and_the_sandbox_lives_o
 
 async def test_a_greedy_child_is_killed_and_its_kernel_lives(inside: Inside, context: str) -> None:
     await run(inside, context, "kept = 1")
-    code = (
-        "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'l = []\\nwhile True: l.append(b\"z\" * (1 << 20))']).returncode, kept)"
-    )
-    text, _, result = await run(inside, context, code)
+    # The pauses slow the child down, so that the guest can measure in time even if this machine is busy.
+    child = "import time\nl = []\nwhile True: l.append(b'z' * (1 << 20)); time.sleep(0.002)"
+    text, _, result = await run(inside, context, f"import subprocess, sys; print(subprocess.run([sys.executable, '-c', {child!r}]).returncode, kept)")
     assert (text, result.status) == ("-9 1\n", "ok")
 
 
