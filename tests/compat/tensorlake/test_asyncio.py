@@ -128,7 +128,7 @@ async def test_files_are_uploaded_listed_and_deleted(same: AsyncSandbox, tmp_pat
 
 async def test_port_is_reached_through_a_tunnel(same: AsyncSandbox) -> None:
     async def listens() -> bool:
-        return ":1F7C" in (await same.run("cat", ["/proc/net/tcp"])).stdout
+        return ":1F7C 00000000:0000 0A" in (await same.run("cat", ["/proc/net/tcp"])).stdout
 
     await same.write_file("/workspace/async-site/index.html", b"from the inside")
     server = await same.start_process("python3", ["-m", "http.server", "8060", "--directory", "/workspace/async-site"])

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -366,19 +366,26 @@ def relayed(port: int, host: str) -> Iterator[int]:
                 except OSError:
                     return
                 far = socket.create_connection(("127.0.0.1", port))
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=pump, args=(one, other), daemon=True).start()
+                threading.Thread(target=relay, args=(near, far), daemon=True).start()
 
         threading.Thread(target=serve, daemon=True).start()
         yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
 
 
+def relay(near: socket.socket, far: socket.socket) -> None:
+    """Carry the bytes of both directions until both have ended."""
+    with near, far:
+        back = threading.Thread(target=pump, args=(far, near), daemon=True)
+        back.start()
+        pump(near, far)
+        back.join()
+
+
 def pump(one: socket.socket, other: socket.socket) -> None:
-    """Carry what one end says to the other."""
-    with closing(other):
-        try:
-            while data := one.recv(1 << 16):
-                other.sendall(data)
-        except OSError:
-            pass
+    """Carry what one end says to the other, and its end. What the other end says still passes afterwards."""
+    with suppress(OSError):
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+    with suppress(OSError):
+        other.shutdown(socket.SHUT_WR)

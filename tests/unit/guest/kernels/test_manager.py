@@ -68,9 +68,9 @@ def test_context_that_was_not_created_is_refused(manager: KernelManager) -> None
 def test_context_has_one_language(manager: KernelManager) -> None:
     manager.create(call(kernel="mine", language="bash", cwd=None, env={}))
 
-    with pytest.raises(RpcError, match="is bash"):
+    with pytest.raises(RpcError, match="runs bash only"):
         manager.create(call(kernel="mine", language="python", cwd=None, env={}))
-    with pytest.raises(RpcError, match="is bash"):
+    with pytest.raises(RpcError, match="runs bash only"):
         manager.execute(call(**{**CELL, "kernel": "mine", "language": "python"}))
 
 
