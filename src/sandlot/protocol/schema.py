@@ -150,7 +150,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "guest.limit": {"args": {"pids": "int", "memory_bytes": "int?"}, "events": {}, "result": {}},
     # The host makes this call before and after a checkpoint of a running sandbox: with ``armed`` true before the checkpoint, and with ``armed`` false
     # after it. If the HELLO of a new connection arrives between the two calls, the guest may be a copy that was restored from the checkpoint.
-    # It then falls asleep until ``guest.wake``.
+    # The guest then falls asleep until ``guest.wake``.
     "guest.checkpoint": {"args": {"armed": "bool"}, "events": {}, "result": {}},
     # Starts the fork server and forks a spare kernel. The guest sends the result when the kernel is ready, so that a snapshot taken afterwards
     # contains the kernel. lean: true to end the fork server as soon as the kernel is ready, which saves memory. When another kernel is

@@ -362,7 +362,7 @@ async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
 
 
 def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
-    """Apply all changes except those of the deadline and the limits. The guest and the driver need not be told about the applied changes."""
+    """Apply all changes except those of the deadline and the limits. These changes need no request to the guest or the driver."""
     spec = sandbox.spec
     sandbox.spec = replace(
         spec,

@@ -81,7 +81,7 @@ class OneShotParams:
         files: Path -> content of each file to write before the program starts. Relative paths start in the working directory.
         env: Environment variables, in addition to those of the template.
         expected_output: Expected standard output. None: the output is not graded.
-        comparison: How the standard output is compared with the expected output.
+        comparison: Method by which the standard output is compared with the expected output.
         tolerance: Largest difference at which a numeric comparison treats two numbers as equal. The difference is relative if the absolute value of
             the expected number is above 1.
         output_bytes: Maximum number of bytes, up to 8 MiB, that the program may write to standard output. The same limit applies to standard

@@ -68,7 +68,7 @@ def volume_mounts(data_dir: Path) -> Path:
 
 
 def saved_images(data_dir: Path) -> Iterator[Path]:
-    """Return the folders of all saved snapshots. A saved snapshot remains when the sandbox from which it was taken is removed."""
+    """Return the folders of all saved snapshots. A saved snapshot remains when its source sandbox is removed."""
     return data_dir.glob("saved/*/image")
 
 
