@@ -22,7 +22,7 @@ from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.start import MemoryImageStart, WarmStart
 from sandlot.core.manager import SandboxManager
-from sandlot.core.node.disposer import Disposer
+from sandlot.core.node.allocation import Allocation
 from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager as Templates
 from sandlot.core.pools.warm import WarmSandboxFactory
@@ -103,7 +103,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "at rest": lambda: after(Link, "quiesce"),
     "rest written": lambda: after(OciInstance, "snapshot"),
     "rest recorded": lambda: after(SandboxRecorder, "save_eventually"),
-    "given back": lambda: after(Disposer, "destroy"),
+    "given back": lambda: after(Allocation, "_destroy"),
     "restoring memory": lambda: amid(OciPreparedSandbox, "restore"),
     "restored": lambda: after(MemoryImageStart, "start"),
     "recorded as woken": lambda: after(SandboxRecorder, "save", 2),  # the first one is the intent of the start

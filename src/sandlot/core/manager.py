@@ -31,6 +31,8 @@ from sandlot.core.lifecycle.mounts import mount_step
 from sandlot.core.lifecycle.start import StartSource, template_strategies
 from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor
 from sandlot.core.lifecycle.update import SandboxUpdate, UpdateSandboxParams, Used, used
+from sandlot.core.node.allocation import Allocation
+from sandlot.core.node.reservations import Purpose
 from sandlot.core.operations import Operation
 from sandlot.core.registry import MAX_REMEMBERED, SandboxRegistry
 from sandlot.core.sandbox import Sandbox
@@ -170,8 +172,14 @@ class SandboxManager:
 
     async def _create(self, params: CreateSandboxParams, principal: Principal, request: IdempotencyKey | None, source: StartSource | None) -> Sandbox:
         with self._registry.reserve_name(principal.owner, params.name) if params.unique_name else contextlib.nullcontext():
-            constraints, batch = (source.constraints, source.batch) if source else (None, None)
-            admitted = await self._scheduler.admit(params, principal, constraints, batch)
+            constraints = source.constraints if source else None
+            reservation = source.reservations.pop() if source and source.reservations else None
+            try:
+                admitted = await self._scheduler.admit(params, principal, constraints, reservation)
+            except BaseException:
+                if reservation is not None:
+                    reservation.release()
+                raise
             sandbox = admitted.sandbox
             sandbox.idempotency_key = request
             mounted = constraints.volumes if constraints else ()
@@ -179,7 +187,7 @@ class SandboxManager:
             mounts = [mount_step(mounted, missing)] if mounted or missing else []
             setup = [*(source.setup if source else ()), *mounts, *admitted.setup]
             strategies = source.strategies if source else template_strategies(admitted, has_setup=bool(setup))
-            self._supervise(sandbox, start.begin, strategies, setup)
+            self._supervise(sandbox, admitted.allocation, start.begin, strategies, setup)
         try:
             await asyncio.shield(sandbox.ready)
         except asyncio.CancelledError:
@@ -191,26 +199,24 @@ class SandboxManager:
         _log.info("sandbox.created", sandbox=sandbox.id, template=sandbox.spec.template, isolation=sandbox.spec.isolation)
         return sandbox
 
-    def _supervise(self, sandbox: Sandbox, begin: Callable[..., Awaitable[None]], *args: object) -> SandboxSupervisor:
+    def _supervise(self, sandbox: Sandbox, allocation: Allocation, begin: Callable[..., Awaitable[None]], *args: object) -> None:
         """Start the task that owns a sandbox until the sandbox ends. The task first calls ``begin`` with the supervisor and ``args``."""
         sandbox.resume_operation = suspend.resume
-        supervisor = SandboxSupervisor(sandbox, self._lifecycle)
+        supervisor = SandboxSupervisor(sandbox, allocation, self._lifecycle)
         task = asyncio.create_task(supervisor.run(begin, *args), name=f"sandbox {sandbox.id}")
         self._registry.add(sandbox, task)
-        task.add_done_callback(lambda _: self._remove(sandbox))
-        return supervisor
+        task.add_done_callback(lambda _: self._registry.remove(sandbox))
 
     def _recover(self, sandbox: Sandbox) -> None:
         """Recover a sandbox that an earlier service left behind."""
-        self._supervise(sandbox, recovery.recover).reserve_limits()
+        lifecycle, limits = self._lifecycle, sandbox.spec.limits
+        driver = lifecycle.drivers[sandbox.spec.isolation]
+        counted = None if sandbox.state is State.HIBERNATED else limits
+        reservation = lifecycle.reservations.record(Purpose.SANDBOX, driver.max_resources(limits), owner=sandbox.owner, limits=counted)
+        allocation = Allocation(driver, reservation, lifecycle.clock, sandbox.id)
+        self._supervise(sandbox, allocation, recovery.recover)
         if sandbox.state is not State.HIBERNATED:
-            self._lifecycle.volumes.hold(sandbox.id, sandbox.spec.volumes)
-
-    def _remove(self, sandbox: Sandbox) -> None:
-        """Forget a sandbox that was removed from the host or from which the service has detached. Release its reservation and its volumes."""
-        self._registry.remove(sandbox)
-        self._lifecycle.reservations.release(sandbox.id)
-        self._lifecycle.volumes.release(sandbox.id)
+            lifecycle.volumes.hold(allocation, sandbox.spec.volumes)
 
     async def kill(self, id_: str, principal: Principal) -> None:
         """End a sandbox and return when its processes are dead. Idempotent.

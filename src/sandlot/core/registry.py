@@ -27,7 +27,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, 
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import SandboxRecord
 from sandlot.model.repositories import Position
-from sandlot.model.specs import Limits, VolumeMount
+from sandlot.model.specs import VolumeMount
 from sandlot.model.states import State, is_terminal
 
 LIVE: Final = frozenset(state for state in State if not is_terminal(state))
@@ -128,14 +128,6 @@ class SandboxRegistry:
     def live_states(self) -> Sequence[State]:
         """Return the state of every sandbox that has not ended."""
         return [sandbox.state for sandbox in self._present() if not sandbox.ended.is_set()]
-
-    def live_limits(self, owner: OwnerId) -> Sequence[Limits]:
-        """Return the limits that count against an owner's quota: the limits of live sandboxes except hibernated sandboxes."""
-        return [sandbox.counted_limits for sandbox in self.awake(owner)]
-
-    def awake(self, owner: OwnerId | None = None) -> Sequence[Sandbox]:
-        """Return the live sandboxes of an owner, or of all owners, except hibernated sandboxes."""
-        return [sandbox for sandbox in self._live.values() if sandbox.state is not State.HIBERNATED and (owner is None or sandbox.owner == owner)]
 
     def mounts(self) -> Mapping[SandboxId, Sequence[VolumeMount]]:
         """Return the volumes of each live sandbox with volumes, including hibernated sandboxes. A sandbox whose processes are dead is left out."""

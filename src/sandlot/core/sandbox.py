@@ -24,6 +24,7 @@ import structlog
 
 from sandlot.core.access.idempotency import IdempotencyKey
 from sandlot.core.concurrency import TaskSet
+from sandlot.core.node.allocation import Allocation
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.operations import Operation, OperationQueue
 from sandlot.core.ports import Clock
@@ -32,7 +33,7 @@ from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Exit, ExitReason, Instance
-from sandlot.model.specs import Limits, SandboxSpec
+from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State, can_follow, is_terminal
 
 CALL_TIMEOUT_S: Final = 60.0
@@ -152,6 +153,7 @@ class Sandbox:
         single_use: True for a sandbox that serves one request. No client learns its id, so it is ended when the service stops.
 
     Attributes:
+        allocation: Resources of the sandbox on the host; None while the sandbox is hibernated. Only the supervisor sets it.
         deadline: Deadline of the sandbox; while the sandbox is suspended, the deadline of the suspension.
         awake: Event that is set while the sandbox is not suspended, and set permanently once the end of the sandbox is requested.
         inherited: True for a sandbox that an earlier service created. Its guest may run executions that this service did not start.
@@ -164,6 +166,7 @@ class Sandbox:
 
     __slots__ = (
         "activity",
+        "allocation",
         "awake",
         "buffers",
         "change_lock",
@@ -178,9 +181,7 @@ class Sandbox:
         "idempotency_key",
         "idle_timeout_s",
         "inherited",
-        "instance",
         "is_removed",
-        "link",
         "locals",
         "metadata",
         "name",
@@ -190,7 +191,6 @@ class Sandbox:
         "recovered",
         "ref",
         "requested_exit",
-        "reserved_limits",
         "resume_operation",
         "single_use",
         "spec",
@@ -231,8 +231,7 @@ class Sandbox:
         self.single_use = single_use
         self.ended_at: datetime | None = None
         self.deadline = Deadline(clock)
-        self.instance: Instance | None = None
-        self.link: Link | None = None
+        self.allocation: Allocation | None = None
         self.exit: Exit | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.operations = OperationQueue()
@@ -241,7 +240,6 @@ class Sandbox:
             self.awake.set()
         self.resume_operation: Operation[None] | None = None
         self.change_lock = asyncio.Lock()
-        self.reserved_limits: Limits | None = None
         self.steady = 0
         self.end_requested = asyncio.Event()
         self.requested_exit: Exit | None = None
@@ -257,9 +255,14 @@ class Sandbox:
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     @property
-    def counted_limits(self) -> Limits:
-        """Limits that count against the owner's quota. While limits are changed, the larger of the old and the new value counts for each limit."""
-        return self.reserved_limits or self.spec.limits
+    def instance(self) -> Instance | None:
+        """The driver's instance of the sandbox, or None if the sandbox has not been started or is hibernated."""
+        return None if self.allocation is None else self.allocation.instance
+
+    @property
+    def link(self) -> Link | None:
+        """Link to the guest, or None if the sandbox has no processes or its guest was not reached yet."""
+        return None if self.allocation is None else self.allocation.link
 
     def become(self, state: State) -> None:
         """Change the state.
@@ -422,7 +425,7 @@ class Sandbox:
 
     def forget(self) -> None:
         """Close and remove every ``SandboxLocal`` value of the sandbox. Called when nothing of the sandbox is left on the host."""
-        self.instance = self.link = None
+        self.allocation = None
         self.is_removed = True
         for local, value in self.locals.items():
             local.close(value)

@@ -17,9 +17,10 @@ from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
 from sandlot.core.files.store import FileStore
+from sandlot.core.node.allocation import Allocation
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Reservations
+from sandlot.core.node.reservations import Purpose, Reservation, Reservations
 from sandlot.core.pools.manager import PoolClaim, PoolManager
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.ports import Clock
@@ -60,11 +61,13 @@ class Admitted:
 
     Args:
         sandbox: The sandbox.
+        allocation: Allocation with the reservation of the sandbox, and with the claimed warm sandbox if there is one.
         claim: Result of the search for a warm sandbox. None: the request cannot use a pool.
         setup: Steps that write the files of the request into the sandbox.
     """
 
     sandbox: Sandbox
+    allocation: Allocation
     claim: PoolClaim | None
     setup: Sequence[SetupStep]
 
@@ -135,7 +138,11 @@ class Scheduler:
             ) from None
 
     async def admit(
-        self, params: CreateSandboxParams, principal: Principal, source: StartSourceConstraints | None = None, batch: str | None = None
+        self,
+        params: CreateSandboxParams,
+        principal: Principal,
+        source: StartSourceConstraints | None = None,
+        reservation: Reservation | None = None,
     ) -> Admitted:
         """Check a create request, claim a warm sandbox if there is one, and reserve the resources.
 
@@ -143,8 +150,7 @@ class Scheduler:
             params: The request.
             principal: Caller; the sandbox belongs to its owner.
             source: Properties that the sandbox takes from the snapshot or sandbox that it starts from. None: the sandbox starts from its template.
-            batch: Key of a reservation made by :meth:`admit_batch`, from which the sandbox takes its share. None: the sandbox gets its own
-                reservation.
+            reservation: Reservation for the sandbox, from :meth:`admit_batch`. None: the method makes one.
 
         Raises:
             SandlotError: The request is refused; see ``SandboxManager.create``.
@@ -162,10 +168,14 @@ class Scheduler:
         takes = self._drivers[spec.isolation].max_resources(params.limits)
         pool_spec = PoolSpec(spec.template, spec.isolation, params.limits)
         has_pools = source is None and (not volumes or capabilities.can(DriverCapability.CONFIGURE_VOLUMES))
-        is_reserved = batch is not None or (has_pools and self._pools.has_warm(pool_spec, principal.owner))
-        reading = None if is_reserved else await self._reservations.read_host()
-        self._check_now(params, principal, takes, reading)
-        if not is_reserved:
+        has_warm = has_pools and self._pools.has_warm(pool_spec, principal.owner)
+        reading = None
+        if reservation is not None:
+            self.check_open()
+        elif has_warm:
+            self._check_now(params, principal)
+        else:
+            self._check_now(params, principal, takes, await self._reservations.read_host())
             reading = await self._reservations.make_room(takes)
             self._check_now(params, principal, takes, reading)
         if volumes:
@@ -185,22 +195,22 @@ class Scheduler:
             single_use=params.single_use,
         )
         if warm is not None:
-            self._reservations.transfer(warm.reservation_key, sandbox.id, takes)
-        elif batch is not None:
-            self._reservations.draw(batch, sandbox.id, takes)
+            allocation = warm.allocation
+            allocation.reservation.claim(principal.owner, params.limits, takes)
         else:
-            if reading is None:
-                raise InternalError("A pool had a warm sandbox, but no warm sandbox could be claimed, although nothing was awaited in between.")
-            self._reservations.reserve(sandbox.id, takes, reading)
-        return Admitted(sandbox, claim, setup)
+            if reservation is None:
+                if reading is None:
+                    raise InternalError("A pool had a warm sandbox, but no warm sandbox could be claimed, although nothing was awaited in between.")
+                reservation = self._reservations.reserve(Purpose.SANDBOX, takes, reading, owner=principal.owner, limits=params.limits)
+            allocation = Allocation(self._drivers[spec.isolation], reservation, self._clock, spec.id)
+        return Admitted(sandbox, allocation, claim, setup)
 
-    async def admit_batch(self, key: str, params: CreateSandboxParams, principal: Principal, count: int) -> None:
-        """Check that several equal sandboxes fit, and make one reservation for all of them, before the first sandbox is admitted.
+    async def admit_batch(self, params: CreateSandboxParams, principal: Principal, count: int) -> list[Reservation]:
+        """Check that several equal sandboxes fit, and make a reservation for each of them, before the first sandbox is admitted.
 
-        :meth:`admit` takes the share of each sandbox from this reservation.
+        :meth:`admit` gets one of the reservations for each sandbox. The caller releases those that no sandbox has got.
 
         Args:
-            key: Key of the reservation. The caller releases the shares that no sandbox has taken.
             params: Request of each sandbox; its isolation is the name of a driver.
             principal: Caller.
             count: Number of sandboxes.
@@ -222,34 +232,35 @@ class Scheduler:
                     hint="Pass a smaller `count`.",
                     fields={**error.fields, "field": "count"},
                 ) from None
-            quotas.check_live(principal.quota, params.limits, self._registry.live_limits(principal.owner), count)
-            admission.check_room(len(self._registry.awake()) + count - 1, 0, self._policy)
+            quotas.check_live(principal.quota, params.limits, self._reservations.live_limits(principal.owner), count)
+            admission.check_room(self._reservations.count_live() + count - 1, 0, self._policy)
 
         quotas.check_lifetime(principal.quota, params.timeout_s)
         check(await self._reservations.read_host())
         reading = await self._reservations.make_room(together)
         check(reading)
-        self._reservations.reserve(key, together, reading)
+        self._reservations.check_available(together, reading)
+        return [self._reservations.record(Purpose.SANDBOX, one, owner=principal.owner, limits=params.limits) for _ in range(count)]
 
-    async def readmit(self, sandbox: Sandbox) -> None:
+    async def readmit(self, sandbox: Sandbox, replacing: Reservation) -> Reservation:
         """Reserve the resources of a hibernated sandbox again, before it is woken.
 
         Args:
-            sandbox: The hibernated sandbox. Until now only the disk space of its image is reserved.
+            sandbox: The hibernated sandbox.
+            replacing: Reservation of the disk space of its hibernation image. It is released.
 
         Raises:
             LimitError: The owner's other sandboxes leave too little of the quota; code ``quota_exceeded``.
             UnavailableError: The node does not have room for the sandbox now; code ``busy``.
         """
-        takes = self._drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits)
-        reading = await self._reservations.make_room(takes, ignoring=sandbox.id)
-        others = [other for other in self._registry.awake() if other is not sandbox]
-        quotas.check_live(
-            self._api_keys.quota_of(sandbox.owner), sandbox.spec.limits, [other.counted_limits for other in others if other.owner == sandbox.owner]
-        )
-        admission.check_room(len(others), 0, self._policy)
-        with self._reservations.resize(sandbox.id, takes, reading):
-            pass
+        limits = sandbox.spec.limits
+        takes = self._drivers[sandbox.spec.isolation].max_resources(limits)
+        reading = await self._reservations.make_room(takes, replacing=replacing)
+        quotas.check_live(self._api_keys.quota_of(sandbox.owner), limits, self._reservations.live_limits(sandbox.owner))
+        admission.check_room(self._reservations.count_live(), 0, self._policy)
+        self._reservations.check_available(takes, reading, ignoring={replacing})
+        replacing.release()
+        return self._reservations.record(Purpose.SANDBOX, takes, owner=sandbox.owner, limits=limits)
 
     def check_update(self, sandbox: Sandbox, principal: Principal, timeout_s: float | None, limits: Change) -> None:
         """Refuse an update that the caller's quota does not allow.
@@ -263,18 +274,20 @@ class Scheduler:
         Raises:
             LimitError: The update would exceed the quota; code ``quota_exceeded``.
         """
-        others = [other.counted_limits for other in self._registry.awake(sandbox.owner) if other is not sandbox]
+        own = None if sandbox.allocation is None else sandbox.allocation.reservation
+        others = self._reservations.live_limits(sandbox.owner, besides=own)
         quotas.check_update(principal.quota, sandbox.spec.limits, limits.over(sandbox.spec.limits), timeout_s, others)
 
-    def _check_now(self, params: CreateSandboxParams, principal: Principal, takes: Resources, reading: HostReading | None) -> None:
+    def _check_now(
+        self, params: CreateSandboxParams, principal: Principal, takes: Resources | None = None, reading: HostReading | None = None
+    ) -> None:
         """Check a create request against everything that can change while it waits: other sandboxes, the host, and the stop of the service."""
         self.check_open()
-        if reading is not None:
+        if takes is not None and reading is not None:
             self._reservations.check_feasible(takes, reading)  # first: a request that can never fit must not get a retryable error
-        sandboxes = self._registry.awake()
-        quotas.check_live(principal.quota, params.limits, [sandbox.counted_limits for sandbox in sandboxes if sandbox.owner == principal.owner])
-        waiting = sum(1 for sandbox in sandboxes if sandbox.state is State.CREATING) - self._policy.max_creates
-        admission.check_room(len(sandboxes), waiting, self._policy)
+        quotas.check_live(principal.quota, params.limits, self._reservations.live_limits(principal.owner))
+        creating = sum(1 for sandbox in self._registry.live() if sandbox.state is State.CREATING)
+        admission.check_room(self._reservations.count_live(), creating - self._policy.max_creates, self._policy)
 
     def _spec(self, params: CreateSandboxParams, source: StartSourceConstraints | None) -> SandboxSpec:
         """Return the spec of a new sandbox, without its volumes.

@@ -23,7 +23,8 @@ import structlog
 
 from sandlot.core.access import quotas
 from sandlot.core.concurrency import KeyedLock, TaskSet
-from sandlot.core.node.reservations import Reservations
+from sandlot.core.node.allocation import Allocation
+from sandlot.core.node.reservations import Purpose, Reservation, Reservations
 from sandlot.core.ports import Clock, VolumeDisks
 from sandlot.core.records.events import EventFeed
 from sandlot.core.registry import SandboxRegistry
@@ -118,8 +119,10 @@ class VolumeManager:
         self._registry = registry
         self._volumes: dict[VolumeId, VolumeRecord] = {}
         self._names: dict[tuple[OwnerId, str], VolumeId] = {}
-        self._users: dict[VolumeId, set[SandboxId]] = {}
-        """Volume -> sandboxes whose processes may use the volume. The volume is mounted while there is such a sandbox."""
+        self._users: dict[VolumeId, set[Allocation]] = {}
+        """Volume -> allocations of sandboxes whose processes may use the volume. The volume is mounted while there is one."""
+        self._reserved: dict[str, Reservation] = {}
+        """Volume id -> reservation of the volume's disk space."""
         self._mount_locks = KeyedLock()
         """Locks by volume id. Mounting, unmounting and removing a volume hold the lock of the volume."""
         self._admission_lock = asyncio.Lock()
@@ -140,10 +143,14 @@ class VolumeManager:
         for stray in await asyncio.to_thread(self._disks.ids) - set(self._volumes):
             await self._remove(stray)
 
-    def hold(self, sandbox: SandboxId, mounts: Sequence[VolumeMount]) -> None:
-        """Mark volumes as used by a sandbox, so that they stay mounted. Called for each recovered sandbox that is not hibernated."""
+    def hold(self, allocation: Allocation, mounts: Sequence[VolumeMount]) -> None:
+        """Mark volumes as used by a sandbox, so that they stay mounted until its allocation is released.
+
+        Called for each recovered sandbox that is not hibernated.
+        """
         for mount in mounts:
-            self._users.setdefault(VolumeId(mount.volume), set()).add(sandbox)
+            self._users.setdefault(VolumeId(mount.volume), set()).add(allocation)
+        allocation.also_release(lambda: self.release(allocation))
 
     def unmount_unused(self) -> None:
         """Unmount all unused volumes in the background. Call this method once, after :meth:`hold` was called for all sandboxes."""
@@ -231,16 +238,16 @@ class VolumeManager:
                 )
         return found
 
-    async def attach(self, sandbox: SandboxId, mounts: Sequence[VolumeMount]) -> tuple[Attachment, ...]:
-        """Mount the volumes of a sandbox on the host. They stay mounted until :meth:`release` is called.
+    async def attach(self, allocation: Allocation, mounts: Sequence[VolumeMount]) -> tuple[Attachment, ...]:
+        """Mount volumes of a sandbox on the host. They stay mounted until its allocation is released or :meth:`release` is called.
 
         Raises:
             HostError: A volume cannot be mounted; the message gives the reason.
         """
+        self.hold(allocation, mounts)
         attachments = []
         for slot, mount in slots(mounts):
             volume = VolumeId(mount.volume)
-            self._users.setdefault(volume, set()).add(sandbox)
             async with self._mount_locks.hold(volume):
                 try:
                     source = await run_in_own_thread(self._disks.mount, volume)
@@ -253,16 +260,16 @@ class VolumeManager:
             attachments.append(Attachment(slot=slot, source=source, path=mount.path, read_only=mount.read_only))
         return tuple(attachments)
 
-    def release(self, sandbox: SandboxId, *only: str) -> None:
+    def release(self, allocation: Allocation, *only: str) -> None:
         """Unmount volumes that a sandbox no longer uses, in the background. Volumes that another sandbox uses stay mounted. Idempotent.
 
         Args:
-            sandbox: Sandbox whose processes are dead, or from which the volumes were detached.
+            allocation: Allocation of a sandbox whose processes are dead, or from which the volumes were detached.
             only: Ids of the volumes. No ids: all volumes of the sandbox.
         """
         for volume, users in tuple(self._users.items()):
-            if sandbox in users and (not only or volume in only):
-                users.discard(sandbox)
+            if allocation in users and (not only or volume in only):
+                users.discard(allocation)
                 if not users:
                     self.tasks.spawn(self._unmount(volume))
 
@@ -280,11 +287,11 @@ class VolumeManager:
                 )
             quotas.check_stored(principal.quota, "volume", *await self._table.totals(principal.owner), size_bytes)
             reading = await self._reservations.make_room(needed)
-            self._reservations.reserve(record.id, needed, reading)
+            self._reserved[record.id] = self._reservations.reserve(Purpose.VOLUME, needed, reading, owner=principal.owner)
             try:
                 await self._table.save(record)
             except BaseException:
-                self._reservations.release(record.id)
+                self._reserved.pop(record.id).release()
                 raise
         try:
             await run_in_own_thread(self._disks.make, record.id, size_bytes)
@@ -319,7 +326,8 @@ class VolumeManager:
             except OSError as error:
                 _log.warning("volume.not_removed", volume=volume, error=str(error), detail="the next start of the service retries the removal")
                 return
-        self._reservations.release(volume)
+        if (reservation := self._reserved.pop(volume, None)) is not None:
+            reservation.release()
 
     async def _unmount(self, volume: VolumeId) -> None:
         async with self._mount_locks.hold(volume):
@@ -377,7 +385,8 @@ class VolumeManager:
     def _add(self, record: VolumeRecord) -> None:
         self._volumes[record.id] = record
         self._names[record.owner, record.name] = record.id
-        self._reservations.record(record.id, self._resources(record))
+        if record.id not in self._reserved:
+            self._reserved[record.id] = self._reservations.record(Purpose.VOLUME, self._resources(record), owner=record.owner)
 
     def _forget(self, record: VolumeRecord) -> None:
         self._volumes.pop(record.id, None)

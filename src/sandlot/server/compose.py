@@ -35,7 +35,6 @@ from sandlot.core.lifecycle.mounts import MountManager
 from sandlot.core.lifecycle.supervisor import LifecycleDependencies
 from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.node.disposer import Disposer
 from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.oneshot.runner import OneShotRunner
@@ -349,8 +348,7 @@ def _build_executions(records: _Records, packages: PackageIndex) -> _Executions:
 def _build_lifecycle(storage: _Storage, records: _Records, resources: _Resources, executions: _Executions) -> _Lifecycle:
     start_slots = asyncio.Semaphore(resources.policy.max_creates)
     new_id = functools.partial(new_sandbox_id, storage.node)
-    disposer = Disposer(storage.clock)
-    pools, refiller = _build_pools(storage, records, resources, disposer, start_slots, new_id)
+    pools, refiller = _build_pools(storage, records, resources, start_slots, new_id)
     scheduler = Scheduler(
         registry=resources.registry,
         drivers=resources.drivers,
@@ -370,7 +368,6 @@ def _build_lifecycle(storage: _Storage, records: _Records, resources: _Resources
         templates=resources.templates,
         recorder=records.recorder,
         reservations=resources.reservations,
-        disposer=disposer,
         scheduler=scheduler,
         pools=pools,
         volumes=resources.volumes,
@@ -391,7 +388,6 @@ def _build_pools(
     storage: _Storage,
     records: _Records,
     resources: _Resources,
-    disposer: Disposer,
     start_slots: asyncio.Semaphore,
     new_id: Callable[[], SandboxId],
 ) -> tuple[PoolManager, PoolRefiller]:
@@ -410,21 +406,20 @@ def _build_pools(
     )
     refiller = PoolRefiller(
         registry=registry,
-        owners=PoolOwners(records.api_keys.principal_of, resources.registry.live_limits),
+        owners=PoolOwners(records.api_keys.principal_of, resources.reservations.live_limits),
         snapshots=snapshots,
         # An operator who configures no pools does not want a template snapshot either.
         extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, isolation, Limits())] if settings.pools else [],
         drivers=resources.drivers,
         templates=resources.templates,
         reservations=resources.reservations,
-        disposer=disposer,
         link_factory=Link.open,
         clock=storage.clock,
         new_id=new_id,
         metrics=records.metrics,
         start_slots=start_slots,
     )
-    resources.reservations.add_evictor(refiller)
+    resources.reservations.evict_with(refiller.evict_next)
     pools = PoolManager(
         registry=registry,
         refiller=refiller,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.node.allocation import Allocation
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.node.reservations import OvercommitConfig, Reservations
+from sandlot.core.node.reservations import OvercommitConfig, Purpose, Reservations
 from sandlot.core.ports import SystemClock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
@@ -25,6 +26,7 @@ from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import HostReading, Resources
 from sandlot.model.specs import GIB, MIB, SandboxSpec, VolumeMount
 from sandlot.store.store import SqlStore, open_store
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.node import settled
 from tests.support.until import until
 
@@ -91,6 +93,11 @@ class Rig:
     def restart(self) -> VolumeManager:
         """Return the volume manager of another service on the same disks."""
         return VolumeManager(self.store.volumes, self.disks, NODE, SystemClock(), self.events, reservations=self.reservations, registry=self.registry)
+
+    def allocation(self, id_: SandboxId) -> Allocation:
+        """Return an allocation of a sandbox that was not started."""
+        nothing = Resources(memory_bytes=0, disk_bytes=0, pids=0)
+        return Allocation(MemoryDriver(), self.reservations.record(Purpose.SANDBOX, nothing), SystemClock(), id_)
 
     def add_sandbox(self, id_: SandboxId, mounts: Sequence[VolumeMount]) -> Sandbox:
         """Add a sandbox that has volumes to the registry."""
@@ -159,20 +166,22 @@ async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig)
     mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
     assert [mount.volume for mount in mounts] == [made.id]
     sandboxes = [rig.add_sandbox(id_, mounts) for id_ in (SANDBOX, OTHER)]
-    (first,), (second,) = [await rig.volumes.attach(sandbox, mounts) for sandbox in (SANDBOX, OTHER)]
+    one, other = rig.allocation(SANDBOX), rig.allocation(OTHER)
+    (first,), (second,) = [await rig.volumes.attach(allocation, mounts) for allocation in (one, other)]
     assert first == second
     assert (first.slot, first.source, first.path, first.read_only) == (0, Path("/mounted") / made.id, "/data", False)
-    rig.volumes.release(SANDBOX)
-    rig.volumes.release(SANDBOX)
+    await one.release()
+    rig.volumes.release(one)
     await rig.volumes.tasks.wait()
     assert rig.disks.mounted == [made.id]
     with pytest.raises(ConflictError, match="2 sandboxes"):
         await rig.volumes.delete(ALICE, "data")
-    rig.volumes.release(OTHER)
-    await rig.volumes.attach(SANDBOX, mounts)  # before the unmount has run
+    rig.volumes.release(other)
+    woken = rig.allocation(SANDBOX)
+    await rig.volumes.attach(woken, mounts)  # before the unmount has run
     await rig.volumes.tasks.wait()
     assert rig.disks.mounted == [made.id]
-    rig.volumes.release(SANDBOX)
+    await woken.release()
     await rig.volumes.tasks.wait()
     assert rig.disks.mounted == []
     for sandbox in sandboxes:
@@ -187,22 +196,23 @@ async def test_volume_is_attached_while_the_shared_threads_are_busy(rig: Rig) ->
     loop, release = asyncio.get_running_loop(), threading.Event()
     busy = [loop.run_in_executor(None, release.wait) for _ in range(64)]  # twice as many as there are threads at most
 
-    attaching = asyncio.create_task(rig.volumes.attach(SANDBOX, mounts))
+    attaching = asyncio.create_task(rig.volumes.attach(allocation := rig.allocation(SANDBOX), mounts))
     try:
         await settled(attaching.done)
     finally:
         release.set()
         await asyncio.gather(attaching, *busy)
-    rig.volumes.release(SANDBOX)
+    await allocation.release()
     await rig.volumes.tasks.wait()
 
 
 async def test_failed_mount_names_the_volume(rig: Rig) -> None:
     await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     rig.disks.fails = "mount"
+    allocation = rig.allocation(SANDBOX)
     with pytest.raises(HostError, match="'data' cannot be mounted"):
-        await rig.volumes.attach(SANDBOX, rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")]))
-    rig.volumes.release(SANDBOX)
+        await rig.volumes.attach(allocation, rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")]))
+    await allocation.release()
     await rig.volumes.tasks.wait()
 
 

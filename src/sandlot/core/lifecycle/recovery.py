@@ -89,16 +89,17 @@ async def recover(supervisor: SandboxSupervisor) -> None:
             has_expired = sandbox.deadline.remaining_s() == 0
             exit_ = Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, ENDED_UNATTENDED)
             raise SupervisionEndedError(exit_) from None
-        supervisor.take_instance(instance)
+        supervisor.allocation.take_instance(instance)
+        sandbox.ref = instance.ref
     if instance.limits != sandbox.spec.limits:  # an update was interrupted; the driver's limits are in force
         sandbox.spec = replace(sandbox.spec, limits=instance.limits)
-        supervisor.reserve_limits()
+        supervisor.allocation.reservation.record_limits(instance.limits, supervisor.driver.max_resources(instance.limits))
     if sandbox.state is State.PAUSED:
         await driver_step("pause", instance.pause())  # an interrupted resume may have thawed the sandbox already
     else:
         await driver_step("resume", instance.resume())
         # The start slot is released before this step, so that a guest that does not respond delays no other recovery and no create request.
-        sandbox.link = await wait_first_response(supervisor, reconnect_guest(supervisor, instance))
+        supervisor.allocation.link = await wait_first_response(supervisor, reconnect_guest(supervisor))
         if sandbox.state is State.SNAPSHOTTING:  # the remaining time is not known if the sandbox was paused
             sandbox.deadline.extend(sandbox.spec.timeout_s)
         if sandbox.state is not State.RUNNING:

@@ -11,9 +11,9 @@ MemoryImageStart                a sandbox is restored from a snapshot image or a
 ====================  ========  =========================================================================================================
 
 Invariants:
-- The supervisor owns each resource that a driver makes before the next step begins.
-- If a strategy fails, the release of its resources begins before the next strategy is tried. The request can still succeed, but takes longer. If
-  the store refuses a record or the end of the sandbox was requested, no other strategy is tried.
+- The allocation of the sandbox owns each resource that a driver makes before the next step begins.
+- If a strategy fails, the release of its allocation begins before the next strategy is tried with a new allocation. The request can still succeed,
+  but takes longer. If the store refuses a record or the end of the sandbox was requested, no other strategy is tried.
 - A claimed warm sandbox has had no other owner. A warm sandbox whose claim failed is never claimed again.
 - A claim is recorded in one commit before the response. If the service is killed before the commit, the next service removes the warm sandbox. If
   the service is killed after the commit, the next service recovers the sandbox, and wakes its guest if the guest is still asleep.
@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -33,7 +33,8 @@ import structlog
 
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s
 from sandlot.core.node.drivers import STEP_TIMEOUT_S, driver_step
-from sandlot.core.node.start_steps import ExitedError, connect_guest, restore_image
+from sandlot.core.node.reservations import Reservation
+from sandlot.core.node.start_steps import ExitedError
 from sandlot.core.pools.manager import PoolClaim
 from sandlot.core.pools.models import StartPath
 from sandlot.core.pools.pool import WarmSandbox
@@ -43,7 +44,7 @@ from sandlot.core.scheduler import Admitted, SetupStep, StartSourceConstraints
 from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, SandboxEndedError, SandlotError
-from sandlot.model.ports import Change, ExitReason, Instance
+from sandlot.model.ports import Change, ExitReason
 from sandlot.model.specs import Shape
 from sandlot.model.states import State
 
@@ -91,14 +92,14 @@ class StartSource:
         strategies: Start strategies, in the order in which they are tried.
         constraints: Properties that the new sandbox takes from the source.
         setup: Steps that run after the guest's first response and before the response to the client.
-        batch: Key of the batch reservation from which the new sandbox draws its resources. None: the sandbox gets its own reservation.
+        reservations: Reservations from which each new sandbox takes one. Empty: each new sandbox makes its own reservation.
         digest: Digest that identifies the create request for its idempotency key. None: the digest of ``CreateSandboxParams``.
     """
 
     strategies: Sequence[StartStrategy]
     constraints: StartSourceConstraints
     setup: Sequence[SetupStep] = ()
-    batch: str | None = None
+    reservations: list[Reservation] = field(default_factory=list)
     digest: str | None = None
 
 
@@ -136,7 +137,7 @@ async def begin(supervisor: SandboxSupervisor, strategies: Sequence[StartStrateg
         try:
             is_recorded = await strategy.start(supervisor)
         except StartStrategyError as failure:
-            await supervisor.release(wait_s=failure.release_wait_s)
+            await supervisor.replace_allocation(wait_s=failure.release_wait_s)
         else:
             break
     sandbox.become(State.RUNNING)
@@ -166,7 +167,7 @@ class WarmStart:
         """Thaw the warm sandbox and give its guest an identity; see :meth:`StartStrategy.start`."""
         sandbox, warm = supervisor.sandbox, self.warm
         sandbox.spec = replace(sandbox.spec, root=warm.template.root.digest)
-        supervisor.take_instance(warm.instance, link=warm.link, exited=warm.exited)
+        sandbox.ref = warm.instance.ref
         warm.link.set_services(supervisor.dependencies.package_access.of(sandbox))
         saving = asyncio.ensure_future(supervisor.save_running()) if self.records else None
         try:
@@ -258,12 +259,12 @@ class BootStart:
         await supervisor.dependencies.recorder.save(sandbox)
         template = await supervisor.resolve_template()
         async with supervisor.start_slot():
-            prepared = await driver_step("prepare", supervisor.driver.prepare(shape_of(sandbox, template)))
-            supervisor.take(prepared)
+            prepared = await supervisor.allocation.prepare(shape_of(sandbox, template))
             supervisor.check_end()
             if sandbox.spec.volumes:
                 await driver_step("attach a volume to", prepared.attach(await supervisor.mount_volumes()))
-            await connect_and_wake(supervisor, await driver_step("start", prepared.boot(sandbox.spec)), template)
+            await supervisor.allocation.boot(prepared, sandbox.spec)
+            await connect_and_wake(supervisor, template)
         if self.claim is not None:
             supervisor.dependencies.pools.started(StartPath.BOOTED, self.claim)
         return False
@@ -271,13 +272,13 @@ class BootStart:
 
 async def _restore(supervisor: SandboxSupervisor, image: Path) -> bool:
     """Restore a sandbox from a memory image. Return True if the prepared sandbox came from a pool. The caller has recorded the sandbox."""
-    sandbox, driver = supervisor.sandbox, supervisor.driver
+    sandbox = supervisor.sandbox
     template = await supervisor.resolve_template()
     async with supervisor.start_slot():
         volumes, shape = await supervisor.mount_volumes(), shape_of(sandbox, template)
         prepared = supervisor.dependencies.pools.take_prepared(sandbox.spec.isolation, shape)
-        instance = await restore_image(supervisor, driver, image, shape, sandbox.spec, volumes, prepared=prepared)
-        await connect_and_wake(supervisor, instance, template)
+        await supervisor.allocation.restore(image, shape, sandbox.spec, volumes, prepared=prepared, check_end=supervisor.check_end)
+        await connect_and_wake(supervisor, template)
     return prepared is not None
 
 
@@ -286,20 +287,20 @@ def shape_of(sandbox: Sandbox, template: ResolvedTemplate) -> Shape:
     return Shape(root=template.root, limits=sandbox.spec.limits, network=sandbox.spec.network)
 
 
-async def connect_and_wake(supervisor: SandboxSupervisor, instance: Instance, template: ResolvedTemplate) -> None:
-    """Connect to the guest of a started instance and give the guest its identity.
+async def connect_and_wake(supervisor: SandboxSupervisor, template: ResolvedTemplate) -> None:
+    """Connect to the guest of the sandbox that was just started, and give the guest its identity.
 
     Raises:
         InvalidRequestError: The sandbox has too little memory to start.
         HostError: The sandbox ended, or its guest refused its identity.
         SupervisionEndedError: The end of the sandbox was requested.
     """
-    supervisor.take_instance(instance)
-    supervisor.sandbox.link = await wait_first_response(supervisor, _connect_and_wake(supervisor, instance, template))
+    supervisor.sandbox.ref = supervisor.sandbox.require_instance().ref
+    supervisor.allocation.link = await wait_first_response(supervisor, _connect_and_wake(supervisor, template))
 
 
-async def _connect_and_wake(supervisor: SandboxSupervisor, instance: Instance, template: ResolvedTemplate) -> Link:
-    link = await _connect(supervisor, instance)
+async def _connect_and_wake(supervisor: SandboxSupervisor, template: ResolvedTemplate) -> Link:
+    link = await _connect(supervisor)
     try:
         await wake_guest(supervisor, link, template)
     except BaseException as error:
@@ -311,14 +312,9 @@ async def _connect_and_wake(supervisor: SandboxSupervisor, instance: Instance, t
     return link
 
 
-async def _connect(supervisor: SandboxSupervisor, instance: Instance) -> Link:
-    exited = supervisor.exited or asyncio.ensure_future(instance.wait())
-    try:
-        services = supervisor.dependencies.package_access.of(supervisor.sandbox)
-        return await connect_guest(instance, exited, supervisor.dependencies.link_factory, services)
-    finally:
-        if exited is not supervisor.exited:
-            exited.cancel()
+async def _connect(supervisor: SandboxSupervisor) -> Link:
+    dependencies = supervisor.dependencies
+    return await supervisor.allocation.connect(dependencies.link_factory, dependencies.package_access.of(supervisor.sandbox))
 
 
 async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: ResolvedTemplate) -> None:
@@ -335,14 +331,14 @@ async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: Resolv
     )
 
 
-async def reconnect_guest(supervisor: SandboxSupervisor, instance: Instance) -> Link:
+async def reconnect_guest(supervisor: SandboxSupervisor) -> Link:
     """Connect again to the guest of a running sandbox, after the service has restarted or the link was lost. A guest that is asleep is woken.
 
     Raises:
         SandlotError: The guest cannot be reached.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    link = await _connect(supervisor, instance)
+    link = await _connect(supervisor)
     try:
         if link.asleep:
             await wake_guest(supervisor, link, await dependencies.templates.resolve_for(sandbox.spec))

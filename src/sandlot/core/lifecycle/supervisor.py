@@ -28,9 +28,9 @@ import structlog
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.node.disposer import Disposer
+from sandlot.core.node.allocation import Allocation
 from sandlot.core.node.drivers import STEP_TIMEOUT_S, Drivers, Templates, driver_step
-from sandlot.core.node.reservations import Reservations
+from sandlot.core.node.reservations import Purpose, Reservation, Reservations
 from sandlot.core.operations import Operation
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
@@ -38,10 +38,9 @@ from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.volumes import VolumeManager
-from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import InternalError, SandlotError
-from sandlot.model.ports import Attachment, Driver, Exit, ExitReason, Instance, PreparedSandbox, Resources
+from sandlot.model.ports import Attachment, Driver, Exit, ExitReason, Resources
 from sandlot.model.states import State
 
 GUEST_GRACE_S: Final = 60.0
@@ -81,7 +80,6 @@ class LifecycleDependencies:
         templates: Templates and their builds.
         recorder: Records of sandboxes.
         reservations: Reservations of this node.
-        disposer: Destroys resources on the host.
         scheduler: Reserves resources for hibernated sandboxes that are woken, and checks quotas.
         pools: Pools of warm sandboxes.
         volumes: Volumes of this node.
@@ -99,7 +97,6 @@ class LifecycleDependencies:
     templates: Templates
     recorder: SandboxRecorder
     reservations: Reservations
-    disposer: Disposer
     scheduler: Scheduler
     pools: PoolManager
     volumes: VolumeManager
@@ -114,25 +111,23 @@ class LifecycleDependencies:
 
 
 class SandboxSupervisor:
-    """Owner of the resources that one sandbox has on the host.
+    """Owner of the allocations of one sandbox: the resources that it has on the host.
 
     Args:
         sandbox: The sandbox.
+        allocation: Allocation of the sandbox. The supervisor releases it.
         dependencies: Parts of the service that all supervisors share.
-
-    Attributes:
-        driver: Driver of the sandbox.
-        exited: Future that is done when the processes of the sandbox have ended. None while the sandbox has no processes.
     """
 
-    def __init__(self, sandbox: Sandbox, dependencies: LifecycleDependencies) -> None:
+    def __init__(self, sandbox: Sandbox, allocation: Allocation, dependencies: LifecycleDependencies) -> None:
         self.sandbox = sandbox
         self.dependencies = dependencies
         self.driver: Driver = dependencies.drivers[sandbox.spec.isolation]
-        self.exited: asyncio.Future[Exit] | None = None
-        self._resource: PreparedSandbox | Instance | None = None
+        sandbox.allocation = allocation
+        self._image_reservation: Reservation | None = None
+        """Reservation of the disk space of the hibernation image; None while the sandbox is not hibernated."""
         self._releases: set[asyncio.Task[None]] = set()
-        """Tasks that release earlier resources of the sandbox: those of failed starts, and those that the sandbox had before a hibernation."""
+        """Tasks that release earlier allocations of the sandbox: those of failed starts, and those that the sandbox had before a hibernation."""
 
     # Run ------------------------------------------------------------------------------------------------------------------
 
@@ -163,8 +158,6 @@ class SandboxSupervisor:
             _log.exception("sandbox.internal_error", sandbox=sandbox.id)
             failure = InternalError(f"Sandbox {sandbox.id} failed because of a defect in Sandlot.", hint="Report the traceback in the service's log.")
             exit_ = Exit(ExitReason.CRASHED, type(error).__name__)
-        finally:
-            self._stop_watching()
         await self._end(sandbox.requested_exit or exit_, failure)
 
     async def serve(self) -> Exit:
@@ -209,6 +202,22 @@ class SandboxSupervisor:
             detaching.cancel()
 
     # Steps ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def allocation(self) -> Allocation:
+        """Allocation of the sandbox.
+
+        Raises:
+            SandboxEndedError: The sandbox has no allocation, because it is hibernated or has ended.
+        """
+        if self.sandbox.allocation is None:
+            raise self.sandbox.ended_error()
+        return self.sandbox.allocation
+
+    @property
+    def exited(self) -> asyncio.Future[Exit] | None:
+        """Future that is done when the processes of the sandbox have ended. None while the sandbox has no processes."""
+        return None if self.sandbox.allocation is None else self.sandbox.allocation.exited
 
     @property
     def has_exited(self) -> bool:
@@ -278,7 +287,7 @@ class SandboxSupervisor:
         sandbox = self.sandbox
         if not sandbox.spec.volumes:
             return ()
-        return await driver_step("attach a volume to", self.dependencies.volumes.attach(sandbox.id, sandbox.spec.volumes))
+        return await driver_step("attach a volume to", self.dependencies.volumes.attach(self.allocation, sandbox.spec.volumes))
 
     async def save_running(self) -> None:
         """Start the timeout of the sandbox and record that the sandbox runs.
@@ -309,93 +318,55 @@ class SandboxSupervisor:
 
     # Resources ------------------------------------------------------------------------------------------------------------
 
-    def take(self, resource: PreparedSandbox) -> None:
-        """Take ownership of a prepared sandbox, in place of an earlier resource.
+    async def replace_allocation(self, *, wait_s: float) -> None:
+        """Release the allocation of a failed start, and give the sandbox a new one, so that another start strategy can be tried.
 
-        The supervisor destroys the prepared sandbox when the sandbox ends.
-        """
-        self._resource = resource
-
-    def take_instance(self, instance: Instance, *, link: Link | None = None, exited: asyncio.Future[Exit] | None = None) -> None:
-        """Take ownership of an instance. The supervisor no longer owns the prepared sandbox from which the instance was started.
+        The failed start keeps a reservation of its own until its resources are removed.
 
         Args:
-            instance: The instance.
-            link: Link to the guest, if there is one.
-            exited: Future that is done when the processes of the instance have ended. None: ``Instance.wait`` is called.
+            wait_s: Maximum seconds to wait until the resources are removed. Afterwards the release continues in the background.
         """
-        sandbox = self.sandbox
-        self._resource = instance
-        sandbox.instance, sandbox.ref, sandbox.link = instance, instance.ref, link
-        self.exited = exited or asyncio.ensure_future(instance.wait())
-
-    def reserve_limits(self) -> None:
-        """Reserve the resources that the current limits of the sandbox need, without checking that they fit on the node."""
-        self.dependencies.reservations.record(self.sandbox.id, self.driver.max_resources(self.sandbox.spec.limits))
-
-    def reserve_disk_only(self, disk_bytes: int) -> None:
-        """Reduce the reservation to the disk space of the hibernation image, and release the volumes. Called when the sandbox has no processes.
-
-        Args:
-            disk_bytes: Size of the image in bytes.
-        """
-        self.dependencies.reservations.record(self.sandbox.id, Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0))
-        self.dependencies.volumes.release(self.sandbox.id)
-
-    async def release(self, *, wait_s: float) -> None:
-        """Release the resources of a failed start, so that another start strategy can be tried.
-
-        The resources have a separate reservation until they are destroyed.
-
-        Args:
-            wait_s: Maximum seconds to wait until the resources are destroyed. Afterwards the release continues in the background.
-        """
-        sandbox, reservations = self.sandbox, self.dependencies.reservations
-        limits = sandbox.spec.limits if sandbox.instance is None else sandbox.instance.limits
-        release = await self._begin_release()
+        sandbox, failed = self.sandbox, self.allocation
         sandbox.ref = None
-        if release is None:
+        if failed.is_empty:
             return
-        key = f"failed-{sandbox.id}"
-        reservations.record(key, self.driver.max_resources(limits))
-        release.add_done_callback(lambda _: reservations.release(key))
-        await asyncio.wait({release}, timeout=wait_s)
+        limits = sandbox.spec.limits
+        kept = failed.reservation
+        reservation = self.dependencies.reservations.record(kept.purpose, self.driver.max_resources(limits), owner=kept.owner, limits=limits)
+        if failed.instance is not None:
+            kept.amount = self.driver.max_resources(failed.instance.limits)
+        self._release(failed)
+        sandbox.allocation = Allocation(self.driver, reservation, self.dependencies.clock, sandbox.id)
+        await failed.release_soon(wait_s)
 
-    async def release_memory(self, disk_bytes: int) -> None:
+    def release_memory(self, disk_bytes: int) -> None:
         """Begin to release all resources of a hibernated sandbox except its image. The release continues after this method has returned.
 
         Args:
             disk_bytes: Size of the image in bytes, which stays reserved.
         """
-        release = await self._begin_release()
-        if release is None:
-            self.reserve_disk_only(disk_bytes)
-        else:
-            release.add_done_callback(lambda _: self.reserve_disk_only(disk_bytes))
+        allocation, self.sandbox.allocation = self.sandbox.allocation, None
+        if self._image_reservation is None:
+            amount = Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0)
+            self._image_reservation = self.dependencies.reservations.record(Purpose.SANDBOX, amount, owner=self.sandbox.owner)
+        if allocation is not None:
+            self._release(allocation)
 
-    async def wait_released(self) -> None:
-        """Wait until all resources of earlier starts and hibernations are destroyed."""
-        if self._releases:
-            await asyncio.wait(self._releases)
+    async def reserve_again(self) -> None:
+        """Reserve the resources of a hibernated sandbox, and give the sandbox a new allocation. Raises the errors of ``Scheduler.readmit``."""
+        sandbox, dependencies = self.sandbox, self.dependencies
+        if self._image_reservation is None:
+            raise InternalError(f"Sandbox {sandbox.id} has no reservation for its hibernation image.")
+        reservation = await dependencies.scheduler.readmit(sandbox, self._image_reservation)
+        self._image_reservation = None
+        sandbox.allocation = Allocation(self.driver, reservation, dependencies.clock, sandbox.id)
 
-    async def _begin_release(self) -> asyncio.Task[None] | None:
-        sandbox, resource = self.sandbox, self._resource
-        self._stop_watching()
-        self._resource = None
-        link, sandbox.link, sandbox.instance = sandbox.link, None, None
-        if link is not None:
-            await link.aclose()
-        if resource is None:
-            return None
-        release = asyncio.create_task(self.dependencies.disposer.destroy(resource, sandbox=sandbox.id))
+    def _release(self, allocation: Allocation) -> None:
+        """Begin to release an allocation that the sandbox no longer uses. Its limits no longer count against the owner's quota."""
+        allocation.reservation.limits = None
+        release = allocation.release()
         self._releases.add(release)
         release.add_done_callback(self._releases.discard)
-        return release
-
-    def _stop_watching(self) -> None:
-        if self.exited is not None:
-            self.exited.cancel()
-            self.exited = None
 
     # End ------------------------------------------------------------------------------------------------------------------
 
@@ -409,10 +380,12 @@ class SandboxSupervisor:
             sandbox.idempotency_key = None  # the request failed and may be sent again
         saving = asyncio.ensure_future(recorder.save_eventually(sandbox))
         await asyncio.wait({saving}, timeout=RECORD_TIMEOUT_S)
-        failed = asyncio.Event()
-        removal = asyncio.ensure_future(self._remove(failed))
+        allocation = sandbox.allocation
+        if allocation is not None:
+            self._releases.add(allocation.release())
         try:
-            await self._wait_processes_dead(removal, failed)
+            if allocation is not None:
+                await self._wait_processes_dead(allocation)
         finally:
             sandbox.exit = exit_
             sandbox.ended_at = self.dependencies.clock.now()
@@ -426,37 +399,30 @@ class SandboxSupervisor:
                 sandbox.ready.exception()  # mark the error as retrieved: if the client has disconnected, nothing awaits `ready`
         _log.info("sandbox.ended", sandbox=sandbox.id, reason=str(exit_.reason), detail=exit_.detail)
         await self._detach()
-        await removal
         await asyncio.gather(*self._releases)
         await saving
         await self.dependencies.memory_images.remove(sandbox.id)
+        if self._image_reservation is not None:
+            self._image_reservation.release()
 
     async def _record_end(self, before: asyncio.Future[None]) -> None:
         await before  # saves of one sandbox never overlap
         await self.dependencies.recorder.save_end(self.sandbox)
 
-    async def _remove(self, failed: asyncio.Event) -> None:
-        if self._resource is not None:
-            await self.dependencies.disposer.destroy(self._resource, on_failure=failed.set, sandbox=self.sandbox.id)
-
-    async def _wait_processes_dead(self, removal: asyncio.Future[None], failed: asyncio.Event) -> None:
+    async def _wait_processes_dead(self, allocation: Allocation) -> None:
         """Wait until the processes of the sandbox are dead.
 
-        If the driver cannot report their end, wait for the removal of the resources instead, at most until the first failed attempt or for
+        If the driver cannot report their end, wait for the release of the allocation instead, at most until the first failed attempt or for
         ``STEP_TIMEOUT_S``.
         """
-        instance = self.sandbox.instance
-        if instance is not None:
-            exited = asyncio.ensure_future(instance.wait())
-            ends: set[asyncio.Future[Any]] = {removal, exited}
+        if allocation.instance is not None:
+            exited = asyncio.ensure_future(allocation.instance.wait())
+            ends: set[asyncio.Future[Any]] = {allocation.release(), exited}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if exited.cancel() or exited.exception() is None:
                 return
             _log.error("sandbox.end_unknown", sandbox=self.sandbox.id, error=str(exited.exception()))
-        has_failed = asyncio.ensure_future(failed.wait())
-        attempts: set[asyncio.Future[Any]] = {removal, has_failed}
-        await asyncio.wait(attempts, timeout=STEP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        has_failed.cancel()
+        await allocation.release_soon(STEP_TIMEOUT_S)
 
     async def _detach(self) -> None:
         """Close the link to the guest and cancel the tasks of the sandbox."""

@@ -122,7 +122,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
     try:
         if was is State.PAUSED:
             await driver_step("resume", instance.resume())
-        await (await _linked(supervisor, instance)).quiesce(QUIESCE_TIMEOUT_S)
+        await (await _linked(supervisor)).quiesce(QUIESCE_TIMEOUT_S)
         into = await dependencies.memory_images.make(sandbox.id)
         size_bytes = await driver_step("hibernate", instance.snapshot(into, keep_running=False), WRITE_TIMEOUT_S)
     except BaseException as error:
@@ -142,7 +142,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
     sandbox.become(State.HIBERNATED)
     # If this record cannot be saved, the next service finds the recorded intent and a complete image, and keeps the sandbox hibernated.
     await dependencies.recorder.save_eventually(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
-    await supervisor.release_memory(size_bytes)
+    supervisor.release_memory(size_bytes)
     _log.info("sandbox.hibernated", sandbox=sandbox.id, size_bytes=size_bytes)
 
 
@@ -169,7 +169,7 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
     try:
         if was is State.PAUSED:
             await driver_step("resume", instance.resume())
-        async with _armed(await _linked(supervisor, instance), stays=was is State.PAUSED):
+        async with _armed(await _linked(supervisor), stays=was is State.PAUSED):
             return await driver_step("write", instance.snapshot(into, keep_running=True, durable=durable), WRITE_TIMEOUT_S)
     finally:
         if not supervisor.has_exited:
@@ -193,7 +193,7 @@ async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
         raise ConflictError(f"Sandbox {sandbox.id} cannot be resumed: its hibernation image is missing.", code=ErrorCode.SNAPSHOT_UNUSABLE)
     if sandbox.state is not State.HIBERNATED:
         sandbox.become(State.HIBERNATED)
-    supervisor.reserve_disk_only(await dependencies.memory_images.size_bytes(sandbox.id))
+    supervisor.release_memory(await dependencies.memory_images.size_bytes(sandbox.id))
 
 
 async def expire(supervisor: SandboxSupervisor) -> None:
@@ -248,7 +248,7 @@ async def _thaw(supervisor: SandboxSupervisor) -> None:
     await driver_step("resume", instance.resume())
     try:
         with sandbox.deadline.restored_on_error():
-            link = await _linked(supervisor, instance)
+            link = await _linked(supervisor)
             sandbox.deadline.extend(sandbox.spec.timeout_s)
             await _both(_goes_on(sandbox, link), dependencies.recorder.save(sandbox, "sandbox.resumed", state=State.RUNNING))
     except BaseException as error:
@@ -264,8 +264,7 @@ async def _thaw(supervisor: SandboxSupervisor) -> None:
 
 async def _wake(supervisor: SandboxSupervisor) -> None:
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    await supervisor.wait_released()
-    await dependencies.scheduler.readmit(sandbox)
+    await supervisor.reserve_again()
     sandbox.become(State.WAKING)
     try:
         with sandbox.deadline.restored_on_error():
@@ -276,7 +275,7 @@ async def _wake(supervisor: SandboxSupervisor) -> None:
         raise
     except BaseException:
         sandbox.become(State.HIBERNATED)
-        await supervisor.release_memory(await dependencies.memory_images.size_bytes(sandbox.id))
+        supervisor.release_memory(await dependencies.memory_images.size_bytes(sandbox.id))
         await dependencies.recorder.save_eventually(sandbox)
         raise
     sandbox.become(State.RUNNING)
@@ -352,12 +351,12 @@ async def _restart_timeout(sandbox: Sandbox) -> None:
     sandbox.activity.touch()
 
 
-async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
+async def _linked(supervisor: SandboxSupervisor) -> Link:
     """Return the link to the guest. If there is no open link, connect: a sandbox that an earlier service paused has no link yet."""
     sandbox = supervisor.sandbox
     if sandbox.link is None or sandbox.link.closed:
-        sandbox.link = await driver_step("answer", reconnect_guest(supervisor, instance))
-    return sandbox.link
+        supervisor.allocation.link = await driver_step("answer", reconnect_guest(supervisor))
+    return _link(sandbox)
 
 
 async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str | None = None) -> bool:
@@ -372,13 +371,13 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
             await driver_step("answer", wake_guest(supervisor, sandbox.link, await dependencies.templates.resolve_for(sandbox.spec)))
         else:
             try:
-                link = await _linked(supervisor, instance)
+                link = await _linked(supervisor)
                 await driver_step("go on", link.checkpoint(armed=False))
                 await driver_step("go on", link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s())))
             except UnavailableError:  # the guest did not quiesce in time, so the link accepts no more calls and is replaced
                 if sandbox.link is not None:
                     await sandbox.link.aclose()
-                await _linked(supervisor, instance)
+                await _linked(supervisor)
     except SandboxEndedError:
         if sandbox.link is None:  # without a link, the supervisor does not notice the end of the sandbox
             sandbox.request_end(Exit(ExitReason.CRASHED, "its guest cannot be reached"))

@@ -338,14 +338,15 @@ async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
         update.check_quota()
         yield
         return
-    takes = driver.max_resources(after)
+    takes, allocation = driver.max_resources(after), sandbox.allocation
+    if allocation is None:
+        raise sandbox.ended_error()
     update.check_quota()  # before make_room: an update that exceeds the quota must evict no warm sandbox
-    reading = await reservations.make_room(grown_amounts(driver.max_resources(before), takes), ignoring=sandbox.id)
+    reading = await reservations.make_room(grown_amounts(driver.max_resources(before), takes), replacing=allocation.reservation)
     sandbox.require_link()  # nothing must be reserved for a sandbox that has ended meanwhile
     update.check_quota()
-    with reservations.resize(sandbox.id, takes, reading) as resize:
+    with allocation.reservation.resize(takes, after, reading) as resize:
         keepers = _Keepers(host=before, guest_pids=before.pids)
-        sandbox.reserved_limits = _most(before, after)
         try:
             try:
                 await _move(sandbox, keepers, after)
@@ -355,9 +356,8 @@ async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
                 await _back(sandbox, keepers, before)
                 raise
         finally:
-            resize.actual = driver.max_resources(keepers.host)
+            resize.actual = driver.max_resources(keepers.host), keepers.host
             sandbox.spec = replace(sandbox.spec, limits=keepers.host)
-            sandbox.reserved_limits = None
     _log.info("sandbox.limits_changed", sandbox=sandbox.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
 
 

@@ -22,6 +22,7 @@ Invariants:
 - A resize checks only the resources that grow.
 - Warm sandboxes hold reservations like all other sandboxes. They are evicted before a request is refused: see
   :meth:`Reservations.make_room`.
+- Quotas of owners and the maximum number of sandboxes count reservations: those that have limits.
 
 Two nodes on one host do not see each other's reservations. Give each node a share of the host through the ratios.
 """
@@ -29,16 +30,17 @@ Two nodes on one host do not see each other's reservations. Give each node a sha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from enum import StrEnum
+from typing import Final
 
 from sandlot.core.ports import Clock
+from sandlot.model.access import OwnerId
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, UnavailableError
-from sandlot.model.ids import VOLUME_ID
 from sandlot.model.ports import HostReading, Resources
-from sandlot.model.specs import GIB, MIB
+from sandlot.model.specs import GIB, MIB, Limits
 
 READING_MAX_AGE_S: Final = 1.0
 """Age in seconds after which the host is read again. All requests of one second share a reading. The reservations themselves are exact."""
@@ -46,6 +48,8 @@ BUSY_RETRY_AFTER_S: Final = 2
 """``retry_after_s`` when other sandboxes hold the resources: about the time that removing a sandbox takes."""
 PRESSURE_RETRY_AFTER_S: Final = 5
 """``retry_after_s`` when other software on the host holds the resources."""
+ROOM_TIMEOUT_S: Final = 10.0
+"""Maximum seconds that a request waits for sandboxes that are being removed. Measured duration of a removal: 0.05 to 2 s."""
 
 RESERVE_DIVISOR: Final = 20
 """The default reserve is a twentieth of each resource, clamped to ``MIN_RESERVE`` and ``MAX_RESERVE``."""
@@ -99,7 +103,7 @@ class NodeCapacity:
         allocatable: Maximum total of all reservations at present.
         reserved: Total of all reservations.
         available: ``allocatable - reserved``, never negative.
-        sandboxes: Number of reservations, those of volumes excluded.
+        sandboxes: Number of reservations of sandboxes, warm and prepared sandboxes included.
     """
 
     allocatable: Resources
@@ -141,21 +145,21 @@ def max_allocatable(reading: HostReading, overcommit: OvercommitConfig) -> Resou
     return Resources(memory_bytes=now.memory_bytes, disk_bytes=max(now.disk_bytes, disk_bytes), pids=now.pids)
 
 
-def node_capacity(reserved: Mapping[str, Resources], reading: HostReading, overcommit: OvercommitConfig) -> NodeCapacity:
+def node_capacity(reserved: Iterable[Resources], sandboxes: int, reading: HostReading, overcommit: OvercommitConfig) -> NodeCapacity:
     """Return the capacity of a node.
 
     Args:
-        reserved: Reservation key -> amount.
+        reserved: Amounts of all reservations.
+        sandboxes: Number of reservations of sandboxes.
         reading: Reading of the host.
         overcommit: Share of the host that may be reserved.
     """
-    limit, total = allocatable(reading, overcommit), combine(sum, *reserved.values())
+    limit, total = allocatable(reading, overcommit), combine(sum, *reserved)
     available = Resources(
         memory_bytes=max(0, limit.memory_bytes - total.memory_bytes),
         disk_bytes=max(0, limit.disk_bytes - total.disk_bytes),
         pids=max(0, limit.pids - total.pids),
     )
-    sandboxes = sum(1 for key in reserved if not VOLUME_ID.fullmatch(key))
     return NodeCapacity(allocatable=limit, reserved=total, available=available, sandboxes=sandboxes)
 
 
@@ -262,31 +266,112 @@ def _size(kind: _Kind, amount: int) -> str:
     return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount // MIB} MiB"
 
 
-class Evictor(Protocol):
-    """Removes warm sandboxes when their resources are needed. Implemented by the refiller of the pools."""
+class Purpose(StrEnum):
+    """Purpose of a reservation."""
 
-    async def evict_one(self) -> bool:
-        """Remove one warm sandbox and return True once its resources are free. Return False if there is no warm sandbox."""
-        ...
+    SANDBOX = "sandbox"
+    """A sandbox of an owner, or the hibernation image of one."""
+    POOL = "pool"
+    """A warm or prepared sandbox of a pool, or the sandbox from which a template snapshot is made."""
+    VOLUME = "volume"
+    SNAPSHOT = "snapshot"
+    """Disk space of a snapshot while it is written."""
+
+
+class Reservation:
+    """Resources that are reserved on this node. :class:`Reservations` makes reservations.
+
+    Attributes:
+        purpose: Purpose of the reservation.
+        amount: Reserved resources.
+        owner: Owner of the sandbox; None for a reservation of the node itself.
+        limits: Limits that count against the owner's quota and as one of the service's sandboxes. None: the reservation counts as no sandbox.
+        is_leaving: True while the resources are being removed from the host, so that they are expected to be free soon.
+    """
+
+    __slots__ = ("_reservations", "amount", "is_leaving", "limits", "owner", "purpose")
+
+    def __init__(self, reservations: Reservations, purpose: Purpose, amount: Resources, owner: OwnerId | None, limits: Limits | None) -> None:
+        self._reservations = reservations
+        self.purpose = purpose
+        self.amount = amount
+        self.owner = owner
+        self.limits = limits
+        self.is_leaving = False
+
+    def claim(self, owner: OwnerId, limits: Limits, amount: Resources) -> None:
+        """Make the reservation of a pooled sandbox the reservation of an owner's sandbox, and shrink it to an amount.
+
+        Args:
+            owner: Owner of the sandbox.
+            limits: Limits of the sandbox.
+            amount: New amount; no resource may exceed the reserved amount.
+
+        Raises:
+            InternalError: The amount exceeds the reserved amount. Nothing is changed.
+        """
+        if combine(max, self.amount, amount) != self.amount:
+            raise InternalError(f"A claimed sandbox of {owner} needs more than was reserved for it.")
+        self.purpose, self.owner, self.limits, self.amount = Purpose.SANDBOX, owner, limits, amount
+
+    def record_limits(self, limits: Limits, amount: Resources) -> None:
+        """Reserve what a sandbox with these limits can use. Nothing is checked, because the limits are in force already."""
+        self.limits, self.amount = limits, amount
+        self._reservations.notify()
+
+    def set_leaving(self, leaving: bool) -> None:  # noqa: FBT001 - the argument is the new value of `is_leaving`
+        """Set :attr:`is_leaving`, and let requests that wait for room check again."""
+        self.is_leaving = leaving
+        self._reservations.notify()
+
+    @contextmanager
+    def resize(self, target: Resources, limits: Limits, reading: HostReading) -> Iterator[Resize]:
+        """Resize the reservation while the body of the ``with`` block applies new limits to the sandbox.
+
+        During the body, the larger of the old and the new amount is reserved, and the larger limits count. If the body succeeds, the target is
+        reserved; if the body raises, the old amount is reserved. A body that leaves the sandbox with other limits sets :attr:`Resize.actual`.
+        A resource that does not grow is never refused.
+
+        Args:
+            target: The new amount.
+            limits: The new limits.
+            reading: Reading of the host, from :meth:`Reservations.make_room`.
+
+        Raises:
+            InvalidRequestError: The target can never fit on this node.
+            UnavailableError: The target does not fit now (``busy``).
+            InternalError: The reservation was released.
+        """
+        self._reservations.check_resize(self, target, reading)
+        resize, after = Resize(), (self.amount, self.limits)
+        self.amount, self.limits = combine(max, self.amount, target), largest_limits(self.limits or limits, limits)
+        try:
+            yield resize
+            after = target, limits
+        finally:
+            self.amount, self.limits = resize.actual or after
+            self._reservations.notify()
+
+    def release(self) -> None:
+        """Release the reservation, whose resources have all been freed. Idempotent."""
+        self._reservations.forget(self)
 
 
 class Resize:
     """A resize in progress.
 
     Attributes:
-        actual: Amount that the sandbox holds if a change succeeded only in part; the body of the ``with`` block sets it. None in all other cases.
+        actual: Amount and limits of the sandbox if a change succeeded only in part; the body of the ``with`` block sets it. None in all other cases.
     """
 
     __slots__ = ("actual",)
 
     def __init__(self) -> None:
-        self.actual: Resources | None = None
+        self.actual: tuple[Resources, Limits] | None = None
 
 
 class Reservations:
-    """All reservations of this node, by key.
-
-    The key is the id of a sandbox or volume, or the reservation key of a pooled sandbox.
+    """All reservations of this node.
 
     Args:
         read_host: Function that reads the host's resources. The function blocks for some milliseconds, so it is called in a thread.
@@ -298,17 +383,22 @@ class Reservations:
         self._read_host = read_host
         self._overcommit = overcommit
         self._clock = clock
-        self._reserved: dict[str, Resources] = {}
+        self._all: dict[Reservation, None] = {}
         self._latest: tuple[float, HostReading] | None = None
         self._reading: asyncio.Task[HostReading] | None = None
-        self._evictors: list[Evictor] = []
+        self._changed = asyncio.Event()
+        """Set, and replaced by a new event, when a reservation is released or changes."""
+        self._evict_next: Callable[[], Reservation | None] = lambda: None
 
-    def add_evictor(self, evictor: Evictor) -> None:
-        """Register an object that removes warm sandboxes when their resources are needed. Without an evictor, nothing is evicted.
+    def evict_with(self, evict_next: Callable[[], Reservation | None]) -> None:
+        """Set the function that evicts warm sandboxes when their resources are needed. Without it, nothing is evicted.
 
-        The composition root registers the refiller of the pools, which is built after the reservations.
+        The composition root passes ``PoolRefiller.evict_next``, because the refiller is built after the reservations.
+
+        Args:
+            evict_next: Function that starts to remove one warm sandbox and returns its reservation, or None if there is no warm sandbox.
         """
-        self._evictors.append(evictor)
+        self._evict_next = evict_next
 
     async def read_host(self) -> HostReading:
         """Return a reading of the host that is at most ``READING_MAX_AGE_S`` old. Concurrent callers share one reading.
@@ -322,45 +412,88 @@ class Reservations:
             self._reading = asyncio.create_task(self._refresh())
         return await asyncio.shield(self._reading)
 
-    async def make_room(self, needed: Resources, *, ignoring: str | None = None) -> HostReading:
-        """Evict warm sandboxes until an amount fits or no warm sandbox is left. Return the reading of the host for the reservation.
+    async def make_room(self, needed: Resources, *, replacing: Reservation | None = None) -> HostReading:
+        """Evict warm sandboxes until an amount fits, and return the reading of the host for the reservation.
 
-        Call :meth:`reserve` or :meth:`resize` before the next ``await``: until then no other request can take the room.
-        If the amount still does not fit, :meth:`reserve` or :meth:`resize` raises an error.
+        Call :meth:`reserve` or :meth:`Reservation.resize` before the next ``await``: until then no other request can take the room. If the amount
+        still does not fit, these methods raise an error.
+
+        An eviction is only started here, and the method waits for any reservation to be released, at most ``ROOM_TIMEOUT_S`` in all: the removal of
+        a sandbox may take long or fail. Nothing is evicted while the sandboxes that are being removed leave enough room.
 
         Args:
             needed: The amount that is about to be reserved.
-            ignoring: Key of a reservation that does not count, because the amount replaces it.
+            replacing: Reservation that does not count, because the amount replaces it.
 
         Raises:
             InvalidRequestError: The amount can never fit on this node.
             HostError: The host cannot be read.
         """
-        ignored = () if ignoring is None else (ignoring,)
+        ignored = set() if replacing is None else {replacing}
+        until_s = self._clock.monotonic_s() + ROOM_TIMEOUT_S
         while True:
-            reading = await self.read_host()
-            if self.fits(needed, reading, ignoring=ignored) or not await self.evict_one():
+            reading, changed = await self.read_host(), self._changed
+            if self.fits(needed, reading, ignoring=ignored):
                 return reading
-            self._latest = None  # read the host again, because the eviction has freed resources
+            leaving = self.leaving()
+            is_coming = bool(leaving) and (self._is_pressed(needed, reading) or self.fits(needed, reading, ignoring=ignored | leaving))
+            if not is_coming:
+                if self._evict_next() is None:
+                    return reading
+            elif not await self._wait_changed(changed, until_s):
+                return reading
+            else:
+                self._latest = None  # read the host again, because resources were freed
 
-    def fits(self, needed: Resources, reading: HostReading, *, ignoring: Collection[str] = ()) -> bool:
+    def leaving(self) -> set[Reservation]:
+        """Return the reservations whose resources are expected to be free soon."""
+        return {each for each in self._all if each.is_leaving}
+
+    async def _wait_changed(self, changed: asyncio.Event, until_s: float) -> bool:
+        """Wait until ``changed`` is set. Return False if the monotonic time ``until_s`` comes first."""
+        waiting, timer = asyncio.ensure_future(changed.wait()), asyncio.ensure_future(self._clock.sleep_until(until_s))
+        try:
+            await asyncio.wait({waiting, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            timer.cancel()
+        return changed.is_set()
+
+    def _is_pressed(self, needed: Resources, reading: HostReading) -> bool:
+        """Return True if the host is short of a resource that is needed. The next reading shows whether a removal has changed that."""
+        try:
+            check_pressure(needed, reading, self._overcommit)
+        except UnavailableError:
+            return True
+        return False
+
+    def fits(self, needed: Resources, reading: HostReading, *, ignoring: Collection[Reservation] = ()) -> bool:
         """Return whether an amount could be reserved now.
 
         Args:
             needed: The amount.
             reading: Reading of the host.
-            ignoring: Keys of reservations that do not count.
+            ignoring: Reservations that do not count.
 
         Raises:
             InvalidRequestError: The amount can never fit on this node.
         """
-        others = [amount for key, amount in self._reserved.items() if key not in ignoring]
         try:
-            check_available(needed, others, reading, self._overcommit)
-            check_pressure(needed, reading, self._overcommit)
+            self.check_available(needed, reading, ignoring=ignoring)
         except UnavailableError:
             return False
         return True
+
+    def check_available(self, needed: Resources, reading: HostReading, *, ignoring: Collection[Reservation] = ()) -> None:
+        """Refuse an amount that cannot be reserved now; see :meth:`fits`.
+
+        Raises:
+            InvalidRequestError: The amount can never fit on this node.
+            UnavailableError: The amount does not fit now (``busy``).
+        """
+        # An amount that can never fit must not get the retryable error of check_pressure, so check_available comes first.
+        check_available(needed, [each.amount for each in self._all if each not in ignoring], reading, self._overcommit)
+        check_pressure(needed, reading, self._overcommit)
 
     def check_feasible(self, needed: Resources, reading: HostReading) -> None:
         """Refuse an amount that can never fit; see :func:`check_feasible`."""
@@ -379,120 +512,72 @@ class Reservations:
         """
         self.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self.read_host())
 
-    def reserve(self, key: str, needed: Resources, reading: HostReading) -> None:
+    def check_resize(self, reservation: Reservation, target: Resources, reading: HostReading) -> None:
+        """Refuse a resize that does not fit. Only resources that grow are checked.
+
+        Raises:
+            InvalidRequestError: The target can never fit on this node.
+            UnavailableError: The target does not fit now (``busy``).
+            InternalError: The reservation was released.
+        """
+        if reservation not in self._all:
+            raise InternalError("A reservation that was released cannot be resized.")
+        self.check_available(grown_amounts(reservation.amount, target), reading, ignoring={reservation})
+
+    def reserve(
+        self, purpose: Purpose, amount: Resources, reading: HostReading, *, owner: OwnerId | None = None, limits: Limits | None = None
+    ) -> Reservation:
         """Make a new reservation.
 
         Args:
-            key: Key of the reservation; must not exist yet.
-            needed: The amount.
+            purpose: Purpose of the reservation.
+            amount: The amount.
             reading: Reading of the host, from :meth:`make_room` or :meth:`read_host`.
+            owner: Owner of the sandbox; None for a reservation of the node itself.
+            limits: Limits that count against the owner's quota and as one of the service's sandboxes. None: nothing counts.
 
         Raises:
             InvalidRequestError: The amount can never fit on this node.
             UnavailableError: The amount does not fit now (``busy``).
         """
-        if key in self._reserved:
-            raise InternalError(f"{key} already has a reservation.")
-        # An amount that can never fit must not get the retryable error of check_pressure, so check_available comes first.
-        check_available(needed, self._reserved.values(), reading, self._overcommit)
-        check_pressure(needed, reading, self._overcommit)
-        self._reserved[key] = needed
+        self.check_available(amount, reading)
+        return self.record(purpose, amount, owner=owner, limits=limits)
 
-    def record(self, key: str, amount: Resources) -> None:
-        """Record the reservation of a sandbox or volume that already holds its resources. Nothing is checked.
+    def record(self, purpose: Purpose, amount: Resources, *, owner: OwnerId | None = None, limits: Limits | None = None) -> Reservation:
+        """Make the reservation of a sandbox or volume that already holds its resources. Nothing is checked.
 
-        Used after a restart of the service, when a sandbox hibernates, and when a claimed warm sandbox does not work.
+        Used after a restart of the service, when a sandbox hibernates, and when a start strategy fails and the next strategy begins.
+        The arguments are those of :meth:`reserve`.
+        """
+        reservation = Reservation(self, purpose, amount, owner, limits)
+        self._all[reservation] = None
+        return reservation
+
+    def forget(self, reservation: Reservation) -> None:
+        """Remove a reservation; see :meth:`Reservation.release`."""
+        if reservation in self._all:
+            del self._all[reservation]
+            self.notify()
+
+    def notify(self) -> None:
+        """Let requests that wait for room check again, because a reservation was released or has changed."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def live_limits(self, owner: OwnerId, *, besides: Reservation | None = None) -> list[Limits]:
+        """Return the limits that count against an owner's quota: those of sandboxes that are being created, live or being removed.
+
+        Hibernated sandboxes and warm sandboxes do not count. While limits are changed, the larger of the old and the new value counts.
 
         Args:
-            key: Key of the reservation. An existing reservation of the key is replaced.
-            amount: Amount that the sandbox or volume holds.
+            owner: The owner.
+            besides: Reservation that does not count.
         """
-        self._reserved[key] = amount
+        return [each.limits for each in self._all if each.limits is not None and each.owner == owner and each is not besides]
 
-    def transfer(self, key: str, to: str, amount: Resources) -> None:
-        """Rename a reservation and shrink it to an amount.
-
-        Args:
-            key: Key of the existing reservation.
-            to: New key; must not exist yet.
-            amount: New amount; no resource may exceed the existing reservation.
-
-        Raises:
-            InternalError: A condition for ``key``, ``to`` or ``amount`` does not hold. Nothing is changed.
-        """
-        if to in self._reserved or key not in self._reserved:
-            raise InternalError(f"The reservation of {key} cannot be transferred to {to}: {key} has no reservation, or {to} already has one.")
-        if combine(max, self._reserved[key], amount) != self._reserved[key]:
-            raise InternalError(f"{to} needs more than {key} has reserved.")
-        del self._reserved[key]
-        self._reserved[to] = amount
-
-    def draw(self, key: str, to: str, amount: Resources) -> None:
-        """Move a part of a reservation to a new key. A reservation that is used up is removed.
-
-        Args:
-            key: Key of the existing reservation.
-            to: New key; must not exist yet.
-            amount: Amount to move; no resource may exceed the existing reservation.
-
-        Raises:
-            InternalError: A condition for ``key``, ``to`` or ``amount`` does not hold. Nothing is changed.
-        """
-        if to in self._reserved or key not in self._reserved:
-            raise InternalError(f"No part of the reservation of {key} can be moved to {to}: {key} has no reservation, or {to} already has one.")
-        before = self._reserved[key]
-        if combine(max, before, amount) != before:
-            raise InternalError(f"{to} needs more than {key} has reserved.")
-        rest = Resources(
-            memory_bytes=before.memory_bytes - amount.memory_bytes,
-            disk_bytes=before.disk_bytes - amount.disk_bytes,
-            pids=before.pids - amount.pids,
-        )
-        if any((rest.memory_bytes, rest.disk_bytes, rest.pids)):
-            self._reserved[key] = rest
-        else:
-            del self._reserved[key]
-        self._reserved[to] = amount
-
-    def release(self, key: str) -> None:
-        """Remove a reservation whose resources have all been freed. Idempotent."""
-        self._reserved.pop(key, None)
-
-    @contextmanager
-    def resize(self, key: str, target: Resources, reading: HostReading) -> Iterator[Resize]:
-        """Resize a reservation while the body of the ``with`` block applies the new limits.
-
-        If the body of the ``with`` block succeeds, the target is reserved; if the body raises, the old amount is reserved.
-        A body that leaves the sandbox with any other amount sets :attr:`Resize.actual`. A resource that does not grow is never refused.
-        Only one resize of a key may run at a time.
-
-        Args:
-            key: Key of an existing reservation.
-            target: The new amount.
-            reading: Reading of the host, from :meth:`make_room`.
-
-        Raises:
-            InvalidRequestError: The target can never fit on this node.
-            UnavailableError: The target does not fit now (``busy``).
-            InternalError: The key has no reservation.
-        """
-        before = self._reserved.get(key)
-        if before is None:
-            raise InternalError(f"{key} has no reservation to resize.")
-        during = combine(max, before, target)
-        if during != before:
-            grown = grown_amounts(before, target)
-            others = [amount for other, amount in self._reserved.items() if other != key]
-            check_available(grown, others, reading, self._overcommit)
-            check_pressure(grown, reading, self._overcommit)
-        self._reserved[key] = during
-        resize, after = Resize(), before
-        try:
-            yield resize
-            after = target
-        finally:
-            if key in self._reserved:  # the sandbox may have ended during the body
-                self._reserved[key] = after if resize.actual is None else resize.actual
+    def count_live(self) -> int:
+        """Return the number of sandboxes of all owners that :meth:`live_limits` counts."""
+        return sum(1 for each in self._all if each.limits is not None)
 
     async def capacity(self) -> NodeCapacity:
         """Return the capacity of this node.
@@ -500,14 +585,8 @@ class Reservations:
         Raises:
             HostError: The host cannot be read.
         """
-        return node_capacity(self._reserved, await self.read_host(), self._overcommit)
-
-    async def evict_one(self) -> bool:
-        """Evict one warm sandbox. Return False if there is no warm sandbox."""
-        for evictor in self._evictors:
-            if await evictor.evict_one():
-                return True
-        return False
+        sandboxes = sum(1 for each in self._all if each.purpose in {Purpose.SANDBOX, Purpose.POOL})
+        return node_capacity([each.amount for each in self._all], sandboxes, await self.read_host(), self._overcommit)
 
     async def _refresh(self) -> HostReading:
         try:
@@ -522,3 +601,13 @@ class Reservations:
             return reading
         finally:
             self._reading = None
+
+
+def largest_limits(one: Limits, other: Limits) -> Limits:
+    """Return the larger value of each limit."""
+    return Limits(
+        cpus=max(one.cpus, other.cpus),
+        memory_bytes=max(one.memory_bytes, other.memory_bytes),
+        pids=max(one.pids, other.pids),
+        disk_bytes=max(one.disk_bytes, other.disk_bytes),
+    )

@@ -126,7 +126,7 @@ class PoolManager:
     def claim(self, spec: PoolSpec, owner: OwnerId) -> PoolClaim:
         """Take a warm sandbox out of a pool for a create request, if a suitable pool has one. Never waits.
 
-        The caller then owns the warm sandbox and its reservation (``WarmSandbox.reservation_key``).
+        The caller then owns the allocation of the warm sandbox.
 
         Args:
             spec: Spec of the request.
@@ -166,7 +166,7 @@ class PoolManager:
                 if fits and entry.spec.isolation == isolation:
                     pool.take_prepared(entry, self._clock.monotonic_s())
                     self._refiller.notify_after_request()
-                    self._reservations.release(entry.reservation_key)
+                    entry.allocation.reservation.release()
                     return entry.prepared
         return None
 

@@ -4,7 +4,7 @@ Invariants:
 - An entry (a warm or prepared sandbox) is taken out of its pool before it is used or removed, and never returns. If a claim of an entry fails, no
   other request gets the entry.
 - A warm sandbox that ends is taken out of its pool at once.
-- Each entry has its own reservation until a request takes the entry, or until the entry is removed from the host completely.
+- Each entry has its own allocation, which a request takes over, or which is released when the entry is removed.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from sandlot.core.node.allocation import Allocation
 from sandlot.core.pools import policy
 from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec, StartPath, TemplateSnapshotSpec
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.link.client import Link
 from sandlot.model.access import LOCAL
+from sandlot.model.errors import InternalError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Exit, Instance, PreparedSandbox
+from sandlot.model.ports import Instance, PreparedSandbox
 
 
 @dataclass(eq=False, slots=True)
@@ -31,35 +33,31 @@ class WarmSandbox:
         id: Id of the sandbox. The sandbox keeps its id when it is claimed.
         spec: Template, isolation and limits of the sandbox.
         template: Root file system and environment of the sandbox.
-        instance: The driver's object for the sandbox.
-        link: Link to the guest.
-        exited: Future that is done when the processes of the sandbox have ended.
+        allocation: Resources of the sandbox on the host, which a claim takes over.
         started_at_s: Monotonic time of the first response of the guest.
         snapshot_key: Key of the template snapshot from which the sandbox was restored; empty if the sandbox was booted.
-
-    Attributes:
-        reservation_key: Key of the reservation of the sandbox until the sandbox is claimed.
     """
 
     id: SandboxId
     spec: PoolSpec
     template: ResolvedTemplate
-    instance: Instance
-    link: Link
-    exited: asyncio.Future[Exit]
+    allocation: Allocation
     started_at_s: float
     snapshot_key: str = ""
-    reservation_key: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Set :attr:`reservation_key`."""
-        self.reservation_key = reservation_key(self.id)
+    @property
+    def instance(self) -> Instance:
+        """The driver's object for the sandbox."""
+        if self.allocation.instance is None:
+            raise InternalError(f"The warm sandbox {self.id} was not started.")
+        return self.allocation.instance
 
-    async def destroy(self) -> None:
-        """End the sandbox and remove all its resources from the host. Idempotent."""
-        self.exited.cancel()
-        await self.link.aclose()
-        await self.instance.destroy()
+    @property
+    def link(self) -> Link:
+        """Link to the guest."""
+        if self.allocation.link is None:
+            raise InternalError(f"The warm sandbox {self.id} was not connected.")
+        return self.allocation.link
 
 
 @dataclass(eq=False, slots=True)
@@ -70,19 +68,15 @@ class PreparedPoolEntry:
         spec: Template, isolation and limits of the sandboxes that can be restored into the prepared sandbox.
         template: Root file system and environment of the template.
         prepared: The driver's object for the prepared sandbox.
-        reservation_key: Key of the reservation of the prepared sandbox until a request takes the prepared sandbox.
+        allocation: Resources of the prepared sandbox on the host, until a request takes the prepared sandbox.
         snapshot_key: Key of the template snapshot that was current when the sandbox was prepared; empty if the template had no snapshot.
     """
 
     spec: PoolSpec
     template: ResolvedTemplate
     prepared: PreparedSandbox
-    reservation_key: str
+    allocation: Allocation
     snapshot_key: str = ""
-
-    async def destroy(self) -> None:
-        """Remove all resources of the prepared sandbox from the host. Idempotent."""
-        await self.prepared.destroy()
 
 
 PoolEntry = WarmSandbox | PreparedPoolEntry
@@ -149,7 +143,7 @@ class Pool:
     def youngest(self) -> WarmSandbox | None:
         """Return the youngest live warm sandbox, whose memory is most likely still in the processor's caches. Return None if there is none."""
         for warm in reversed(self.ready):
-            if not warm.exited.done() and not warm.link.closed:  # the callback that removes an ended sandbox may not have run yet
+            if not warm.allocation.has_exited and not warm.link.closed:  # the callback that removes an ended sandbox may not have run yet
                 return warm
         return None
 
@@ -194,11 +188,6 @@ class Pool:
         except ValueError:
             return False
         return True
-
-
-def reservation_key(id_: SandboxId) -> str:
-    """Return the reservation key of a warm or prepared sandbox in a pool."""
-    return f"pool-{id_}"
 
 
 def pool_gauges(pools: Iterable[Pool]) -> Mapping[tuple[str, str, str], int]:

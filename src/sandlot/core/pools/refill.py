@@ -11,7 +11,7 @@ Invariants:
 - Fills of private pools do not slow down fills of shared pools: at most ``policy.MAX_PRIVATE_FILLS`` private fills run at once, and the pause after a
   private fill applies only to private pools.
 - A template snapshot that only private pools need is made only while one of these pools may have a warm sandbox.
-- A fill that fails removes what it has made and releases its reservation. Each failure delays the next fill of the pool, and the status of the pool
+- The allocation of a fill that fails is released. Each failure delays the next fill of the pool, and the status of the pool
   gives the reason.
 """
 
@@ -20,18 +20,18 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 import structlog
 
-from sandlot.core.node.disposer import Disposer
+from sandlot.core.node.allocation import Allocation
 from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Reservations, combine
+from sandlot.core.node.reservations import Purpose, Reservation, Reservations, combine
 from sandlot.core.pools import policy
 from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
 from sandlot.core.pools.ownership import PoolOwners, fill_priority, next_eviction
-from sandlot.core.pools.pool import Pool, PoolEntry, PreparedPoolEntry, WarmSandbox, reservation_key
+from sandlot.core.pools.pool import Pool, PoolEntry, PreparedPoolEntry, WarmSandbox
 from sandlot.core.pools.registry import PoolRegistry
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager, failure_reason
@@ -51,8 +51,22 @@ AFTER_EVICTION_S: Final = 10.0
 SWEEP_S: Final = 3600.0
 """Seconds between two sweeps of the template snapshots on disk."""
 
-Make = Callable[[WarmSandboxFactory, SandboxId, TemplateSnapshot | None], Awaitable[PoolEntry]]
+Make = Callable[[WarmSandboxFactory, Allocation, SandboxId, TemplateSnapshot | None], Awaitable[PoolEntry]]
 """Function that makes a pool entry from a template snapshot or, if the snapshot is None, without a snapshot."""
+
+
+@dataclass(eq=False, slots=True)
+class _Fill:
+    """A running fill.
+
+    Args:
+        pool: Pool of the entry that is made.
+        allocation: Allocation of the entry. None: no resources are reserved yet.
+    """
+
+    pool: Pool
+    allocation: Allocation | None = None
+
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -69,7 +83,6 @@ class PoolRefiller:
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of the node.
-        disposer: Destroys resources on the host.
         link_factory: Connects to guests.
         clock: Clock of the service.
         new_id: Creates sandbox ids of this node.
@@ -87,7 +100,6 @@ class PoolRefiller:
         drivers: Drivers,
         templates: Templates,
         reservations: Reservations,
-        disposer: Disposer,
         link_factory: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
@@ -101,7 +113,6 @@ class PoolRefiller:
         self._drivers = drivers
         self._templates = templates
         self._reservations = reservations
-        self._disposer = disposer
         self._link_factory = link_factory
         self._clock = clock
         self._new_id = new_id
@@ -112,10 +123,9 @@ class PoolRefiller:
         self._is_waiting = False
         self._alarm: asyncio.Task[None] | None = None
         """Task that starts the next check of the pools ``policy.QUIET_S`` after a create request."""
-        self._fills: dict[asyncio.Task[None], tuple[Pool, str]] = {}
-        """Pool and reservation key of each running fill. The fill may not have made the reservation yet."""
-        self._removals: dict[asyncio.Task[None], str] = {}
-        """Key of the reservation that each running removal will release."""
+        self._fills: dict[asyncio.Task[None], _Fill] = {}
+        self._removals: set[asyncio.Task[None]] = set()
+        """Tasks that remove the resources of entries and of failed fills."""
         self._snapshot_task: asyncio.Task[None] | None = None
         self._snapshot_is_private = False
         """True while the snapshot task makes snapshots that only private pools need."""
@@ -129,10 +139,11 @@ class PoolRefiller:
 
     async def aclose(self) -> None:
         """Stop the task, cancel all fills, and wait until all running removals have ended. Idempotent."""
-        tasks = [task for task in (self._running, self._alarm, *self._unfinished()) if task is not None]
+        tasks = [task for task in (self._running, self._alarm, self._snapshot_task, *self._fills) if task is not None]
         for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *self._removals, return_exceptions=True)
+            _cancel(task)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._removals, *self._snapshots.removals)
 
     def notify(self) -> None:
         """Check the pools now, because something has changed that may require a fill or a removal."""
@@ -175,30 +186,20 @@ class PoolRefiller:
 
     # Evictions and removals --------------------------------------------------------------------------------------------
 
-    async def evict_one(self) -> bool:
-        """Evict one entry or cancel one fill, and return True when its resources are free. Return False if there is no entry and no fill.
+    def evict_next(self) -> Reservation | None:
+        """Start to remove one entry, or cancel one fill, and return its reservation. Return None if there is no entry and no fill.
 
-        Implements :class:`~sandlot.core.node.reservations.Evictor`. Private entries come first, then private fills, then shared entries, then shared
-        fills. :func:`~sandlot.core.pools.ownership.next_eviction` chooses among entries. The method returns as soon as any removal has ended, even if
-        this removal had begun before the call.
+        Private entries come first, then private fills, then shared entries, then shared fills. Among entries,
+        :func:`~sandlot.core.pools.ownership.next_eviction` chooses.
         """
         self._rest(AFTER_EVICTION_S, True, False)
-        pools = tuple(self._registry.pools.values())
-        entry = next_eviction([pool for pool in pools if pool.is_private])
-        fills = {} if entry is not None else self._unfinished(only_private=True)
-        if not fills:
-            entry = entry or next_eviction(pools)
+        for is_private in (True, False):
+            entry = next_eviction([pool for pool in self._registry.pools.values() if pool.is_private is is_private])
             if entry is not None:
-                self._evict(entry, "Another sandbox needed the room of this sandbox, or the host is short of memory.")
-            if self._removals:
-                await asyncio.wait(set(self._removals), return_when=asyncio.FIRST_COMPLETED)
-                return True
-            fills = self._unfinished()
-        for task in fills:
-            _cancel(task)
-            await asyncio.wait({task})
-            return True
-        return False
+                return self._evict(entry, "Another sandbox needed the room of this sandbox, or the host is short of memory.")
+            for task, allocation in self._allocated(is_private=is_private):
+                return _give_up(task, allocation)
+        return None
 
     def make_room_for_shared(self, needed: Resources, reading: HostReading) -> bool:
         """Start to evict private entries and to cancel private fills, so that ``needed`` fits when all evictions and cancellations are complete.
@@ -211,60 +212,57 @@ class PoolRefiller:
             False if ``needed`` would not fit even without any private entry and fill. Nothing is evicted or cancelled then.
         """
         private = [pool for pool in self._registry.pools.values() if pool.is_private]
-        unfinished = self._unfinished(only_private=True)
-        leaving = {*self._removals.values(), *(key for task, key in self._unfinished().items() if task.cancelling())}
-        warm = {warm.reservation_key for pool in private for warm in pool.ready}
-        if not self._fits(needed, reading, {*leaving, *unfinished.values(), *warm}):
+        removable = {entry.allocation.reservation for pool in private for entry in pool.entries()}
+        removable |= {allocation.reservation for _, allocation in self._allocated(is_private=True)}
+        if not self._fits(needed, reading, removable | self._reservations.leaving()):
             return False
-        while not self._fits(needed, reading, leaving):
+        while not self._fits(needed, reading, self._reservations.leaving()):
             self._rest(AFTER_EVICTION_S, True)
-            if isinstance(entry := next_eviction(private), WarmSandbox):
+            entry = next_eviction(private)
+            if entry is not None:
                 self._evict(entry, "A shared pool needed the room of this sandbox.")
-                leaving.add(entry.reservation_key)
             else:
-                task, key = unfinished.popitem()
-                _cancel(task)
-                leaving.add(key)
+                _give_up(*self._allocated(is_private=True)[-1])
         return True
 
     def remove_pool(self, pool: Pool) -> None:
         """Take a pool out of the registry, cancel its fills, and start to remove its entries."""
         if self._registry.pools.pop(pool.id, None) is not None:
             for task in (*pool.filling, *pool.preparing):
-                task.cancel()
+                _cancel(task)
             self._discard(pool, pool.entries())
 
     def _discard(self, pool: Pool, entries: Iterable[PoolEntry]) -> None:
         """Take entries out of a pool and start to remove them. The reservation of an entry is released when its removal has ended."""
         for entry in entries:
             if pool.drop(entry):
-                task = asyncio.create_task(self._remove(entry))
-                self._removals[task] = entry.reservation_key
-                task.add_done_callback(self._removals.pop)
+                self._remove(entry.allocation)
 
-    async def _remove(self, entry: PoolEntry) -> None:
-        await self._disposer.destroy(entry, reservation=entry.reservation_key)
-        self._reservations.release(entry.reservation_key)
+    def _remove(self, allocation: Allocation) -> None:
+        removal = allocation.release()
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
 
-    def _evict(self, entry: PoolEntry, reason: str) -> None:
+    def _evict(self, entry: PoolEntry, reason: str) -> Reservation:
         for pool in self._registry.pools.values():
             self._discard(pool, [entry])
         self._metrics.evicted()
         _log.info("pool.evicted", template=entry.spec.template, reason=reason)
+        return entry.allocation.reservation
 
-    def _unfinished(self, *, only_private: bool = False) -> dict[asyncio.Task[None], str]:
-        """Return the running tasks that make entries or template snapshots, each with the key of its reservation.
+    def _allocated(self, *, is_private: bool) -> list[tuple[asyncio.Task[None], Allocation]]:
+        """Return the running tasks that make entries or template snapshots and have an allocation, without tasks that were cancelled already.
 
         Args:
-            only_private: True to return only the tasks that work for private pools.
+            is_private: True for the tasks that work for private pools, False for those that work for shared pools.
         """
-        unfinished = {task: key for task, (pool, key) in self._fills.items() if pool.is_private or not only_private}
-        if self._snapshot_task is not None and (self._snapshot_is_private or not only_private):
-            unfinished[self._snapshot_task] = self._snapshots.reservation_key
-        return {task: key for task, key in unfinished.items() if not task.done()}
+        found = [(task, fill.allocation) for task, fill in self._fills.items() if fill.pool.is_private is is_private]
+        if self._snapshot_task is not None and self._snapshot_is_private is is_private:
+            found.append((self._snapshot_task, self._snapshots.allocation))
+        return [(task, allocation) for task, allocation in found if allocation is not None and not task.done() and not task.cancelling()]
 
-    def _fits(self, needed: Resources, reading: HostReading, ignoring: Collection[str] = ()) -> bool:
-        """Return True if an amount fits on the node in addition to all reservations. Reservations whose keys are in ``ignoring`` do not count."""
+    def _fits(self, needed: Resources, reading: HostReading, ignoring: Collection[Reservation] = ()) -> bool:
+        """Return True if an amount fits on the node in addition to all reservations. Reservations in ``ignoring`` do not count."""
         try:
             return self._reservations.fits(needed, reading, ignoring=ignoring)
         except InvalidRequestError:  # the amount can never fit on this node
@@ -287,7 +285,8 @@ class PoolRefiller:
         try:
             self._reservations.check_pressure(Resources(memory_bytes=1, disk_bytes=0, pids=0), await self._reservations.read_host())
         except UnavailableError:
-            await self.evict_one()
+            if not self._reservations.leaving():  # the next reading shows whether the last removal was enough
+                self.evict_next()
         else:
             if self._snapshot_task is None and not self._start_slots.locked():
                 self._snapshot_task = asyncio.create_task(self._make_snapshots())
@@ -331,8 +330,8 @@ class PoolRefiller:
                 await self._make_snapshot(spec, is_shared=False)
 
     async def _make_snapshot(self, spec: TemplateSnapshotSpec, *, is_shared: bool) -> None:
-        before = self._snapshots.current(spec)
-        if spec.isolation in self._drivers and await self._snapshots.ensure(spec, room=self if is_shared else None) is not before:
+        before, make_room = self._snapshots.current(spec), self.make_room_for_shared if is_shared else None
+        if spec.isolation in self._drivers and await self._snapshots.ensure(spec, make_room=make_room) is not before:
             self.notify()
 
     def _snapshots_made(self, task: asyncio.Task[None]) -> None:
@@ -349,7 +348,7 @@ class PoolRefiller:
         """Decide which sandboxes a pool needs now, and start fills and removals."""
         max_fills = policy.MAX_FILLS - len(self._fills)
         if pool.is_private:
-            max_fills = min(max_fills, policy.MAX_PRIVATE_FILLS - sum(each.is_private for each, _ in self._fills.values()))
+            max_fills = min(max_fills, policy.MAX_PRIVATE_FILLS - sum(fill.pool.is_private for fill in self._fills.values()))
         if self._start_slots.locked() or self._clock.monotonic_s() < max(self._rest_until_s[pool.is_private], pool.not_before_s):
             max_fills = 0
         if max_fills > 0 and not await self._can_fill(pool):
@@ -399,16 +398,18 @@ class PoolRefiller:
 
     def _start_fill(self, pool: Pool, tasks: set[asyncio.Task[None]], make: Make) -> None:
         id_ = self._new_id()
-        task = asyncio.create_task(self._fill(pool, tasks, make, id_))
+        fill = _Fill(pool)
+        task = asyncio.create_task(self._fill(fill, tasks, make, id_))
         tasks.add(task)
         task.add_done_callback(tasks.discard)  # a task that was cancelled before its first step cannot remove itself
-        self._fills[task] = pool, reservation_key(id_)
+        self._fills[task] = fill
         task.add_done_callback(self._fills.pop)
         task.add_done_callback(lambda _: self.notify())
 
-    async def _fill(self, pool: Pool, tasks: set[asyncio.Task[None]], make: Make, id_: SandboxId) -> None:
+    async def _fill(self, fill: _Fill, tasks: set[asyncio.Task[None]], make: Make, id_: SandboxId) -> None:
         """Reserve resources, make an entry, add the entry to its pool, and record a failure or the success in the pool."""
-        driver, spec, began_s = self._drivers[pool.spec.isolation], pool.spec, self._clock.monotonic_s()
+        pool, began_s = fill.pool, self._clock.monotonic_s()
+        driver, spec = self._drivers[pool.spec.isolation], pool.spec
         snapshot = self._snapshots.current(pool.snapshot_spec)
         try:
             template = await self._templates.resolve(spec.template)
@@ -419,17 +420,19 @@ class PoolRefiller:
                 is_coming = not pool.is_private and self.make_room_for_shared(needed, reading)
                 pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(1 if is_coming else 2)
                 return
-            self._reservations.reserve(reservation_key(id_), max_resources, reading)
+            reservation = self._reservations.reserve(Purpose.POOL, max_resources, reading)
+            fill.allocation = allocation = Allocation(driver, reservation, self._clock, id_)
             try:
-                entry = await make(WarmSandboxFactory(driver, self._link_factory, self._clock, spec, template), id_, snapshot)
+                entry = await make(WarmSandboxFactory(self._link_factory, self._clock, spec, template), allocation, id_, snapshot)
             except BaseException:
-                self._reservations.release(reservation_key(id_))
+                self._remove(allocation)
                 raise
             if isinstance(entry, PreparedPoolEntry):
                 pool.prepared.append(entry)
             else:
                 pool.ready.append(entry)
-                entry.exited.add_done_callback(functools.partial(self._warm_sandbox_ended, pool, entry))
+                if allocation.exited is not None:
+                    allocation.exited.add_done_callback(functools.partial(self._warm_sandbox_ended, pool, entry))
         except (SandlotError, OSError, TimeoutError) as error:
             reason = failure_reason(error)
             _log.warning("pool.not_filled", pool=pool.id, template=spec.template, error=str(error) or reason)
@@ -454,3 +457,10 @@ class PoolRefiller:
 def _cancel(task: asyncio.Task[None]) -> None:
     if not task.cancelling():  # a second cancellation would interrupt the cleanup of the task
         task.cancel()
+
+
+def _give_up(task: asyncio.Task[None], allocation: Allocation) -> Reservation:
+    """Cancel a task that makes a sandbox, and return the reservation that the task will release."""
+    allocation.reservation.set_leaving(True)
+    _cancel(task)
+    return allocation.reservation

@@ -29,12 +29,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
-from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Reservations
+from sandlot.core.node.allocation import Allocation
+from sandlot.core.node.drivers import STEP_TIMEOUT_S, Drivers, Templates
+from sandlot.core.node.reservations import Purpose, Reservations
 from sandlot.core.pools import models, policy
 from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
 from sandlot.core.pools.template_snapshot_cache import IMAGE, TemplateSnapshot, TemplateSnapshotCache, take_in_thread
@@ -44,7 +45,7 @@ from sandlot.core.records.metrics import Metrics
 from sandlot.host.locked_folder import LockedFolder
 from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import DriverCapability, HostReading, Resources
+from sandlot.model.ports import Driver, DriverCapability, HostReading, Resources
 
 CHECK_S: Final = 60.0
 """Seconds after which the key of a snapshot in use is computed again."""
@@ -58,20 +59,8 @@ _LOCK_POLL_S: Final = 0.5
 _log = structlog.get_logger("sandlot.core")
 
 
-class RoomMaker(Protocol):
-    """Evicts entries of private pools to make room for shared pools. Implemented by the refiller."""
-
-    def make_room_for_shared(self, needed: Resources, reading: HostReading) -> bool:
-        """Start to evict private entries and to cancel private fills, so that ``needed`` fits when all evictions and cancellations are complete.
-
-        Args:
-            needed: Resources that a shared pool needs.
-            reading: Reading of the host.
-
-        Returns:
-            False if ``needed`` would not fit even without any private entry and fill. Nothing is evicted or cancelled then.
-        """
-        ...
+MakeRoom = Callable[[Resources, HostReading], object]
+"""Function that evicts entries of private pools for a shared pool: ``PoolRefiller.make_room_for_shared``."""
 
 
 @dataclass(slots=True)
@@ -140,8 +129,10 @@ class TemplateSnapshotManager:
         self._metrics = metrics
         self._version = version
         self._states: dict[TemplateSnapshotSpec, _State] = {}
-        self.reservation_key = ""
-        """Key of the reservation of the sandbox from which a snapshot is being made; empty while none is made."""
+        self.allocation: Allocation | None = None
+        """Allocation of the sandbox from which a snapshot is being made or that verifies the snapshot. None while no snapshot is made."""
+        self.removals: set[asyncio.Task[None]] = set()
+        """Tasks that remove these sandboxes. Wait for the tasks when the service stops."""
 
     def current(self, spec: TemplateSnapshotSpec) -> TemplateSnapshot | None:
         """Return the snapshot that is in use for a spec, or None, without checking that the snapshot is up to date."""
@@ -193,14 +184,14 @@ class TemplateSnapshotManager:
         if swept:
             _log.info("template_snapshot.swept", count=swept)
 
-    async def ensure(self, spec: TemplateSnapshotSpec, *, room: RoomMaker | None = None) -> TemplateSnapshot | None:
+    async def ensure(self, spec: TemplateSnapshotSpec, *, make_room: MakeRoom | None = None) -> TemplateSnapshot | None:
         """Return the snapshot of a spec. Make the snapshot if it is missing or outdated. Return None if it cannot be made now.
 
         Only one call may run at a time.
 
         Args:
             spec: Spec of the snapshot.
-            room: Evicts private pool entries to make room for the snapshot of a shared pool. None: nothing is evicted.
+            make_room: Evicts private pool entries to make room for the snapshot of a shared pool. None: nothing is evicted.
         """
         state = self._states.setdefault(spec, _State())
         now_s = self._clock.monotonic_s()
@@ -210,7 +201,7 @@ class TemplateSnapshotManager:
             return None
         try:
             async with asyncio.timeout(PRIVATE_MAKE_S if state.is_private else None):
-                await self._renew(spec, state, room)
+                await self._renew(spec, state, make_room)
         except UnavailableError as error:  # the node has no room now, which does not count as a failure
             state.not_before_s, state.error = self._clock.monotonic_s() + policy.back_off_s(2), error.message
         except (SandlotError, OSError, TimeoutError) as error:
@@ -228,7 +219,7 @@ class TemplateSnapshotManager:
         capabilities = await self._drivers.capabilities_for(isolation, DriverCapability.SNAPSHOT)
         return capabilities.can(DriverCapability.SNAPSHOT)
 
-    async def _renew(self, spec: TemplateSnapshotSpec, state: _State, room: RoomMaker | None) -> None:
+    async def _renew(self, spec: TemplateSnapshotSpec, state: _State, make_room: MakeRoom | None) -> None:
         driver = self._drivers[spec.isolation]
         template = await self._templates.resolve(spec.template)
         fingerprint = await asyncio.to_thread(driver.fingerprint)
@@ -241,15 +232,15 @@ class TemplateSnapshotManager:
         if state.unusable_key == key:
             await asyncio.to_thread(self._cache.remove, key)
             state.unusable_key = ""
-        factory = WarmSandboxFactory(driver, self._link_factory, self._clock, PoolSpec(spec.template, spec.isolation, spec.limits), template)
-        snapshot = await self._open(key, factory)
+        factory = WarmSandboxFactory(self._link_factory, self._clock, PoolSpec(spec.template, spec.isolation, spec.limits), template)
+        snapshot = await self._open(key, driver)
         while snapshot is None:
             lock = await take_in_thread(self._cache.lock, key, os.close)
             try:
-                snapshot = await self._open(key, factory)  # another service that held the lock before may have made the snapshot
+                snapshot = await self._open(key, driver)  # another service that held the lock before may have made the snapshot
                 if snapshot is None and lock is not None:
                     async with asyncio.timeout(MAKE_S):
-                        await self._make(spec, factory, key, inputs, room)
+                        await self._make(spec, factory, key, inputs, make_room)
             finally:
                 if lock is not None:
                     os.close(lock)
@@ -257,12 +248,12 @@ class TemplateSnapshotManager:
                 await asyncio.sleep(_LOCK_POLL_S)
         state.snapshot, state.failures, state.error = snapshot, 0, ""
 
-    async def _open(self, key: str, factory: WarmSandboxFactory) -> TemplateSnapshot | None:
+    async def _open(self, key: str, driver: Driver) -> TemplateSnapshot | None:
         """Return the snapshot of a key from the cache, or None if there is none. A snapshot that the driver cannot restore is removed."""
         snapshot = await take_in_thread(self._cache.take, key, TemplateSnapshot.release)
         if snapshot is None:
             return None
-        verdict = await asyncio.to_thread(factory.driver.restorable, snapshot.image)
+        verdict = await asyncio.to_thread(driver.restorable, snapshot.image)
         if verdict.ok:
             return snapshot
         snapshot.release()
@@ -276,54 +267,63 @@ class TemplateSnapshotManager:
         factory: WarmSandboxFactory,
         key: str,
         inputs: Any,  # noqa: ANN401 - JSON values
-        room: RoomMaker | None,
+        make_room: MakeRoom | None,
     ) -> None:
         """Make, verify and publish a snapshot. The caller has locked the key."""
-        max_resources = factory.driver.max_resources(spec.limits)
-        reservation_key = f"template-{key[:16]}"
-        reading = await self._reservations.read_host()
-        if room is not None:
-            room.make_room_for_shared(max_resources, reading)
-        self._reservations.reserve(reservation_key, max_resources, reading)
-        self.reservation_key = reservation_key
         stopwatch = _Stopwatch()
+        if make_room is not None:
+            make_room(self._drivers[spec.isolation].max_resources(spec.limits), await self._reservations.read_host())
+        folder = await take_in_thread(self._cache.begin, key, LockedFolder.close)
         try:
-            folder = await take_in_thread(self._cache.begin, key, LockedFolder.close)
-            try:
-                size = await self._write(factory, folder.content / IMAGE, stopwatch)
-                manifest = {
-                    "spec": spec.manifest(),
-                    "inputs": dict(inputs),
-                    "made_at": self._clock.now().isoformat(timespec="seconds"),
-                    "size_bytes": size,
-                    **stopwatch.laps,
-                }
-                await asyncio.to_thread(self._cache.publish, key, folder, manifest)
-            finally:
-                await asyncio.shield(asyncio.to_thread(folder.close))
+            size = await self._write(spec, factory, folder.content / IMAGE, stopwatch)
+            manifest = {
+                "spec": spec.manifest(),
+                "inputs": dict(inputs),
+                "made_at": self._clock.now().isoformat(timespec="seconds"),
+                "size_bytes": size,
+                **stopwatch.laps,
+            }
+            await asyncio.to_thread(self._cache.publish, key, folder, manifest)
         finally:
-            self._reservations.release(reservation_key)
-            self.reservation_key = ""
+            await asyncio.shield(asyncio.to_thread(folder.close))
         self._metrics.template_snapshot("made")
         _log.info("template_snapshot.written", template=spec.template, isolation=spec.isolation, size_bytes=size, **stopwatch.laps)
         await asyncio.to_thread(functools.partial(self._cache.remove_replaced, key, spec.manifest()))
 
-    async def _write(self, factory: WarmSandboxFactory, image: Path, stopwatch: _Stopwatch) -> int:
+    async def _write(self, spec: TemplateSnapshotSpec, factory: WarmSandboxFactory, image: Path, stopwatch: _Stopwatch) -> int:
         """Boot a sandbox, write its snapshot, verify a sandbox that is restored from the snapshot, and return the snapshot's size in bytes."""
-        source = await factory.boot(self._new_id())
         try:
+            allocation = await self._allocate(spec)
+            source = await factory.boot(allocation, self._new_id())
             stopwatch.lap("boot_s")
             size = await source.instance.snapshot(image, keep_running=False)
             stopwatch.lap("write_s")
-        finally:
-            await asyncio.shield(source.destroy())
-        restored = await factory.restore(self._new_id(), image)
-        try:
-            await verify_restored(factory, restored)
+            self._release()
+            await allocation.release_soon(STEP_TIMEOUT_S)
+            allocation = await self._allocate(spec)
+            await verify_restored(factory, await factory.restore(allocation, self._new_id(), image))
             stopwatch.lap("verify_s")
         finally:
-            await asyncio.shield(restored.destroy())
+            self._release()
         return size
+
+    async def _allocate(self, spec: TemplateSnapshotSpec) -> Allocation:
+        """Reserve the resources of a sandbox from which a snapshot is made or that verifies a snapshot.
+
+        Raises:
+            UnavailableError: The node has no room for the sandbox now; code ``busy``.
+        """
+        driver = self._drivers[spec.isolation]
+        reservation = self._reservations.reserve(Purpose.POOL, driver.max_resources(spec.limits), await self._reservations.read_host())
+        self.allocation = Allocation(driver, reservation, self._clock, f"template {spec.template}")
+        return self.allocation
+
+    def _release(self) -> None:
+        allocation, self.allocation = self.allocation, None
+        if allocation is not None:
+            removal = allocation.release()
+            self.removals.add(removal)
+            removal.add_done_callback(self.removals.discard)
 
     def _fail(self, state: _State, reason: str) -> None:
         state.failures += 1

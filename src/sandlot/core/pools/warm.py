@@ -3,29 +3,28 @@
 Invariants:
 - While a warm sandbox is made, its guest gets a neutral identity, the environment of the template and no deadline, and no data of an owner.
 - A claim sends the guest one request, which wakes the guest with the identity, environment, entropy and limits of the owner's sandbox.
-- A sandbox that cannot be finished is destroyed by the function that started it.
+- The caller makes the allocation of a sandbox and releases the allocation if the sandbox cannot be finished.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sandlot.core.node.disposer import Destroyable
+from sandlot.core.node.allocation import Allocation
 from sandlot.core.node.drivers import driver_step
-from sandlot.core.node.start_steps import ExitedError, connect_guest, restore_image
+from sandlot.core.node.start_steps import ExitedError
 from sandlot.core.pools.models import PoolSpec
-from sandlot.core.pools.pool import PreparedPoolEntry, WarmSandbox, reservation_key
+from sandlot.core.pools.pool import PreparedPoolEntry, WarmSandbox
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
 from sandlot.link.client import Link
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Driver, Exit, Instance, PreparedSandbox
+from sandlot.model.ports import Exit
 from sandlot.model.specs import Network, ProcessSpec, SandboxSpec, Shape
 
 NEUTRAL_IDENTITY: Final = "template"
@@ -39,14 +38,12 @@ class WarmSandboxFactory:
     """Makes warm sandboxes of one spec.
 
     Args:
-        driver: Driver of the spec's isolation.
         link_factory: Connects to guests.
         clock: Clock of the service.
         spec: Spec of the sandboxes.
         template: Root file system and environment of the spec's template.
     """
 
-    driver: Driver
     link_factory: GuestLinkFactory
     clock: Clock
     spec: PoolSpec
@@ -57,87 +54,80 @@ class WarmSandboxFactory:
         """Root filesystem, limits and network of the sandboxes before a claim."""
         return Shape(root=self.template.root, limits=self.spec.limits, network=Network.NONE)
 
-    async def make_warm(self, id_: SandboxId, snapshot: TemplateSnapshot | None) -> WarmSandbox:
+    async def make_warm(self, allocation: Allocation, id_: SandboxId, snapshot: TemplateSnapshot | None) -> WarmSandbox:
         """Make a warm sandbox and freeze it.
 
         Args:
+            allocation: Allocation for the resources of the sandbox.
             id_: Id of the sandbox.
             snapshot: Template snapshot to restore. None: the sandbox is booted.
 
         Raises:
-            SandlotError: The sandbox could not be made. Its resources have been released.
+            SandlotError: The sandbox could not be made.
         """
-        warm = await (self.boot(id_) if snapshot is None else self.rehearse(id_, snapshot.image, snapshot.key))
-        async with _destroyed_on_error(warm):
-            await warm.instance.pause()
+        if snapshot is None:
+            warm = await self.boot(allocation, id_)
+        else:
+            warm = await self.rehearse(allocation, id_, snapshot.image, snapshot.key)
+        await warm.instance.pause()
         return warm
 
-    async def make_prepared(self, id_: SandboxId, snapshot: TemplateSnapshot | None) -> PreparedPoolEntry:
+    async def make_prepared(self, allocation: Allocation, _id: SandboxId, snapshot: TemplateSnapshot | None) -> PreparedPoolEntry:
         """Make a prepared sandbox. If the template has a snapshot, also start the runtime.
 
         Args:
-            id_: Id from which the reservation key is made. The sandbox that is restored into the prepared sandbox has its own id.
+            allocation: Allocation for the resources of the sandbox.
             snapshot: Template snapshot that the runtime must be able to restore. None: the template has no snapshot, and the runtime is not started.
 
         Raises:
-            SandlotError: The sandbox could not be prepared. Its resources have been released.
+            SandlotError: The sandbox could not be prepared.
         """
-        prepared = await self.driver.prepare(self.shape, snapshot=None if snapshot is None else snapshot.image)
+        prepared = await allocation.prepare(self.shape, snapshot=None if snapshot is None else snapshot.image)
         if snapshot is not None:
-            async with _destroyed_on_error(prepared):
-                await prepared.warm()
-        return PreparedPoolEntry(self.spec, self.template, prepared, reservation_key(id_), "" if snapshot is None else snapshot.key)
+            await prepared.warm()
+        return PreparedPoolEntry(self.spec, self.template, prepared, allocation, "" if snapshot is None else snapshot.key)
 
-    async def boot(self, id_: SandboxId) -> WarmSandbox:
+    async def boot(self, allocation: Allocation, id_: SandboxId) -> WarmSandbox:
         """Boot a sandbox, warm up its spare kernel, and quiesce its guest.
 
         Raises:
-            SandlotError: The sandbox could not be made. Its resources have been released.
+            SandlotError: The sandbox could not be made.
         """
-        prepared = await driver_step("prepare", self.driver.prepare(self.shape))
-        async with _destroyed_on_error(prepared):
-            instance = await driver_step("start", prepared.boot(self._sandbox_spec(id_)))
-        warm = await self._connect(id_, instance)
+        await allocation.boot(await allocation.prepare(self.shape), self._sandbox_spec(id_))
+        warm = await self._connect(allocation, id_)
         await self._warm_up(warm)
         return warm
 
-    async def restore(self, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
+    async def restore(self, allocation: Allocation, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
         """Restore a sandbox from a template snapshot and connect to its guest, which stays asleep.
 
         Args:
+            allocation: Allocation for the resources of the sandbox.
             id_: Id of the sandbox.
             image: Folder of the driver's snapshot.
             snapshot_key: Key of the template snapshot; empty for a snapshot that is not published yet.
 
         Raises:
-            SandlotError: The sandbox could not be restored. Its resources have been released.
+            SandlotError: The sandbox could not be restored.
         """
-        owner = _Owner()
-        async with _destroyed_on_error(owner):
-            instance = await restore_image(owner, self.driver, image, self.shape, self._sandbox_spec(id_))
-        warm = await self._connect(id_, instance, snapshot_key)
-        async with _destroyed_on_error(warm):
-            if not warm.link.asleep:
-                raise HostError(
-                    "A sandbox that was restored from a template snapshot is invalid: its guest does not wait for the wake request.",
-                    hint="Retry when the service has made a new template snapshot.",
-                )
+        await allocation.restore(image, self.shape, self._sandbox_spec(id_))
+        warm = await self._connect(allocation, id_, snapshot_key)
+        if not warm.link.asleep:
+            raise HostError(
+                "A sandbox that was restored from a template snapshot is invalid: its guest does not wait for the wake request.",
+                hint="Retry when the service has made a new template snapshot.",
+            )
         return warm
 
-    async def rehearse(self, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
+    async def rehearse(self, allocation: Allocation, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
         """Restore a sandbox, wake its guest once with the neutral identity, and quiesce the guest again.
 
-        This loads the memory pages that a later claim needs, so that the claim is fast.
-
-        Args:
-            id_: Id of the sandbox.
-            image: Folder of the driver's snapshot.
-            snapshot_key: Key of the template snapshot; empty for a snapshot that is not published yet.
+        This loads the memory pages that a later claim needs, so that the claim is fast. The arguments are those of :meth:`restore`.
 
         Raises:
-            SandlotError: The sandbox could not be made. Its resources have been released.
+            SandlotError: The sandbox could not be made.
         """
-        warm = await self.restore(id_, image, snapshot_key)
+        warm = await self.restore(allocation, id_, image, snapshot_key)
         await self._warm_up(warm, rehearse=True)
         return warm
 
@@ -154,25 +144,19 @@ class WarmSandboxFactory:
         return python is not None
 
     async def _warm_up(self, warm: WarmSandbox, *, rehearse: bool = False) -> None:
-        async with _destroyed_on_error(warm):
-            has_python = await driver_step("answer", self.wake(warm.link, NEUTRAL_IDENTITY))
-            if rehearse:
-                await _rehearse_command(warm.link)
-            if has_python:
-                await warm.link.warm(lean=True)
-            await warm.link.quiesce()
+        has_python = await driver_step("answer", self.wake(warm.link, NEUTRAL_IDENTITY))
+        if rehearse:
+            await _rehearse_command(warm.link)
+        if has_python:
+            await warm.link.warm(lean=True)
+        await warm.link.quiesce()
 
-    async def _connect(self, id_: SandboxId, instance: Instance, snapshot_key: str = "") -> WarmSandbox:
-        exited = asyncio.ensure_future(instance.wait())
-        async with _destroyed_on_error(instance):
-            try:
-                link = await connect_guest(instance, exited, self.link_factory, {}, timeout_s=_STEP_TIMEOUT_S)
-            except BaseException as error:
-                exited.cancel()
-                if isinstance(error, ExitedError):
-                    raise _ended_early(error.exit) from None
-                raise
-        return WarmSandbox(id_, self.spec, self.template, instance, link, exited, self.clock.monotonic_s(), snapshot_key)
+    async def _connect(self, allocation: Allocation, id_: SandboxId, snapshot_key: str = "") -> WarmSandbox:
+        try:
+            allocation.link = await allocation.connect(self.link_factory, {})
+        except ExitedError as error:
+            raise _ended_early(error.exit) from None
+        return WarmSandbox(id_, self.spec, self.template, allocation, self.clock.monotonic_s(), snapshot_key)
 
     def _sandbox_spec(self, id_: SandboxId) -> SandboxSpec:
         return SandboxSpec(
@@ -181,32 +165,13 @@ class WarmSandboxFactory:
             limits=self.spec.limits,
             timeout_s=None,
             network=Network.NONE,
-            isolation=self.driver.name,
+            isolation=self.spec.isolation,
             root=self.template.root.digest,
         )
 
 
-class _Owner:
-    """Owner of a prepared sandbox while a pool restores a snapshot into it. The sandboxes of pools have no supervisor that could be the owner."""
-
-    def __init__(self) -> None:
-        self._prepared: PreparedSandbox | None = None
-
-    def take(self, resource: PreparedSandbox) -> None:
-        """Take over a prepared sandbox. :meth:`destroy` then destroys it."""
-        self._prepared = resource
-
-    def check_end(self) -> None:
-        """Do nothing: no request can end a sandbox that is being made for a pool. The task that makes the sandbox is cancelled instead."""
-
-    async def destroy(self) -> None:
-        """Destroy the prepared sandbox, if there is one."""
-        if self._prepared is not None:
-            await self._prepared.destroy()
-
-
 async def verify_restored(factory: WarmSandboxFactory, warm: WarmSandbox) -> None:
-    """Wake a restored sandbox and run a command in it. If the template has Python, also run a cell. The caller destroys the sandbox afterwards.
+    """Wake a restored sandbox and run a command in it. If the template has Python, also run a cell.
 
     Raises:
         HostError: The command or the cell failed.
@@ -241,12 +206,3 @@ def _ended_early(exit_: Exit) -> HostError:
     return HostError(
         f"The sandbox ended before its guest responded ({exit_.reason}: {exit_.detail}).", hint="Look for the reason in the service's log."
     )
-
-
-@contextlib.asynccontextmanager
-async def _destroyed_on_error(resource: Destroyable) -> AsyncIterator[None]:
-    try:
-        yield
-    except BaseException:
-        await asyncio.shield(resource.destroy())
-        raise

@@ -15,7 +15,6 @@ from pathlib import Path
 from sandlot.core.lifecycle.start import MemoryImageStart, connect_and_wake, shape_of
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor
 from sandlot.core.node.drivers import driver_step
-from sandlot.core.node.start_steps import restore_image
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError, UnsupportedError
 
@@ -104,22 +103,21 @@ class ForkBatch:
             raise self._failure
 
     async def _start_ahead(self, supervisor: SandboxSupervisor) -> None:
-        sandbox, driver = supervisor.sandbox, supervisor.driver
+        sandbox, allocation = supervisor.sandbox, supervisor.allocation
         await supervisor.dependencies.recorder.save(sandbox)
         template = await supervisor.resolve_template()
         shape = shape_of(sandbox, template)
         async with supervisor.start_slot():
-            prepared = await driver_step("prepare", driver.prepare(shape))
-            supervisor.take(prepared)
+            prepared = await allocation.prepare(shape)
             supervisor.check_end()
             volumes = await supervisor.mount_volumes()
             with contextlib.suppress(UnsupportedError):
                 await driver_step("start", prepared.warm())
         await self._wait_image(supervisor)  # without holding a start slot: a parent that is being resumed or recovered needs a slot
         async with supervisor.start_slot():
-            # If the parent's runtime build differs from that of the prepared sandbox, restore_image prepares another sandbox.
-            instance = await restore_image(supervisor, driver, self._image, shape, sandbox.spec, volumes, prepared=prepared)
-            await connect_and_wake(supervisor, instance, template)
+            # If the parent's runtime build differs from that of the prepared sandbox, the allocation prepares another sandbox.
+            await allocation.restore(self._image, shape, sandbox.spec, volumes, prepared=prepared, check_end=supervisor.check_end)
+            await connect_and_wake(supervisor, template)
 
     async def _wait_image(self, supervisor: SandboxSupervisor) -> None:
         async def written() -> None:

@@ -32,7 +32,7 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
 from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
-from sandlot.core.node.reservations import Reservations
+from sandlot.core.node.reservations import Reservation, Reservations
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.registry import SandboxRegistry
@@ -320,12 +320,12 @@ class ForkManager:
             _check_volumes(parent, params)
             children = child_params(parent, params)
             image = new_snapshot_id(self._node)
-            key = f"fork-{image}"
-            await self._scheduler.admit_batch(key, children[0], owner, params.count)
+            reservations = await self._scheduler.admit_batch(children[0], owner, params.count)
             try:
-                created = await self._start_children(parent, owner, children, image, key, attempt)
+                created = await self._start_children(parent, owner, children, image, reservations, attempt)
             finally:
-                self._reservations.release(key)  # release the part of the batch's reservation that no child has taken over
+                for reservation in reservations:  # those that no child has taken over
+                    reservation.release()
         self.tasks.spawn(self._publish("sandbox.forked", parent, children=[child.id for child in created]))
         _log.info("sandbox.forked", sandbox=parent.id, children=len(created))
         return created
@@ -336,15 +336,15 @@ class ForkManager:
         owner: Principal,
         children: Sequence[CreateSandboxParams],
         image: SnapshotId,
-        reservation_key: str,
+        reservations: list[Reservation],
         attempt: _Attempt | None,
     ) -> Sequence[Sandbox]:
         batch = ForkBatch(await self._images.make(image), len(children), max(1, (os.cpu_count() or 1) // 2))
-        tasks = self._create_children(parent, owner, children, batch, reservation_key, attempt)
+        tasks = self._create_children(parent, owner, children, batch, reservations, attempt)
         try:
             await batch.admitted.wait()
             if not batch.has_failed:
-                async with writer.reserve_disk(self._reservations, parent, image, SnapshotKind.MEMORY):
+                async with writer.reserve_disk(self._reservations, parent, SnapshotKind.MEMORY):
                     await writer.write_image(parent, self._images.image(image), durable=False)
                 batch.image_written()
             return await asyncio.gather(*tasks)
@@ -360,7 +360,7 @@ class ForkManager:
         owner: Principal,
         children: Sequence[CreateSandboxParams],
         batch: ForkBatch,
-        reservation_key: str,
+        reservations: list[Reservation],
         attempt: _Attempt | None,
     ) -> list[asyncio.Task[Sandbox]]:
         def fail_batch(task: asyncio.Task[Sandbox]) -> None:
@@ -371,7 +371,7 @@ class ForkManager:
         spec = replace(parent.spec, parent=parent.id, snapshot=None)
         digest = None if attempt is None else attempt.request.digest
         constraints = StartSourceConstraints(spec, restored=MEMORY, shares_volumes=True)
-        source = StartSource([batch], constraints, setup=[batch.wait_all_ready], batch=reservation_key, digest=digest)
+        source = StartSource([batch], constraints, setup=[batch.wait_all_ready], reservations=reservations, digest=digest)
         tasks = []
         for number, params in enumerate(children):
             key = None if attempt is None else attempt.key_of(number)

@@ -344,7 +344,7 @@ class SnapshotManager:
             await self._check_name_is_free(sandbox.owner, name)
             await self._table.save(intent)
         try:
-            async with writer.reserve_disk(self._reservations, sandbox, intent.id, kind), pin_mounts(sandbox):
+            async with writer.reserve_disk(self._reservations, sandbox, kind), pin_mounts(sandbox):
                 size_bytes, spec = await self._write(sandbox, intent), _current_spec(sandbox)
             count, total_bytes = await self._table.totals(sandbox.owner)
             quotas.check_stored(principal.quota, "snapshot", count - 1, total_bytes, size_bytes)

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from sandlot.core.lifecycle import suspend
-from sandlot.core.node.reservations import Reservations
+from sandlot.core.node.reservations import Purpose, Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, HostError, LimitError, SandlotError
 from sandlot.model.ports import Resources, Usage
@@ -38,13 +38,12 @@ def max_size_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
 
 
 @asynccontextmanager
-async def reserve_disk(reservations: Reservations, sandbox: Sandbox, key: str, kind: SnapshotKind) -> AsyncIterator[None]:
+async def reserve_disk(reservations: Reservations, sandbox: Sandbox, kind: SnapshotKind) -> AsyncIterator[None]:
     """Reserve the disk space for a snapshot while the block writes it, and report a full disk as ``disk_full``.
 
     Args:
         reservations: Reservations of this node.
         sandbox: Sandbox whose snapshot is written.
-        key: Reservation key.
         kind: Kind of the snapshot.
 
     Raises:
@@ -54,12 +53,12 @@ async def reserve_disk(reservations: Reservations, sandbox: Sandbox, key: str, k
     """
     usage = None if sandbox.instance is None else await sandbox.instance.usage()
     needed = Resources(memory_bytes=0, disk_bytes=max(1, max_size_bytes(usage, kind)), pids=0)
-    reservations.reserve(key, needed, await reservations.make_room(needed))
+    reservation = reservations.reserve(Purpose.SNAPSHOT, needed, await reservations.make_room(needed), owner=sandbox.owner)
     try:
         with explain_full_disk():
             yield
     finally:
-        reservations.release(key)
+        reservation.release()
 
 
 async def write_image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:

@@ -261,7 +261,7 @@ class TestAQuota:
             release.set()
             await less
             await more
-        assert one.counted_limits == one.spec.limits == replace(LIMITS, memory_bytes=3 * GIB)
+        assert at.service.core.reservations.live_limits(one.owner) == [one.spec.limits] == [replace(LIMITS, memory_bytes=3 * GIB)]
 
     async def test_update_that_waited_is_checked_again(self, at: Bench) -> None:
         one = await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from sandlot.core.lifecycle.supervisor import state_after
 from sandlot.core.lifecycle.update import UpdateSandboxParams
-from sandlot.core.node.disposer import FIRST_PAUSE_S, LAST_PAUSE_S
+from sandlot.core.node.allocation import FIRST_PAUSE_S, LAST_PAUSE_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import (

@@ -17,7 +17,7 @@ from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, Sandlo
 from sandlot.model.ports import DriverCapability
 from sandlot.model.specs import GIB, Limits, OnTimeout, ProcessSpec, shell_argv
 from sandlot.model.states import State
-from tests.support.node import Node, NodeState, open_node, settled
+from tests.support.node import Node, NodeState, open_node, run_pending, settled
 
 BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
 
@@ -205,21 +205,32 @@ async def test_paused_sandbox_of_an_earlier_service_ends_if_its_guest_cannot_be_
         assert sandbox.exit.detail == "its guest cannot be reached"
 
 
-async def test_wake_waits_until_the_hibernation_has_released_its_resources(node: Node, sandbox: Sandbox) -> None:
+async def test_resources_from_before_a_hibernation_stay_reserved_until_they_are_removed(node: Node, sandbox: Sandbox) -> None:
     release = node.driver.hold("clean")
     await node.sandboxes.hibernate(sandbox.id, OPERATOR)
-    waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))
-    try:
-        await node.driver.faults.reach("clean")
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert is_in(sandbox, State.HIBERNATED)
-    finally:
-        release.set()
-    await waking
+    await node.sandboxes.resume(sandbox.id, OPERATOR)
 
     assert is_in(sandbox, State.RUNNING)
+    assert (await node.reservations.reserved()).memory_bytes == 2 * GIB
+    release.set()
+    await settled(lambda: node.driver.leftovers() == [sandbox.ref])
+    await run_pending()
     assert (await node.reservations.reserved()).memory_bytes == GIB
+
+
+async def test_wake_waits_for_the_room_of_its_earlier_resources(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path), memory_bytes=GIB, memory_reserve_bytes=0) as node:
+        sandbox = await node.sandboxes.create(BASE, OPERATOR)
+        release = node.driver.hold("clean")
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))
+        await node.driver.faults.reach("clean")
+        await run_pending()
+        assert is_in(sandbox, State.HIBERNATED)
+        release.set()
+        await waking
+        assert is_in(sandbox, State.RUNNING)
+        assert (await node.reservations.reserved()).memory_bytes == GIB
 
 
 @pytest.mark.parametrize("step", ["prepare", "restore", "connect"])

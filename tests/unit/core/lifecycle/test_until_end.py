@@ -42,7 +42,9 @@ async def test_cancelled_work_has_ended_before_its_caller_continues(tmp_path: Pa
 
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await create(node)
-        caller = asyncio.create_task(SandboxSupervisor(sandbox, node.core.manager._lifecycle).until_end(work()))  # noqa: SLF001 - no operation runs for so long
+        assert sandbox.allocation is not None
+        supervisor = SandboxSupervisor(sandbox, sandbox.allocation, node.core.manager._lifecycle)  # noqa: SLF001 - no operation runs for so long
+        caller = asyncio.create_task(supervisor.until_end(work()))
         await run_turns(10)
 
         sandbox.request_end(Exit(ExitReason.KILLED))

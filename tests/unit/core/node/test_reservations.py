@@ -7,15 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.node.reservations import READING_MAX_AGE_S, OvercommitConfig, Reservations
+from sandlot.core.node.reservations import READING_MAX_AGE_S, ROOM_TIMEOUT_S, OvercommitConfig, Purpose, Reservation, Reservations
+from sandlot.model.access import OwnerId
 from sandlot.model.errors import HostError, InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ports import HostReading, Resources
+from sandlot.model.specs import Limits
 from tests.support.clock import ManualClock
+from tests.support.node import settled as settle
 
 SHARES = OvercommitConfig(memory_reserve_bytes=0, disk_reserve_bytes=0, pids_reserve=0)
 NOTHING = Resources(0, 0, 0)
 HAS = Resources(100, 100, 100)
 TEN = Resources(10, 10, 10)
+LIMITS = Limits()
 
 
 class Host:
@@ -48,9 +52,9 @@ async def test_reservation_that_can_never_fit_is_invalid_while_the_host_is_short
     reservations = Reservations(host.read, replace(SHARES, memory_reserve_bytes=40), clock)
     host.reading = replace(host.reading, free=replace(HAS, memory_bytes=10))
     with pytest.raises(UnavailableError):
-        reservations.reserve("a", TEN, await reservations.read_host())
+        reservations.reserve(Purpose.SANDBOX, TEN, await reservations.read_host())
     with pytest.raises(InvalidRequestError):
-        reservations.reserve("a", replace(TEN, memory_bytes=61), await reservations.read_host())
+        reservations.reserve(Purpose.SANDBOX, replace(TEN, memory_bytes=61), await reservations.read_host())
 
 
 async def test_host_is_read_at_most_once_a_second(reservations: Reservations, host: Host, clock: ManualClock) -> None:
@@ -78,11 +82,11 @@ async def test_failed_reading_is_repeated(clock: ManualClock) -> None:
 
 async def test_failed_resize_reserves_the_actual_amount(reservations: Reservations) -> None:
     reading = await reservations.read_host()
-    reservations.reserve("a", TEN, reading)
+    reservation = reservations.reserve(Purpose.SANDBOX, TEN, reading)
 
     def work() -> None:
-        with reservations.resize("a", Resources(20, 20, 20), reading) as resize:
-            resize.actual = Resources(20, 10, 10)
+        with reservation.resize(Resources(20, 20, 20), LIMITS, reading) as resize:
+            resize.actual = Resources(20, 10, 10), LIMITS
             raise OSError("half of it")
 
     with pytest.raises(OSError, match="half of it"):
@@ -94,56 +98,147 @@ async def test_failed_resize_reserves_the_actual_amount(reservations: Reservatio
 async def test_resize_checks_only_resources_that_grow(reservations: Reservations, host: Host, clock: ManualClock, name: str) -> None:
     """Another program may fill the disk, but a sandbox whose disk does not grow may still get more memory."""
     reservations = Reservations(host.read, replace(SHARES, memory_reserve_bytes=20, disk_reserve_bytes=20, pids_reserve=20), clock)
-    reservations.reserve("a", TEN, await reservations.read_host())
+    reservation = reservations.reserve(Purpose.SANDBOX, TEN, await reservations.read_host())
     for what in {"memory_bytes", "disk_bytes", "pids"} - {name}:
         for reading in (  # less than was promised, and less free than the reserve
             HostReading(total=replace(HAS, **{what: 5}), free=replace(HAS, **{what: 5}), sandbox_disk_bytes=0),
             HostReading(total=HAS, free=replace(HAS, **{what: 5}), sandbox_disk_bytes=90 if what == "disk_bytes" else 0),
         ):
-            with reservations.resize("a", replace(TEN, **{name: 11}), reading):
+            with reservation.resize(replace(TEN, **{name: 11}), LIMITS, reading):
                 pass
-            with pytest.raises((UnavailableError, InvalidRequestError)), reservations.resize("a", replace(TEN, **{what: 20}), reading):
+            with pytest.raises((UnavailableError, InvalidRequestError)), reservation.resize(replace(TEN, **{what: 20}), LIMITS, reading):
                 raise AssertionError("not refused")
-            with reservations.resize("a", TEN, reading):
+            with reservation.resize(TEN, LIMITS, reading):
                 pass
+
+
+async def test_larger_limits_count_during_a_resize(reservations: Reservations) -> None:
+    reading, owner = await reservations.read_host(), OwnerId("anne")
+    small, large = Limits(cpus=1, memory_bytes=1 << 30), Limits(cpus=2, memory_bytes=1 << 29)
+    reservation = reservations.reserve(Purpose.SANDBOX, TEN, reading, owner=owner, limits=small)
+    with reservation.resize(TEN, large, reading):
+        (during,) = reservations.live_limits(owner)
+    assert (during.cpus, during.memory_bytes) == (2, 1 << 30)
+    assert reservations.live_limits(owner) == [large]
+    assert reservations.live_limits(owner, besides=reservation) == reservations.live_limits(OwnerId("bob")) == []
 
 
 async def test_release_during_a_resize_leaves_no_reservation(reservations: Reservations) -> None:
-    reservations.reserve("a", TEN, await reservations.read_host())
-    with reservations.resize("a", Resources(20, 20, 20), await reservations.read_host()):
-        reservations.release("a")
+    reading = await reservations.read_host()
+    reservation = reservations.reserve(Purpose.SANDBOX, TEN, reading)
+    with reservation.resize(Resources(20, 20, 20), LIMITS, reading):
+        reservation.release()
     assert await promised(reservations) == NOTHING
-    with pytest.raises(InternalError), reservations.resize("a", TEN, await reservations.read_host()):
+    with pytest.raises(InternalError), reservation.resize(TEN, LIMITS, reading):
         raise AssertionError("nobody was promised that")
+
+
+async def test_second_release_frees_no_other_reservation(reservations: Reservations) -> None:
+    reading = await reservations.read_host()
+    first, _second = (reservations.reserve(Purpose.SANDBOX, TEN, reading) for _ in range(2))
+    first.release()
+    first.release()
+    assert await promised(reservations) == TEN
+
+
+async def test_claim_shrinks_a_reservation_and_counts_for_its_owner(reservations: Reservations) -> None:
+    owner = OwnerId("anne")
+    reservation = reservations.reserve(Purpose.POOL, TEN, await reservations.read_host())
+    assert reservations.count_live() == 0
+    with pytest.raises(InternalError):
+        reservation.claim(owner, LIMITS, replace(TEN, pids=11))
+    reservation.claim(owner, LIMITS, replace(TEN, pids=5))
+    assert await promised(reservations) == replace(TEN, pids=5)
+    assert (reservations.live_limits(owner), reservations.count_live()) == ([LIMITS], 1)
+
+
+class Pools:
+    """Warm sandboxes that are evicted in order. Their removal ends when the test releases the reservation."""
+
+    def __init__(self, reservations: Reservations, *warm: Reservation) -> None:
+        self.waiting = list(warm)
+        reservations.evict_with(self.evict_next)
+
+    def evict_next(self) -> Reservation | None:
+        if not self.waiting:
+            return None
+        evicted = self.waiting.pop(0)
+        evicted.set_leaving(True)
+        return evicted
+
+
+async def fill(reservations: Reservations, *amounts: int) -> list[Reservation]:
+    reading = await reservations.read_host()
+    return [reservations.reserve(Purpose.POOL, replace(NOTHING, memory_bytes=amount), reading) for amount in amounts]
+
+
+def memory(amount: int) -> Resources:
+    return replace(NOTHING, memory_bytes=amount)
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_only_as_many_sandboxes_are_evicted_as_are_needed(reservations: Reservations) -> None:
+    warm = await fill(reservations, 40, 40, 20)
+    pools = Pools(reservations, *warm)
+    making = asyncio.create_task(reservations.make_room(memory(50)))
+    await settle(lambda: len(pools.waiting) == 1)
+    await turns()
+    assert not making.done()
+    warm[0].release()
+    await turns()
+    assert not making.done()
+    warm[1].release()
+    reservations.reserve(Purpose.SANDBOX, memory(50), await making)
+    assert pools.waiting == warm[2:]
+
+
+async def test_release_of_another_reservation_ends_the_wait_for_room(reservations: Reservations) -> None:
+    warm, other = await fill(reservations, 50, 50)
+    Pools(reservations, warm)
+    making = asyncio.create_task(reservations.make_room(memory(50)))
+    await settle(lambda: warm.is_leaving)
+    other.release()
+    reservations.reserve(Purpose.SANDBOX, memory(50), await making)
+
+
+async def test_room_of_a_failed_removal_is_not_expected(reservations: Reservations) -> None:
+    warm = await fill(reservations, 50, 50)
+    pools = Pools(reservations, *warm)
+    making = asyncio.create_task(reservations.make_room(memory(50)))
+    await settle(lambda: pools.waiting == warm[1:])
+    warm[0].set_leaving(False)
+    await settle(lambda: not pools.waiting)
+    warm[1].release()
+    reservations.reserve(Purpose.SANDBOX, memory(50), await making)
+
+
+async def test_wait_for_room_ends_after_a_while(reservations: Reservations, clock: ManualClock) -> None:
+    (warm,) = await fill(reservations, 100)
+    Pools(reservations, warm)
+    making = asyncio.create_task(reservations.make_room(memory(50)))
+    await settle(lambda: warm.is_leaving)
+    await clock.pass_s(ROOM_TIMEOUT_S - 1, 0.5)
+    assert not making.done()
+    await clock.pass_s(2, 0.5)
+    with pytest.raises(UnavailableError):
+        reservations.reserve(Purpose.SANDBOX, memory(50), await making)
 
 
 async def test_host_is_read_again_after_each_eviction(host: Host, clock: ManualClock) -> None:
     reservations = Reservations(host.read, replace(SHARES, memory_reserve_bytes=20), clock)
-    waiting = ["pool-1", "pool-2"]
-    for holder in waiting:
-        reservations.reserve(holder, TEN, await reservations.read_host())
+    warm = await fill(reservations, 10, 10)
     clock.advance(READING_MAX_AGE_S)
     host.reading = replace(host.reading, free=replace(HAS, memory_bytes=5))  # less than half of the reserve
-
-    class Pools:
-        async def evict_one(self) -> bool:
-            reservations.release(waiting.pop())
-            host.reading = replace(host.reading, free=replace(HAS, memory_bytes=15))
-            return bool(waiting)
-
-    reservations.add_evictor(Pools())
-    reservations.reserve("sandbox", TEN, await reservations.make_room(TEN))
-
-    assert waiting == ["pool-1"]
-
-
-async def test_draw_moves_a_part_and_removes_a_reservation_that_is_used_up(reservations: Reservations) -> None:
-    reservations.reserve("batch", replace(TEN, pids=20), await reservations.read_host())
-
-    reservations.draw("batch", "a", TEN)
-    with pytest.raises(InternalError):
-        reservations.draw("batch", "b", TEN)
-    assert await promised(reservations) == replace(TEN, pids=20)
-    reservations.draw("batch", "b", replace(NOTHING, pids=10))
-
-    assert (await reservations.capacity()).sandboxes == 2
+    pools = Pools(reservations, *warm)
+    making = asyncio.create_task(reservations.make_room(TEN))
+    await settle(lambda: pools.waiting == warm[1:])
+    await turns()
+    assert pools.waiting == warm[1:], "while the host is short, one sandbox is evicted at a time"
+    host.reading = replace(host.reading, free=replace(HAS, memory_bytes=15))
+    warm[0].release()
+    reservations.reserve(Purpose.SANDBOX, TEN, await making)
+    assert pools.waiting == warm[1:]

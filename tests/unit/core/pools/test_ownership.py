@@ -33,7 +33,7 @@ def pool(owner: OwnerId = LOCAL, template: str = "base", limits: Limits = LIMITS
     """Return a pool with warm sandboxes of some ages; the current time is 0."""
     made = Pool(PoolConfig(PoolSpec(template, "gvisor", limits), PoolSizes(1, 4), owner))
     for age_s in sorted(ages_s, reverse=True):
-        made.ready.append(WarmSandbox(SandboxId(f"{owner}-{template}-{age_s}"), made.spec, UNUSED, UNUSED, UNUSED, UNUSED, -age_s))
+        made.ready.append(WarmSandbox(SandboxId(f"{owner}-{template}-{age_s}"), made.spec, UNUSED, UNUSED, -age_s))
     return made
 
 
@@ -122,7 +122,7 @@ def test_empty_pool_can_have_a_warm_sandbox_after_it_has_grown() -> None:
 def test_private_warm_sandboxes_are_evicted_before_shared_entries_and_the_largest_owner_first() -> None:
     shared, annes = pool(ages_s=(9.0, 8.0, 7.0)), pool(ANNE, ages_s=(6.0, 5.0))
     bobs, bobs_other = pool(BOB, limits=replace(LIMITS, memory_bytes=4 * GIB), ages_s=(4.0, 3.0)), pool(BOB, ages_s=(90.0,))
-    prepared = PreparedPoolEntry(shared.spec, UNUSED, UNUSED, "pool-x")
+    prepared = PreparedPoolEntry(shared.spec, UNUSED, UNUSED, UNUSED)
     shared.prepared.append(prepared)
     pools, evicted = [shared, annes, bobs, bobs_other], []
 

@@ -12,7 +12,7 @@ from sandlot.core.pools import policy, template_snapshots
 from sandlot.core.pools.pool import Pool
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.specs import GIB, MIB
-from tests.support.node import Node, NodeState, open_node, settled
+from tests.support.node import Node, NodeState, open_node, run_pending, settled
 from tests.unit.core.pools.test_manager import LIMITS, NO_SNAPSHOTS, create, create_pool, new_key, refill, reserved_gib
 
 
@@ -155,7 +155,8 @@ async def test_template_snapshot_of_a_private_pool_is_made_only_for_warm_sandbox
         await node.driver.faults.reach("prepare")
         assert await reserved_gib(node) == 3
 
-        assert await node.core.reservations.evict_one()
+        assert node.core.pools._refiller.evict_next() is not None  # noqa: SLF001
+        await run_pending()
 
         assert await reserved_gib(node) == 0
         release.set()
@@ -172,6 +173,6 @@ async def test_template_snapshot_of_a_private_pool_does_not_delay_a_shared_one(t
         shared = await shared_pool(node, warm=1, gib=7)
         node.clock.advance(1.0)
         pools = node.core.pools
-        await settled(lambda: pools._snapshots.reservation_key != "" and not pools._refiller._snapshot_is_private)  # noqa: SLF001
+        await settled(lambda: pools._snapshots.allocation is not None and not pools._refiller._snapshot_is_private)  # noqa: SLF001
 
         assert node.pools.find(shared.id, OPERATOR).error == ""

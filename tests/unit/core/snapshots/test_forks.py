@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.node.reservations import Reservation
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.snapshots.forks import ForkParams
@@ -122,9 +123,10 @@ async def test_create_that_comes_between_takes_no_room_of_the_children(state: No
     async with open_node(state, memory_bytes=768 * MIB, memory_reserve_bytes=0) as node:
         parent = await node.sandboxes.create(PARENT, OPERATOR)
 
-        async def admit_then_create(self: Scheduler, *args: Any) -> None:  # noqa: ANN401
-            await admit_batch(self, *args)
+        async def admit_then_create(self: Scheduler, *args: Any) -> list[Reservation]:  # noqa: ANN401
+            reservations = await admit_batch(self, *args)
             creates.append(asyncio.create_task(node.sandboxes.create(BASE, OPERATOR)))
+            return reservations
 
         monkeypatch.setattr(Scheduler, "admit_batch", admit_then_create)
         children = await fork(node, parent, 2)
