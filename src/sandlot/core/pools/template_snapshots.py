@@ -273,38 +273,38 @@ class TemplateSnapshotManager:
         stopwatch = _Stopwatch()
         if make_room is not None:
             make_room(self._drivers[spec.isolation].max_resources(spec.limits), await self._reservations.read_host())
-        folder = await take_in_thread(self._cache.begin, key, LockedFolder.close)
+        source = await self._allocate(spec)
         try:
-            size = await self._write(spec, factory, folder.content / IMAGE, stopwatch)
-            manifest = {
-                "spec": spec.manifest(),
-                "inputs": dict(inputs),
-                "made_at": self._clock.now().isoformat(timespec="seconds"),
-                "size_bytes": size,
-                **stopwatch.laps,
-            }
-            await asyncio.to_thread(self._cache.publish, key, folder, manifest)
+            folder = await take_in_thread(self._cache.begin, key, LockedFolder.close)
+            try:
+                size = await self._write(spec, factory, source, folder.content / IMAGE, stopwatch)
+                manifest = {
+                    "spec": spec.manifest(),
+                    "inputs": dict(inputs),
+                    "made_at": self._clock.now().isoformat(timespec="seconds"),
+                    "size_bytes": size,
+                    **stopwatch.laps,
+                }
+                await asyncio.to_thread(self._cache.publish, key, folder, manifest)
+            finally:
+                await asyncio.shield(asyncio.to_thread(folder.close))
         finally:
-            await asyncio.shield(asyncio.to_thread(folder.close))
+            self._release()
         self._metrics.template_snapshot("made")
         _log.info("template_snapshot.written", template=spec.template, isolation=spec.isolation, size_bytes=size, **stopwatch.laps)
         await asyncio.to_thread(functools.partial(self._cache.remove_replaced, key, spec.manifest()))
 
-    async def _write(self, spec: TemplateSnapshotSpec, factory: WarmSandboxFactory, image: Path, stopwatch: _Stopwatch) -> int:
+    async def _write(self, spec: TemplateSnapshotSpec, factory: WarmSandboxFactory, source: Allocation, image: Path, stopwatch: _Stopwatch) -> int:
         """Boot a sandbox, write its snapshot, verify a sandbox that is restored from the snapshot, and return the snapshot's size in bytes."""
-        try:
-            allocation = await self._allocate(spec)
-            source = await factory.boot(allocation, self._new_id())
-            stopwatch.lap("boot_s")
-            size = await source.instance.snapshot(image, keep_running=False)
-            stopwatch.lap("write_s")
-            self._release()
-            await allocation.release_soon(STEP_TIMEOUT_S)
-            allocation = await self._allocate(spec)
-            await verify_restored(factory, await factory.restore(allocation, self._new_id(), image))
-            stopwatch.lap("verify_s")
-        finally:
-            self._release()
+        booted = await factory.boot(source, self._new_id())
+        stopwatch.lap("boot_s")
+        size = await booted.instance.snapshot(image, keep_running=False)
+        stopwatch.lap("write_s")
+        self._release()
+        await source.release_soon(STEP_TIMEOUT_S)
+        restored = await factory.restore(await self._allocate(spec), self._new_id(), image)
+        await verify_restored(factory, restored)
+        stopwatch.lap("verify_s")
         return size
 
     async def _allocate(self, spec: TemplateSnapshotSpec) -> Allocation:

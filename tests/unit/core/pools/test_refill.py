@@ -12,7 +12,7 @@ from sandlot.core.pools import policy, template_snapshots
 from sandlot.core.pools.pool import Pool
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.specs import GIB, MIB
-from tests.support.node import Node, NodeState, open_node, run_pending, settled
+from tests.support.node import Node, NodeState, open_node, settled
 from tests.unit.core.pools.test_manager import LIMITS, NO_SNAPSHOTS, create, create_pool, new_key, refill, reserved_gib
 
 
@@ -156,7 +156,7 @@ async def test_template_snapshot_of_a_private_pool_is_made_only_for_warm_sandbox
         assert await reserved_gib(node) == 3
 
         assert node.core.pools._refiller.evict_next() is not None  # noqa: SLF001
-        await run_pending()
+        await settled(lambda: not node.core.reservations.leaving())
 
         assert await reserved_gib(node) == 0
         release.set()

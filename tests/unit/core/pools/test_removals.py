@@ -179,7 +179,8 @@ async def test_each_failed_start_strategy_has_a_reservation_of_its_own(tmp_path:
         (warm,) = pool.ready
         claimed = StuckRemoval(warm.instance, "hangs")
         node.guest(warm.id).fail_next("guest.wake", message="no")  # the claim fails
-        prepare, restored = node.driver.prepare, []
+        prepare = node.driver.prepare
+        restored: list[StuckRemoval] = []
 
         async def prepare_and_fail(shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
             prepared = await prepare(shape, snapshot=snapshot)
