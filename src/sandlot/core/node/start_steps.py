@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from sandlot.core.node.drivers import STEP_TIMEOUT_S, driver_step
 from sandlot.core.ports import GuestLinkFactory
+from sandlot.host.blocking import outlast_cancellation
 from sandlot.link.client import Link
 from sandlot.link.services import Service
 from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError
@@ -111,7 +112,7 @@ async def connect_guest(
     async def connect() -> Link:
         return await link_factory(await instance.connect(), services=services)
 
-    connecting = asyncio.ensure_future(connect())
+    connecting = asyncio.create_task(connect())
     ends: set[asyncio.Future[Any]] = {exited, connecting}
     try:
         async with asyncio.timeout(timeout_s):
@@ -121,6 +122,12 @@ async def connect_guest(
         return connecting.result()
     except BaseException:
         connecting.cancel()
-        with suppress(BaseException):
-            await (await connecting).aclose()
+        await outlast_cancellation(_close_late_link(connecting))
         raise
+
+
+async def _close_late_link(connecting: asyncio.Task[Link]) -> None:
+    await asyncio.wait({connecting})
+    if not connecting.cancelled() and connecting.exception() is None:
+        with suppress(Exception):
+            await connecting.result().aclose()
