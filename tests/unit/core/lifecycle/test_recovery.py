@@ -296,18 +296,20 @@ async def test_each_change_of_a_recovered_sandbox_has_one_event(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    "state, reason, expired, becomes, detail",
+    "state, ref, reason, expired, becomes, detail",
     [
-        (State.CREATING, None, False, State.FAILED, NOT_CREATED),
-        (State.STOPPING, None, False, State.STOPPED, NOT_REMOVED),
-        (State.STOPPING, "oom", False, State.FAILED, "told"),
-        (State.STOPPING, "killed", True, State.STOPPED, "told"),
-        (State.RUNNING, None, True, State.STOPPED, EXPIRED),
-        (State.RUNNING, None, False, State.FAILED, ENDED_UNATTENDED),
+        (State.CREATING, None, None, False, State.FAILED, NOT_CREATED),
+        (State.RUNNING, None, None, False, State.FAILED, NOT_CREATED),
+        (State.STOPPING, "r", None, False, State.STOPPED, NOT_REMOVED),
+        (State.STOPPING, "r", "oom", False, State.FAILED, "told"),
+        (State.STOPPING, None, "killed", True, State.STOPPED, "told"),
+        (State.RUNNING, "r", None, True, State.STOPPED, EXPIRED),
+        (State.RUNNING, "r", None, False, State.FAILED, ENDED_UNATTENDED),
     ],
 )
 def test_record_of_a_sandbox_that_does_not_run_gets_a_final_state(
     state: State,
+    ref: str | None,
     reason: str | None,
     expired: bool,  # noqa: FBT001
     becomes: State,
@@ -315,7 +317,15 @@ def test_record_of_a_sandbox_that_does_not_run_gets_a_final_state(
 ) -> None:
     spec = SandboxSpec(id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa"))
     record = SandboxRecord(
-        spec=spec, node=NodeId("aaaa"), owner=ALICE.owner, name=None, state=state, created_at=START, exit_reason=reason, exit_detail="told"
+        spec=spec,
+        node=NodeId("aaaa"),
+        owner=ALICE.owner,
+        name=None,
+        state=state,
+        created_at=START,
+        ref=ref,
+        exit_reason=reason,
+        exit_detail="told",
     )
     why, after = over(record, expired)
     assert (after, why.detail) == (becomes, detail)
