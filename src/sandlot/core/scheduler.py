@@ -223,7 +223,7 @@ class Scheduler:
                     fields={**error.fields, "field": "count"},
                 ) from None
             quotas.check_live(principal.quota, params.limits, self._registry.live_limits(principal.owner), count)
-            admission.check_room(len(self._registry.awake()) + count - 1, 0, self._policy)
+            admission.check_room(len(self._registry.live_limits()) + count - 1, 0, self._policy)
 
         quotas.check_lifetime(principal.quota, params.timeout_s)
         check(await self._reservations.read_host())
@@ -243,11 +243,9 @@ class Scheduler:
         """
         takes = self._drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits)
         reading = await self._reservations.make_room(takes, ignoring=sandbox.id)
-        others = [other for other in self._registry.awake() if other is not sandbox]
-        quotas.check_live(
-            self._api_keys.quota_of(sandbox.owner), sandbox.spec.limits, [other.counted_limits for other in others if other.owner == sandbox.owner]
-        )
-        admission.check_room(len(others), 0, self._policy)
+        others = self._registry.live_limits(sandbox.owner, besides=sandbox)
+        quotas.check_live(self._api_keys.quota_of(sandbox.owner), sandbox.spec.limits, others)
+        admission.check_room(len(self._registry.live_limits(besides=sandbox)), 0, self._policy)
         with self._reservations.resize(sandbox.id, takes, reading):
             pass
 
@@ -263,7 +261,7 @@ class Scheduler:
         Raises:
             LimitError: The update would exceed the quota; code ``quota_exceeded``.
         """
-        others = [other.counted_limits for other in self._registry.awake(sandbox.owner) if other is not sandbox]
+        others = self._registry.live_limits(sandbox.owner, besides=sandbox)
         quotas.check_update(principal.quota, sandbox.spec.limits, limits.over(sandbox.spec.limits), timeout_s, others)
 
     def _check_now(self, params: CreateSandboxParams, principal: Principal, takes: Resources, reading: HostReading | None) -> None:
@@ -271,10 +269,9 @@ class Scheduler:
         self.check_open()
         if reading is not None:
             self._reservations.check_feasible(takes, reading)  # first: a request that can never fit must not get a retryable error
-        sandboxes = self._registry.awake()
-        quotas.check_live(principal.quota, params.limits, [sandbox.counted_limits for sandbox in sandboxes if sandbox.owner == principal.owner])
-        waiting = sum(1 for sandbox in sandboxes if sandbox.state is State.CREATING) - self._policy.max_creates
-        admission.check_room(len(sandboxes), waiting, self._policy)
+        quotas.check_live(principal.quota, params.limits, self._registry.live_limits(principal.owner))
+        waiting = sum(1 for sandbox in self._registry.awake() if sandbox.state is State.CREATING) - self._policy.max_creates
+        admission.check_room(len(self._registry.live_limits()), waiting, self._policy)
 
     def _spec(self, params: CreateSandboxParams, source: StartSourceConstraints | None) -> SandboxSpec:
         """Return the spec of a new sandbox, without its volumes.
