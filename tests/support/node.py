@@ -67,6 +67,10 @@ class MemoryTemplates:
             for name, recipe in sorted(self._recipes.items())
         ]
 
+    def find(self, name: str) -> ResolvedTemplate | None:
+        """Return what a template that is built gives."""
+        return None if name in self.missing or name in self.errors else self._base(name)
+
     def base(self, name: str) -> ResolvedTemplate:
         """Return what a template gives; one that was not built is from now on."""
         if name in self.errors:

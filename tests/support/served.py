@@ -37,6 +37,9 @@ class Folders:
     def all(self) -> Sequence[Template]:
         return [Template(name=name, description="", digest=self._digest(name)) for name in self.names()]
 
+    def find(self, name: str) -> ResolvedTemplate:
+        return self.base(name)
+
     def base(self, name: str) -> ResolvedTemplate:
         if name not in self.names():
             raise NotFoundError(f"There is no template {name!r}.", code=ErrorCode.TEMPLATE_NOT_FOUND)

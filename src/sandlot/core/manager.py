@@ -39,7 +39,8 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
-from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.ports import Exit, ExitReason, Resources
+from sandlot.model.records import SandboxRecord
 from sandlot.model.states import LIFECYCLE, Recovery, State, is_terminal
 
 CLOSE_TIMEOUT_S = 60.0
@@ -85,9 +86,8 @@ class SandboxManager:
                 expired = record.expires_at is not None and record.expires_at <= self._lifecycle.clock.now()
                 await self._recorder.settle(record, *recovery.over(record, expired))
             elif record.spec.isolation not in self._lifecycle.drivers:
-                _log.error("sandbox.no_driver", sandbox=record.id, isolation=record.spec.isolation, hint="Start the service with this driver again.")
                 kept.add(record.ref)
-                self._registry.without_driver.add(record.id)
+                await self._keep_without_driver(record)
             else:
                 self._recover(self._registry.revive(record))
         self._tasks.spawn(recovery.sweep_leftovers(self._registry.live(), self._lifecycle.drivers.values(), kept))
@@ -217,6 +217,19 @@ class SandboxManager:
         self._supervise(sandbox, allocation, recovery.recover)
         if sandbox.state is not State.HIBERNATED:
             lifecycle.volumes.hold(allocation, sandbox.spec.volumes)
+
+    async def _keep_without_driver(self, record: SandboxRecord) -> None:
+        """Keep the reservation and the volumes of a sandbox whose driver this service does not have. Its processes may be running."""
+        _log.error("sandbox.no_driver", sandbox=record.id, isolation=record.spec.isolation, hint="Start the service with this driver again.")
+        lifecycle, limits = self._lifecycle, record.spec.limits
+        amount = Resources(memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
+        if record.state is State.HIBERNATED:
+            amount = Resources(memory_bytes=0, disk_bytes=await lifecycle.memory_images.size_bytes(record.id), pids=0)
+        else:
+            lifecycle.volumes.hold(record.id, record.spec.volumes)
+        counted = None if record.state is State.HIBERNATED else limits
+        lifecycle.reservations.record(Purpose.SANDBOX, amount, owner=record.owner, limits=counted)
+        self._registry.without_driver[record.id] = record
 
     async def kill(self, id_: str, principal: Principal) -> None:
         """End a sandbox and return when its processes are dead. Idempotent.

@@ -89,6 +89,14 @@ class TemplateStore(Protocol):
         """Return all templates."""
         ...
 
+    def find(self, name: str) -> ResolvedTemplate | None:
+        """Return the current build of a template within milliseconds, or None if there is none. Builds nothing.
+
+        Raises:
+            NotFoundError: There is no such template (code ``template_not_found``).
+        """
+        ...
+
     def base(self, name: str) -> ResolvedTemplate:
         """Return the root filesystem of a template. Build the image first if it does not exist, which takes minutes.
 

@@ -94,7 +94,8 @@ class SandboxRegistry:
     Attributes:
         known: Id -> sandbox in memory, including recently ended sandboxes.
         tasks: Id of a live sandbox -> task that owns the sandbox.
-        without_driver: Ids of sandboxes that an earlier service created with a driver that this service does not have. They are left unchanged.
+        without_driver: Id -> record of a sandbox that an earlier service created with a driver that this service does not have. The sandbox is left
+            unchanged and no client finds it, but its name, limits and volumes stay in use.
     """
 
     def __init__(self, recorder: SandboxRecorder, buffers: BufferBudget, clock: Clock) -> None:
@@ -108,7 +109,7 @@ class SandboxRegistry:
         self._empty_since_monotonic_s = clock.monotonic_s()
         self.known: Mapping[SandboxId, Sandbox] = ChainMap(self._live, self._detached, self._ended)
         self.tasks: dict[SandboxId, asyncio.Task[None]] = {}
-        self.without_driver: set[SandboxId] = set()
+        self.without_driver: dict[SandboxId, SandboxRecord] = {}
 
     @property
     def count(self) -> int:
@@ -127,11 +128,13 @@ class SandboxRegistry:
 
     def live_states(self) -> Sequence[State]:
         """Return the state of every sandbox that has not ended."""
-        return [sandbox.state for sandbox in self._present() if not sandbox.ended.is_set()]
+        states = [sandbox.state for sandbox in self._present() if not sandbox.ended.is_set()]
+        return [*states, *(record.state for record in self.without_driver.values())]
 
     def mounts(self) -> Mapping[SandboxId, Sequence[VolumeMount]]:
         """Return the volumes of each live sandbox with volumes, including hibernated sandboxes. A sandbox whose processes are dead is left out."""
-        return {sandbox.id: sandbox.spec.volumes for sandbox in self.live() if sandbox.spec.volumes and not sandbox.ended.is_set()}
+        of_records = {record.id: record.spec.volumes for record in self.without_driver.values() if record.spec.volumes}
+        return of_records | {sandbox.id: sandbox.spec.volumes for sandbox in self.live() if sandbox.spec.volumes and not sandbox.ended.is_set()}
 
     def find(self, id_: str, principal: Principal) -> Sandbox:
         """Return a sandbox from memory if the principal may see the sandbox. Recently ended sandboxes are included.
@@ -227,8 +230,9 @@ class SandboxRegistry:
         if name is None:
             yield
             return
-        others = (sandbox for sandbox in self._present() if sandbox.owner == owner and sandbox is not besides and not is_terminal(sandbox.state))
-        existing = next((sandbox.id for sandbox in others if sandbox.name == name), None)
+        present = (sandbox for sandbox in self._present() if sandbox is not besides and not is_terminal(sandbox.state))
+        others: Sequence[Sandbox | SandboxRecord] = [*present, *self.without_driver.values()]
+        existing = next((other.id for other in others if other.owner == owner and other.name == name), None)
         if existing is not None or (owner, name) in self._reserved_names:
             raise ConflictError(
                 f"The name {name!r} belongs to another live sandbox{'' if existing is None else f', {existing}'}.",

@@ -119,8 +119,10 @@ class VolumeManager:
         self._registry = registry
         self._volumes: dict[VolumeId, VolumeRecord] = {}
         self._names: dict[tuple[OwnerId, str], VolumeId] = {}
-        self._users: dict[VolumeId, set[Allocation]] = {}
-        """Volume -> allocations of sandboxes whose processes may use the volume. The volume is mounted while there is one."""
+        self._users: dict[VolumeId, set[Allocation | SandboxId]] = {}
+        """Volume -> allocations of sandboxes whose processes may use the volume. The volume is mounted while there is one.
+
+        A sandbox whose driver is missing has no allocation and is represented by its id."""
         self._reserved: dict[str, Reservation] = {}
         """Volume id -> reservation of the volume's disk space."""
         self._mount_locks = KeyedLock()
@@ -143,14 +145,17 @@ class VolumeManager:
         for stray in await asyncio.to_thread(self._disks.ids) - set(self._volumes):
             await self._remove(stray)
 
-    def hold(self, allocation: Allocation, mounts: Sequence[VolumeMount]) -> None:
-        """Mark volumes as used by a sandbox, so that they stay mounted until its allocation is released.
+    def hold(self, holder: Allocation | SandboxId, mounts: Sequence[VolumeMount]) -> None:
+        """Mark volumes as used by a sandbox, so that they stay mounted. Called for each recovered sandbox that is not hibernated.
 
-        Called for each recovered sandbox that is not hibernated.
+        Args:
+            holder: Allocation of the sandbox, whose release unmounts the volumes; or the id of a sandbox whose driver is missing.
+            mounts: The volumes.
         """
         for mount in mounts:
-            self._users.setdefault(VolumeId(mount.volume), set()).add(allocation)
-        allocation.also_release(lambda: self.release(allocation))
+            self._users.setdefault(VolumeId(mount.volume), set()).add(holder)
+        if isinstance(holder, Allocation):
+            holder.also_release(lambda: self.release(holder))
 
     def unmount_unused(self) -> None:
         """Unmount all unused volumes in the background. Call this method once, after :meth:`hold` was called for all sandboxes."""

@@ -156,6 +156,15 @@ class ImageStore:
         folder = self._roots.find(digest)
         return None if folder is None else RootFs(path=folder / build.TREE, digest=digest)
 
+    def find_current_root(self, name: str) -> RootFs | None:
+        """Return the root file system that :meth:`root` returns, or None if a part of it has not been built. Builds nothing.
+
+        Raises:
+            NotFoundError: There is no such template.
+        """
+        image, guest = self.find(name), self._guests.find(self._guest_key(build.architecture()))
+        return None if image is None or guest is None else self.find_root(_root_digest(image.path.parent, guest))
+
     def environment(self, name: str) -> Mapping[str, str]:
         """Return the environment variables of every process in sandboxes of a template.
 

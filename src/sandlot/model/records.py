@@ -65,6 +65,14 @@ class SandboxRecord:
         """Id of the sandbox."""
         return self.spec.id
 
+    @property
+    def is_unfinished_start(self) -> bool:
+        """True if no client has got a response to the create request.
+
+        The sandbox was being created, or it was started in another way after a claim that had been recorded as running had failed.
+        """
+        return self.state is State.CREATING or (self.state is State.RUNNING and self.ref is None)
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:

@@ -91,6 +91,15 @@ def can_follow(current: State, successor: State) -> bool:
     return successor in LIFECYCLE[current].successors
 
 
+def can_become(current: State, later: State) -> bool:
+    """Return whether a sandbox can be in a later state: the same state, or one that it reaches directly or through other states."""
+    reached, new = {current}, {current}
+    while new:
+        new = {successor for state in new for successor in LIFECYCLE[state].successors} - reached
+        reached |= new
+    return later in reached
+
+
 def is_terminal(state: State) -> bool:
     """Return whether a sandbox in this state has ended."""
     return not LIFECYCLE[state].successors

@@ -45,6 +45,11 @@ class ImageTemplates:
             for name, recipe in sorted(self._recipes.items())
         ]
 
+    def find(self, name: str) -> ResolvedTemplate | None:
+        """Return the current build of a template. None: the template, or its layer of the guest, is not built."""
+        root = self._store.find_current_root(name)
+        return None if root is None else ResolvedTemplate(root=root, env=self._store.environment(name))
+
     def base(self, name: str) -> ResolvedTemplate:
         """Return the current build of a template. A template without a build is built first; :meth:`all` shows the progress."""
         try:

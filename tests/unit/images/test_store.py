@@ -17,12 +17,13 @@ def test_lookup_creates_no_file(tmp_path: Path) -> None:
     store = ImageStore(tmp_path / "cache", {"tiny": Recipe("tiny", debian=Debian("bookworm"))})
     assert store.names() == ["tiny"]
     assert store.find("tiny") is None
+    assert store.find_current_root("tiny") is None
     assert store.list() == []
     assert store.prune() == 0
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("verb", ["ensure", "root", "find"])
+@pytest.mark.parametrize("verb", ["ensure", "root", "find", "find_current_root"])
 def test_unknown_template_is_refused_without_side_effects(tmp_path: Path, verb: str) -> None:
     store = ImageStore(tmp_path / "cache")
     with pytest.raises(NotFoundError, match=r"Use one of these templates: base, code-interpreter") as caught:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.model.states import LIFECYCLE, Recovery, State, can_follow, is_terminal, is_transient
+from sandlot.model.states import LIFECYCLE, Recovery, State, can_become, can_follow, is_terminal, is_transient
 
 
 def test_every_state_has_a_row() -> None:
@@ -45,3 +45,18 @@ def test_start_removes_only_sandboxes_that_were_being_created_or_stopped() -> No
 
 def test_start_does_nothing_with_ended_sandboxes() -> None:
     assert {state for state in State if LIFECYCLE[state].recovery is Recovery.NOTHING} == {state for state in State if is_terminal(state)}
+
+
+@pytest.mark.parametrize(
+    "current, later, expected",
+    [
+        (State.RUNNING, State.RUNNING, True),
+        (State.RUNNING, State.PAUSED, True),
+        (State.HIBERNATED, State.STOPPED, True),
+        (State.RUNNING, State.CREATING, False),
+        (State.STOPPING, State.RUNNING, False),
+        (State.STOPPED, State.FAILED, False),
+    ],
+)
+def test_later_state_is_reached_directly_or_through_others(current: State, later: State, expected: bool) -> None:  # noqa: FBT001
+    assert can_become(current, later) is expected

@@ -105,6 +105,7 @@ def test_templates_are_the_recipes_and_bring_their_environment() -> None:
     base = templates.base("base")
     assert base.root.path.is_dir()
     assert "/usr/bin" in base.env["PATH"]
+    assert templates.find("base") == base
 
 
 def test_what_is_not_built_yet_has_no_digest(tmp_path: Path) -> None:

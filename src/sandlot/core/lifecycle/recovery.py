@@ -54,7 +54,7 @@ def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noq
         record: Last record of the sandbox, which the earlier service wrote.
         now_expired: True if the deadline of the sandbox has passed.
     """
-    if record.state is State.CREATING:
+    if record.is_unfinished_start:
         return Exit(ExitReason.CRASHED, NOT_CREATED), State.FAILED
     if record.exit_reason is not None:
         known = Exit(ExitReason(record.exit_reason), record.exit_detail or NOT_REMOVED)

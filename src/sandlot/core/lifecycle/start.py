@@ -15,8 +15,10 @@ Invariants:
 - If a strategy fails, the release of its allocation begins before the next strategy is tried with a new allocation. The request can still succeed,
   but takes longer. If the store refuses a record or the end of the sandbox was requested, no other strategy is tried.
 - A claimed warm sandbox has had no other owner. A warm sandbox whose claim failed is never claimed again.
-- A claim is recorded in one commit before the response. If the service is killed before the commit, the next service removes the warm sandbox. If
-  the service is killed after the commit, the next service recovers the sandbox, and wakes its guest if the guest is still asleep.
+- A claim is recorded in one commit before the response, while the guest wakes up. If the wake then fails, the sandbox stays recorded as running while
+  the next strategy starts it: ``sandbox.created`` is announced once, and ``sandbox.ended`` follows if no strategy succeeds.
+- If the service is killed before the commit of a claim, the next service removes the warm sandbox. If the service is killed after the commit, the
+  next service recovers the sandbox, and wakes its guest if the guest is still asleep.
 - A restored guest receives no other request before it is woken with its own identity.
 """
 
@@ -73,8 +75,8 @@ class StartStrategy(Protocol):
     A strategy records the sandbox before it makes resources, unless the next service would find and remove these resources without a record.
     """
 
-    async def start(self, supervisor: SandboxSupervisor) -> bool:
-        """Start the sandbox. Return True if the strategy has recorded the sandbox as running, False if the caller must do so.
+    async def start(self, supervisor: SandboxSupervisor) -> None:
+        """Start the sandbox.
 
         Raises:
             StartStrategyError: The strategy failed; the next strategy may be tried.
@@ -132,10 +134,9 @@ async def begin(supervisor: SandboxSupervisor, strategies: Sequence[StartStrateg
         SupervisionEndedError: The end of the sandbox was requested, or the sandbox has ended.
     """
     sandbox = supervisor.sandbox
-    is_recorded = False
     for strategy in strategies:
         try:
-            is_recorded = await strategy.start(supervisor)
+            await strategy.start(supervisor)
         except StartStrategyError as failure:
             await supervisor.replace_allocation(wait_s=failure.release_wait_s)
         else:
@@ -143,9 +144,9 @@ async def begin(supervisor: SandboxSupervisor, strategies: Sequence[StartStrateg
     sandbox.become(State.RUNNING)
     for step in setup:
         await supervisor.until_end(step(sandbox))
-    if not is_recorded:
-        await supervisor.save_running()
+    await supervisor.save_running()
     supervisor.check_end()
+    supervisor.dependencies.recorder.count_created(sandbox)
     sandbox.ready.set_result(None)
 
 
@@ -163,7 +164,7 @@ class WarmStart:
     warm: WarmSandbox
     records: bool
 
-    async def start(self, supervisor: SandboxSupervisor) -> bool:
+    async def start(self, supervisor: SandboxSupervisor) -> None:
         """Thaw the warm sandbox and give its guest an identity; see :meth:`StartStrategy.start`."""
         sandbox, warm = supervisor.sandbox, self.warm
         sandbox.spec = replace(sandbox.spec, root=warm.template.root.digest)
@@ -185,7 +186,6 @@ class WarmStart:
         if saving is not None:
             await asyncio.shield(saving)
         supervisor.dependencies.pools.started(StartPath.WARM, self.claim)
-        return saving is not None
 
     async def _wake(self, supervisor: SandboxSupervisor) -> None:
         sandbox, instance, link = supervisor.sandbox, self.warm.instance, self.warm.link
@@ -207,14 +207,14 @@ class TemplateSnapshotStart:
 
     claim: PoolClaim
 
-    async def start(self, supervisor: SandboxSupervisor) -> bool:
+    async def start(self, supervisor: SandboxSupervisor) -> None:
         """Restore the template snapshot; see :meth:`StartStrategy.start`."""
         sandbox, pools = supervisor.sandbox, supervisor.dependencies.pools
         snapshot = pools.current_snapshot(self.claim.spec)
         if snapshot is None:
             raise StartStrategyError("the template has no snapshot")
         # An error of the store is no reason to discard the snapshot or to try another strategy, so the record is saved outside of the `try`.
-        await supervisor.dependencies.recorder.save(sandbox)
+        await supervisor.save_starting()
         try:
             was_prepared = await _restore(supervisor, snapshot.image)
         except SandlotError as error:
@@ -223,7 +223,6 @@ class TemplateSnapshotStart:
             pools.discard_snapshot(snapshot, str(error))
             raise StartStrategyError(str(error), release_wait_s=STEP_TIMEOUT_S) from error
         pools.started(StartPath.PREPARED if was_prepared else StartPath.RESTORED, self.claim)
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +235,10 @@ class MemoryImageStart:
 
     image: Path
 
-    async def start(self, supervisor: SandboxSupervisor) -> bool:
+    async def start(self, supervisor: SandboxSupervisor) -> None:
         """Restore the sandbox from the memory image; see :meth:`StartStrategy.start`."""
         await supervisor.dependencies.recorder.save(supervisor.sandbox)
         await _restore(supervisor, self.image)
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +251,10 @@ class BootStart:
 
     claim: PoolClaim | None = None
 
-    async def start(self, supervisor: SandboxSupervisor) -> bool:
+    async def start(self, supervisor: SandboxSupervisor) -> None:
         """Boot the sandbox; see :meth:`StartStrategy.start`. Never raises ``StartStrategyError``."""
         sandbox = supervisor.sandbox
-        await supervisor.dependencies.recorder.save(sandbox)
+        await supervisor.save_starting()
         template = await supervisor.resolve_template()
         async with supervisor.start_slot():
             prepared = await supervisor.allocation.prepare(shape_of(sandbox, template))
@@ -267,7 +265,6 @@ class BootStart:
             await connect_and_wake(supervisor, template)
         if self.claim is not None:
             supervisor.dependencies.pools.started(StartPath.BOOTED, self.claim)
-        return False
 
 
 async def _restore(supervisor: SandboxSupervisor, image: Path) -> bool:

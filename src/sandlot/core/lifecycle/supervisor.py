@@ -126,6 +126,8 @@ class SandboxSupervisor:
         sandbox.allocation = allocation
         self._image_reservation: Reservation | None = None
         """Reservation of the disk space of the hibernation image; None while the sandbox is not hibernated."""
+        self._recorded_ref: str | None = None
+        """Reference of the instance with which the sandbox was last recorded as running; None: it was not."""
         self._releases: set[asyncio.Task[None]] = set()
         """Tasks that release earlier allocations of the sandbox: those of failed starts, and those that the sandbox had before a hibernation."""
 
@@ -289,15 +291,33 @@ class SandboxSupervisor:
             return ()
         return await driver_step("attach a volume to", self.dependencies.volumes.attach(self.allocation, sandbox.spec.volumes))
 
-    async def save_running(self) -> None:
-        """Start the timeout of the sandbox and record that the sandbox runs.
+    async def save_starting(self) -> None:
+        """Record the sandbox before resources are made for it. After a failed claim that was recorded, the sandbox stays recorded as running.
 
         Raises:
             SandlotError: The store refused the record.
         """
-        self.sandbox.deadline.extend(self.sandbox.spec.timeout_s)
-        self.sandbox.activity.touch()
-        await self.dependencies.recorder.save_running(self.sandbox)
+        await self.dependencies.recorder.save(self.sandbox, state=None if self._recorded_ref is None else State.RUNNING)
+
+    async def save_running(self) -> None:
+        """Start the timeout of a new sandbox and record that the sandbox runs.
+
+        The first call commits the event ``sandbox.created`` with the record. A later call only writes the record, if the sandbox has another instance
+        since the last call.
+
+        Raises:
+            SandlotError: The store refused the record.
+        """
+        sandbox, recorder, recorded = self.sandbox, self.dependencies.recorder, self._recorded_ref
+        if recorded is not None and recorded == sandbox.ref:
+            return
+        sandbox.deadline.extend(sandbox.spec.timeout_s)
+        sandbox.activity.touch()
+        if recorded is None:
+            await recorder.save_created(sandbox)
+        else:
+            await recorder.save(sandbox, state=State.RUNNING)
+        self._recorded_ref = sandbox.ref
 
     async def exit_after_link_lost(self, lost: LinkClosed) -> Exit:
         """Return the reason of the sandbox's end after the link to its guest was lost.

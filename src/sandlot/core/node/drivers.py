@@ -2,6 +2,7 @@
 
 Invariants:
 - Concurrent callers share one probe of a driver and one build of a template.
+- Builds of templates take no thread that short work of the service needs, and a template that is built does not wait for the builds of others.
 - A step of a driver is not cancelled when its sandbox ends. Only the timeout of the step cancels the step.
 """
 
@@ -14,12 +15,16 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from sandlot.core.ports import ResolvedTemplate, Template, TemplateStore
+from sandlot.host.blocking import run_in_own_thread
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, TimeoutExceededError
 from sandlot.model.ports import Capabilities, Driver, DriverCapability
 from sandlot.model.specs import SandboxSpec
 
 STEP_TIMEOUT_S: Final = 60.0
 """Timeout in seconds of one step of a driver, and of the guest's first response. Measured duration: 0.05 to 0.5 s; several seconds on a busy host."""
+
+MAX_BUILDS: Final = 2
+"""Maximum number of templates that are built at the same time. A build takes one processor for minutes."""
 
 ResultT = TypeVar("ResultT")
 
@@ -86,6 +91,7 @@ class Templates:
     def __init__(self, store: TemplateStore) -> None:
         self._store = store
         self._builds: dict[str, asyncio.Task[ResolvedTemplate]] = {}
+        self._build_slots = asyncio.Semaphore(MAX_BUILDS)
 
     def names(self) -> Collection[str]:
         """Return the names of all templates."""
@@ -118,7 +124,7 @@ class Templates:
         """
         build = self._builds.get(name)
         if build is None:
-            build = self._builds[name] = asyncio.create_task(asyncio.to_thread(self._store.base, name))
+            build = self._builds[name] = asyncio.create_task(self._find_or_build(name))
             build.add_done_callback(lambda done: self._finish_build(name, done))
         return await asyncio.shield(build)
 
@@ -142,6 +148,12 @@ class Templates:
                 fields={"template": spec.template, "root": spec.root},
             )
         return found
+
+    async def _find_or_build(self, name: str) -> ResolvedTemplate:
+        if (found := await asyncio.to_thread(self._store.find, name)) is not None:
+            return found
+        async with self._build_slots:
+            return await run_in_own_thread(self._store.base, name)
 
     def _finish_build(self, name: str, build: asyncio.Task[ResolvedTemplate]) -> None:
         del self._builds[name]

@@ -9,6 +9,7 @@ from typing import Any
 
 from sandlot.core.node.drivers import STEP_TIMEOUT_S
 from sandlot.core.ports import GuestLinkFactory
+from sandlot.host.blocking import outlast_cancellation
 from sandlot.link.client import Link
 from sandlot.link.services import Service
 from sandlot.model.ports import Exit, Instance
@@ -48,7 +49,7 @@ async def connect_guest(
     async def connect() -> Link:
         return await link_factory(await instance.connect(), services=services)
 
-    connecting = asyncio.ensure_future(connect())
+    connecting = asyncio.create_task(connect())
     ends: set[asyncio.Future[Any]] = {exited, connecting}
     try:
         async with asyncio.timeout(timeout_s):
@@ -58,6 +59,12 @@ async def connect_guest(
         return connecting.result()
     except BaseException:
         connecting.cancel()
-        with suppress(BaseException):
-            await (await connecting).aclose()
+        await outlast_cancellation(_close_late_link(connecting))
         raise
+
+
+async def _close_late_link(connecting: asyncio.Task[Link]) -> None:
+    await asyncio.wait({connecting})
+    if not connecting.cancelled() and connecting.exception() is None:
+        with suppress(Exception):
+            await connecting.result().aclose()

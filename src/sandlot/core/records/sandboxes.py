@@ -5,7 +5,7 @@ Invariants:
 - A sandbox ends even if its end cannot be recorded, because a full disk must not keep the sandbox alive. The newest record of such a sandbox is
   written again every few seconds until the store accepts it. If the service dies before that, the next service finds that the sandbox is gone.
 - A record and its event are committed together.
-- The records of one sandbox are written one at a time, in the order of its states.
+- The records of one sandbox are written one at a time, in the order of its states. A record whose state cannot follow the recorded state is refused.
 - The environment of an ended sandbox is not stored.
 """
 
@@ -25,13 +25,14 @@ from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.sandbox import Sandbox
+from sandlot.core.sandbox import Sandbox, SandboxLocal
+from sandlot.model.errors import InternalError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent, SandboxRecord
 from sandlot.model.repositories import Store
 from sandlot.model.specs import SandboxSpec, placed
-from sandlot.model.states import State, is_terminal
+from sandlot.model.states import State, can_become, is_terminal
 
 RETRY_S: Final = 5.0
 """Seconds between two attempts to write the records that the store refused."""
@@ -49,6 +50,16 @@ class _Refused:
 
     record: SandboxRecord
     event: NewEvent | None
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """State of a sandbox in its newest record."""
+
+    state: State
+
+
+_RECORDED = SandboxLocal[_Recorded](lambda sandbox: _Recorded(sandbox.state))
 
 
 class SandboxRecorder:
@@ -99,11 +110,15 @@ class SandboxRecorder:
             data: Data of the event.
 
         Raises:
+            InternalError: :func:`~sandlot.model.states.can_become` does not allow the state after the recorded one.
             SandlotError: The store refused the record.
         """
         record = to_record(sandbox, self._node)
+        recorded, new_state = _RECORDED.of(sandbox).state, sandbox.state if state is None else state
+        if not can_become(recorded, new_state):
+            raise InternalError(f"Sandbox {sandbox.id} is recorded as {recorded} and cannot be recorded as {new_state}.")
         new_event = None if event is None else NewEvent(event, self._clock.now(), sandbox.owner, sandbox.id, data)
-        await self._write(record if state is None else replace(record, state=state), new_event)
+        await self._write(sandbox, replace(record, state=new_state), new_event)
 
     async def save_eventually(self, sandbox: Sandbox, event: str | None = None, **data: Any) -> None:  # noqa: ANN401 - JSON
         """Write the record of a sandbox in its current state. Never raises.
@@ -118,7 +133,7 @@ class SandboxRecorder:
         record = to_record(sandbox, self._node)
         new_event = None if event is None else NewEvent(event, self._clock.now(), sandbox.owner, sandbox.id, data)
         try:
-            await self._write(record, new_event)
+            await self._write(sandbox, record, new_event)
         except Exception as error:  # noqa: BLE001 - a failing store must not prevent the end of a sandbox
             _log.error("sandbox.not_recorded", sandbox=sandbox.id, state=str(record.state), error=str(error))
             self._refused[sandbox.id] = _Refused(record, new_event)
@@ -128,18 +143,22 @@ class SandboxRecorder:
             if self._retrying is None or self._retrying.done():
                 self._retrying = asyncio.create_task(self._retry())
 
-    async def save_running(self, sandbox: Sandbox) -> None:
-        """Record that a new sandbox runs, and count the create request. Call this before the client gets the response.
+    async def save_created(self, sandbox: Sandbox) -> None:
+        """Record that a new sandbox runs, with its event. Call this once per sandbox, before the client gets the response.
 
         Raises:
             SandlotError: The store refused the record.
         """
         spec = sandbox.spec
-        self._metrics.created(source_of(spec), spec.isolation, (self._clock.now() - sandbox.created_at).total_seconds())
         data: dict[str, Any] = {"template": spec.template, "isolation": spec.isolation, "name": sandbox.name}
         source = {"snapshot": spec.snapshot, "parent": spec.parent, "restored": spec.restored}
         data.update({key: value for key, value in source.items() if value})
         await self.save(sandbox, "sandbox.created", state=State.RUNNING, **data)
+
+    def count_created(self, sandbox: Sandbox) -> None:
+        """Count a create request that succeeded. Failed create requests are counted by :meth:`save_end`."""
+        spec = sandbox.spec
+        self._metrics.created(source_of(spec), spec.isolation, (self._clock.now() - sandbox.created_at).total_seconds())
 
     async def save_update(self, sandbox: Sandbox, *changed: str) -> None:
         """Record an update of a live sandbox.
@@ -175,7 +194,6 @@ class SandboxRecorder:
         Raises:
             SandlotError: The store refused the record.
         """
-        was_created = record.state is not State.CREATING
         ended = replace(
             record,
             spec=replace(record.spec, env={}),
@@ -184,15 +202,16 @@ class SandboxRecorder:
             exit_detail=exit_.detail,
             ended_at=self._clock.now(),
             # No client got a response to an unfinished create request, so the same request may create another sandbox.
-            idempotency_key=record.idempotency_key if was_created else None,
+            idempotency_key=None if record.is_unfinished_start else record.idempotency_key,
         )
         data = {"reason": ended.exit_reason, "detail": ended.exit_detail, "state": str(state)}
         await self.store.sandboxes.save(ended, NewEvent("sandbox.ended", self._clock.now(), record.owner, record.id, data))
         self._events.notify(record.owner)
 
-    async def _write(self, record: SandboxRecord, event: NewEvent | None) -> None:
+    async def _write(self, sandbox: Sandbox, record: SandboxRecord, event: NewEvent | None) -> None:
         async with self._locks.hold(record.id):
             await self.store.sandboxes.save(record, event)
+            _RECORDED.of(sandbox).state = record.state
             self._refused.pop(record.id, None)  # a refused record is older than this one
         if event is not None:
             self._events.notify(record.owner)

@@ -77,7 +77,7 @@ class ForkBatch:
             self._written.exception()  # mark the exception as retrieved: otherwise asyncio logs it if no child waits for the image
         self.admitted.set()
 
-    async def start(self, supervisor: SandboxSupervisor) -> bool:
+    async def start(self, supervisor: SandboxSupervisor) -> None:
         """Start an admitted child from the snapshot image. Implements ``StartStrategy.start``."""
         self._not_admitted -= 1
         if self._not_admitted == 0:
@@ -85,9 +85,9 @@ class ForkBatch:
         if self._ahead > 0:
             self._ahead -= 1
             await self._start_ahead(supervisor)
-            return False
-        await self._wait_image(supervisor)
-        return await MemoryImageStart(self._image).start(supervisor)
+        else:
+            await self._wait_image(supervisor)
+            await MemoryImageStart(self._image).start(supervisor)
 
     async def wait_all_ready(self, _sandbox: Sandbox) -> None:
         """Report that a child is ready, and wait until all children are ready. This ``SetupStep`` is the last step before clients see the child.

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sandlot.core.admission import SINGLE_USE_METADATA, CreateSandboxParams
 from sandlot.core.files import files
+from sandlot.core.lifecycle import mounts
 from sandlot.core.lifecycle.recovery import CLIENT_LOST, ENDED_UNATTENDED, EXPIRED, NOT_CREATED, NOT_REMOVED, over
 from sandlot.core.registry import ENDED, LIVE, SandboxFilter
-from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import ErrorCode, HostError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.volumes import MIN_SIZE_BYTES
+from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import ExitReason
 from sandlot.model.records import SandboxRecord
-from sandlot.model.specs import GIB, CellSpec, ProcessSpec, SandboxSpec, User
+from sandlot.model.specs import GIB, CellSpec, Limits, ProcessSpec, SandboxSpec, User, VolumeMount
 from sandlot.model.states import State
 from sandlot.server.compose import Service
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import START, ManualClock
-from tests.support.node import NodeState, open_node, settled
+from tests.support.node import Node, NodeState, open_node, settled
 from tests.support.service import BASE, serving
+from tests.unit.core.test_volumes import Disks
 
 ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12), "bob")
 
@@ -236,11 +242,13 @@ async def test_recovered_sandbox_has_the_limits_of_the_drivers_record(tmp_path: 
         assert driver.booted[0].guest.pids == 30000
 
 
-async def start_without_driver(state: NodeState) -> None:
-    """Run a service that does not have the driver of the sandboxes, until it has swept."""
-    name, state.driver.name = state.driver.name, "another"
+@asynccontextmanager
+async def open_without_driver(state: NodeState, **settings: Any) -> AsyncIterator[Node]:  # noqa: ANN401 - fields of Settings
+    """Run a service that does not have the driver of the sandboxes, at least until it has swept."""
+    name, state.driver.name = state.driver.name, "container"
     sweeps = len(state.driver.kept_in_sweeps)
-    async with open_node(state, keep_sandboxes=True):
+    async with open_node(state, keep_sandboxes=True, isolation_default="container", isolation_allowed=("container",), **settings) as node:
+        yield node
         await settled(lambda: len(state.driver.kept_in_sweeps) > sweeps)
     state.driver.name = name
 
@@ -250,7 +258,8 @@ async def test_running_sandbox_of_a_missing_driver_is_kept(tmp_path: Path) -> No
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
 
-    await start_without_driver(state)
+    async with open_without_driver(state):
+        pass
 
     async with open_node(state) as node:
         assert await output(node.service, sandbox.id, "echo", "hi") == "hi\n"
@@ -263,12 +272,66 @@ async def test_hibernation_image_of_a_missing_driver_is_kept(tmp_path: Path) -> 
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
         await node.sandboxes.hibernate(sandbox.id, OPERATOR)
 
-    await start_without_driver(state)
+    async with open_without_driver(state):
+        pass
 
     async with open_node(state) as node:
         woken = await node.sandboxes.resume(sandbox.id, OPERATOR)
         assert woken.state is State.RUNNING
     assert state.driver.leftovers() == []
+
+
+async def test_sandbox_of_a_missing_driver_keeps_its_reservation_volumes_name_and_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "ask", answer_mounts)
+    state, disks = NodeState(tmp_path), Disks()
+    params = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB), name="mine", unique_name=True)
+    async with open_node(state, keep_sandboxes=True) as node:
+        node.core.volumes._disks = disks  # noqa: SLF001 - in place of file systems
+        record, _secret = await node.keys.create("anne", quota=Quota(memory_bytes=GIB))
+        anne = node.keys.principal_of(record.id)
+        assert anne is not None
+        volume = await node.core.volumes.create(anne, name="data", size_bytes=MIN_SIZE_BYTES)
+        sandbox = await node.sandboxes.create(replace(params, volumes=(VolumeMount("data", "/data"),)), anne)
+
+    async with open_without_driver(state, max_sandboxes=1) as node:
+        node.core.volumes._disks = disks  # noqa: SLF001
+        capacity = await node.reservations.capacity()
+        assert (capacity.reserved.memory_bytes, capacity.sandboxes) == (GIB, 1)
+        disks.mount(volume.id)
+        assert (await node.core.volumes.get(anne, volume.id)).used_bytes == disks.used_bytes(volume.id), "the volume counts as mounted"
+        with pytest.raises(ConflictError, match=sandbox.id):
+            await node.core.volumes.delete(anne, volume.id)
+        with pytest.raises(ConflictError, match=sandbox.id):
+            await node.sandboxes.create(params, anne)
+        with pytest.raises(LimitError) as error:
+            await node.sandboxes.create(replace(params, name="other"), anne)
+        assert error.value.code is ErrorCode.QUOTA_EXCEEDED
+        with pytest.raises(UnavailableError) as busy:
+            await node.sandboxes.create(params, OPERATOR)
+        assert busy.value.fields["max_sandboxes"] == 1
+
+
+async def test_hibernated_sandbox_of_a_missing_driver_keeps_its_disk_and_its_volume_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "ask", answer_mounts)
+    state, disks = NodeState(tmp_path), Disks()
+    async with open_node(state, keep_sandboxes=True) as node:
+        node.core.volumes._disks = disks  # noqa: SLF001 - in place of file systems
+        volume = await node.core.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", volumes=(VolumeMount("data", "/data"),)), OPERATOR)
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+    async with open_without_driver(state, max_sandboxes=1) as node:
+        node.core.volumes._disks = disks  # noqa: SLF001
+        capacity = await node.reservations.capacity()
+        assert (capacity.reserved.memory_bytes, capacity.reserved.pids, capacity.sandboxes) == (0, 0, 1)
+        with pytest.raises(ConflictError, match=sandbox.id):
+            await node.core.volumes.delete(OPERATOR, volume.id)
+        assert (await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)).state is State.RUNNING
+
+
+async def answer_mounts(_sandbox: Sandbox, **_request: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """Respond to every request about volumes, in place of the guest."""
+    return {}
 
 
 async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -> None:
@@ -296,18 +359,20 @@ async def test_each_change_of_a_recovered_sandbox_has_one_event(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    "state, reason, expired, becomes, detail",
+    "state, ref, reason, expired, becomes, detail",
     [
-        (State.CREATING, None, False, State.FAILED, NOT_CREATED),
-        (State.STOPPING, None, False, State.STOPPED, NOT_REMOVED),
-        (State.STOPPING, "oom", False, State.FAILED, "told"),
-        (State.STOPPING, "killed", True, State.STOPPED, "told"),
-        (State.RUNNING, None, True, State.STOPPED, EXPIRED),
-        (State.RUNNING, None, False, State.FAILED, ENDED_UNATTENDED),
+        (State.CREATING, None, None, False, State.FAILED, NOT_CREATED),
+        (State.RUNNING, None, None, False, State.FAILED, NOT_CREATED),
+        (State.STOPPING, "r", None, False, State.STOPPED, NOT_REMOVED),
+        (State.STOPPING, "r", "oom", False, State.FAILED, "told"),
+        (State.STOPPING, None, "killed", True, State.STOPPED, "told"),
+        (State.RUNNING, "r", None, True, State.STOPPED, EXPIRED),
+        (State.RUNNING, "r", None, False, State.FAILED, ENDED_UNATTENDED),
     ],
 )
 def test_record_of_a_sandbox_that_does_not_run_gets_a_final_state(
     state: State,
+    ref: str | None,
     reason: str | None,
     expired: bool,  # noqa: FBT001
     becomes: State,
@@ -315,7 +380,15 @@ def test_record_of_a_sandbox_that_does_not_run_gets_a_final_state(
 ) -> None:
     spec = SandboxSpec(id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa"))
     record = SandboxRecord(
-        spec=spec, node=NodeId("aaaa"), owner=ALICE.owner, name=None, state=state, created_at=START, exit_reason=reason, exit_detail="told"
+        spec=spec,
+        node=NodeId("aaaa"),
+        owner=ALICE.owner,
+        name=None,
+        state=state,
+        created_at=START,
+        ref=ref,
+        exit_reason=reason,
+        exit_detail="told",
     )
     why, after = over(record, expired)
     assert (after, why.detail) == (becomes, detail)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota
 from sandlot.model.errors import ConflictError, ForbiddenError, HostError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.ports import DriverCapability
+from sandlot.model.records import NewEvent, SandboxRecord
 from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.model.states import State
 from sandlot.testing.memory.store import MemoryStore
@@ -223,6 +225,92 @@ async def test_failed_claim_waits_for_its_own_save(node: Node) -> None:
     with pytest.raises(HostError):
         await creating
     assert len(node.driver.prepared) == 1, "the warm sandbox; nothing was booted in its place"
+
+
+async def refuse_wake(node: Node) -> None:
+    """Fill a pool with one warm sandbox whose guest refuses to wake."""
+    pool = await filled_pool(node, warm=1)
+    node.guest(pool.ready[0].id).fail_next("guest.wake", message="no")
+
+
+@pytest.fixture
+def saved(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[SandboxRecord]:
+    """The records that the store is given, in their order."""
+    records: list[SandboxRecord] = []
+    save = node.store.sandboxes.save
+
+    async def spy(record: SandboxRecord, event: NewEvent | None = None) -> None:
+        records.append(record)
+        await save(record, event)
+
+    monkeypatch.setattr(node.store.sandboxes, "save", spy)
+    return records
+
+
+async def event_types(node: Node) -> list[str]:
+    return [each.event.type for each in await node.store.events.page(owner=None, sandbox=None, after=0, limit=100)]
+
+
+def creates(node: Node) -> dict[str, float]:
+    """Return the number of create requests by outcome."""
+    found = re.findall(rb'sandlot_creates_total{.*outcome="(.*?)".*} (.*)', node.metrics.text())
+    return {outcome.decode(): float(number) for outcome, number in found}
+
+
+async def test_sandbox_is_announced_once_if_its_claim_fails_and_it_boots(node: Node, saved: list[SandboxRecord]) -> None:
+    await refuse_wake(node)
+
+    sandbox = await create(node)
+
+    assert await event_types(node) == ["sandbox.created"]
+    assert creates(node) == {"ok": 1}
+    assert {record.state for record in saved} == {State.RUNNING}, "a sandbox that was recorded as running is not recorded as creating again"
+    assert (saved[-1].ref, saved[-1].expires_at) == (sandbox.ref, sandbox.deadline.expires_at)
+
+
+async def test_failed_create_is_announced_as_ended_and_counted_once_if_claim_and_boot_fail(node: Node, saved: list[SandboxRecord]) -> None:
+    await refuse_wake(node)
+    node.driver.fail_next("prepare", HostError("no loop device is free"))
+
+    with pytest.raises(HostError, match="no loop device"):
+        await create(node)
+
+    await settled(lambda: bool(saved) and saved[-1].state is State.FAILED)
+    assert await event_types(node) == ["sandbox.created", "sandbox.ended"]
+    assert creates(node) == {"crashed": 1}
+    assert [record.state for record in saved] == [State.RUNNING, State.RUNNING, State.STOPPING, State.FAILED]
+
+
+async def test_create_that_fails_without_a_claim_is_announced_as_ended_only(node: Node) -> None:
+    node.driver.fail_next("prepare", HostError("no loop device is free"))
+
+    with pytest.raises(HostError, match="no loop device"):
+        await create(node)
+
+    assert await event_types(node) == ["sandbox.ended"]
+    assert creates(node) == {"crashed": 1}
+
+
+async def test_service_that_is_killed_after_a_failed_claim_leaves_an_unfinished_start(node: Node, saved: list[SandboxRecord]) -> None:
+    """The next service must not take the sandbox for one that a client knows."""
+    await refuse_wake(node)
+    preparing = node.driver.hold("prepare")
+    creating = asyncio.create_task(create(node))
+    await node.driver.faults.reach("prepare")
+
+    assert (saved[-1].state, saved[-1].ref, saved[-1].is_unfinished_start) == (State.RUNNING, None, True)
+
+    preparing.set()
+    assert not (await creating).end_requested.is_set()
+    assert not saved[-1].is_unfinished_start
+
+
+async def test_claim_is_recorded_in_one_commit(node: Node, saved: list[SandboxRecord]) -> None:
+    await filled_pool(node, warm=1)
+
+    await create(node)
+
+    assert [record.state for record in saved] == [State.RUNNING]
 
 
 # Refills --------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sandlot.core.records import sandboxes
 from sandlot.core.records.sandboxes import from_record, to_record
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import ErrorCode, HostError
+from sandlot.model.errors import ErrorCode, HostError, InternalError
 from sandlot.model.records import NewEvent, SandboxRecord
 from sandlot.model.states import State
 from sandlot.testing.memory.store import MemorySandboxRepository as Table
@@ -61,6 +61,13 @@ async def test_create_that_cannot_be_recorded_fails(at: Bench, saved: tuple[list
     assert at.driver.leftovers() == []
     saved[1].clear()
     assert (await at.sandboxes.create(BASE, ALICE)).state is State.RUNNING
+
+
+async def test_record_whose_state_cannot_follow_the_recorded_one_is_refused(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+    sandbox, recorder = await at.sandboxes.create(BASE, ALICE), at.service.core.manager._recorder  # noqa: SLF001 - no caller does this
+    with pytest.raises(InternalError, match="recorded as running and cannot be recorded as creating"):
+        await recorder.save(sandbox, state=State.CREATING)
+    assert [record.state for record in saved[0]] == [State.CREATING, State.RUNNING]
 
 
 async def test_kill_that_cannot_be_recorded_succeeds(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
