@@ -66,7 +66,7 @@ async def restore_image(
     if prepared is not None:
         owner.take(prepared)
         try:
-            return await _restore_into(owner, prepared, image, spec, volumes)
+            return await _restore_into(owner, driver, prepared, image, spec, volumes)
         except SandboxEndedError:
             raise
         except SandlotError as error:
@@ -75,14 +75,17 @@ async def restore_image(
         await driver_step("remove", prepared.destroy())
     prepared = await driver_step("prepare", driver.prepare(shape, snapshot=image))
     owner.take(prepared)
-    return await _restore_into(owner, prepared, image, spec, volumes)
+    return await _restore_into(owner, driver, prepared, image, spec, volumes)
 
 
-async def _restore_into(owner: ResourceOwner, prepared: PreparedSandbox, image: Path, spec: SandboxSpec, volumes: Sequence[Attachment]) -> Instance:
+async def _restore_into(
+    owner: ResourceOwner, driver: Driver, prepared: PreparedSandbox, image: Path, spec: SandboxSpec, volumes: Sequence[Attachment]
+) -> Instance:
     owner.check_end()
     if volumes:
         await driver_step("attach a volume to", prepared.attach(volumes))
-    return await driver_step("restore", prepared.restore(image, spec))
+    headroom = await driver.restore_headroom(image, spec.limits)
+    return await driver_step("restore", prepared.restore(image, spec, headroom_bytes=headroom.most_bytes))
 
 
 async def connect_guest(

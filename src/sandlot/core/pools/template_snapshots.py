@@ -313,7 +313,8 @@ class TemplateSnapshotManager:
         source = await factory.boot(self._new_id())
         try:
             stopwatch.lap("boot_s")
-            size = await source.instance.snapshot(image, keep_running=False)
+            headroom = await source.instance.snapshot_headroom()
+            size = await source.instance.snapshot(image, keep_running=False, headroom_bytes=headroom.most_bytes)
             stopwatch.lap("write_s")
         finally:
             await asyncio.shield(source.destroy())
