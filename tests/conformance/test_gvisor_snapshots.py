@@ -162,6 +162,7 @@ async def test_what_a_killed_service_lent_for_a_snapshot_is_taken_back(harness: 
     lent = group_limits(dataclasses.replace(SMALL_LIMITS, memory_bytes=2 * SMALL_LIMITS.memory_bytes, cpus=2.0))
     group(harness, instance).change(lent)
     folder.image.mkdir()
+    folder.roomy.touch()
     async with connect_sandbox(instance) as sandbox:
         hold = await sandbox.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, "300"), user=User.ROOT, cwd="/", timeout_s=None))
         async for _ in hold:
