@@ -30,6 +30,7 @@ from sandlot.link.client import Link
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Instance
 from sandlot.model.specs import MIB, Limits, ProcessSpec, RootFs, SandboxSpec, Shape
+from sandlot.testing.drivers.harness import restore_snapshot, take_snapshot
 
 LIMITS = Limits(cpus=2.0, memory_bytes=1024 * MIB, disk_bytes=1024 * MIB, pids=256)
 IMPORTS = {"base": "", "base + 50 MiB": "held = __import__('os').urandom(50 << 20)", "pandas": "import numpy, pandas"}
@@ -99,7 +100,7 @@ class Subject:
                 shutil.rmtree(self.place, ignore_errors=True)
                 row = f"{self.name}: snapshot, {'durable' if durable else 'not synced'} ({way})"
                 await link.checkpoint(armed=True)
-                rounds.sizes[self.name] = await rounds.timed(row, instance.snapshot(self.place, keep_running=True, durable=durable))
+                rounds.sizes[self.name] = await rounds.timed(row, take_snapshot(instance, self.place, keep_running=True, durable=durable))
                 await link.checkpoint(armed=False)
             await link.aclose()
             await instance.destroy()
@@ -114,7 +115,7 @@ class Subject:
                     await asyncio.sleep(0.1)
                 began_s = time.perf_counter()
                 row = f"{self.name}: {'warm' if warm else 'cold'} restore ({way})"
-                instance = await rounds.timed(row, blank.restore(self.place, self._spec()))
+                instance = await rounds.timed(row, restore_snapshot(driver, blank, self.place, self._spec()))
                 link = await _woken(instance)
                 rounds.rows[f"{row}, answer"].append((time.perf_counter() - began_s) * 1000)
                 await link.aclose()

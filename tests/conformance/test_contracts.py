@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sandlot.images.store import ImageStore, cache_from
+from sandlot.model.errors import SandboxEndedError
 from sandlot.model.ids import new_node_id
-from sandlot.model.ports import Driver
+from sandlot.model.ports import Driver, ExitReason, HeadroomRange
 from sandlot.model.specs import MIB, Limits, RootFs
 from sandlot.testing.drivers.contract import DriverContractSuite, SnapshotContractSuite
 from sandlot.testing.drivers.harness import ConnectedSandbox, DriverHarness, connect_sandbox
@@ -22,6 +24,7 @@ LIMITS = Limits(cpus=1.0, memory_bytes=512 * MIB, disk_bytes=64 * MIB, pids=128)
 
 def memory_harness(folder: Path) -> DriverHarness:
     driver = MemoryDriver()
+    driver.headroom = HeadroomRange(256 * MIB, 512 * MIB)
 
     def start(_name: str, _settings: object) -> Driver:
         driver.restart()
@@ -58,6 +61,36 @@ class TestMemoryDriver(DriverContractSuite, SnapshotContractSuite):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> DriverHarness:
         return memory_harness(tmp_path)
+
+    async def test_headroom_stays_granted_while_a_test_holds_its_withdrawal(self, tmp_path: Path) -> None:
+        driver = MemoryDriver()
+        harness = replace(memory_harness(tmp_path), open_driver=lambda _name, _settings: driver)
+        driver.hold("withdraw")
+        async with harness.sandbox() as sandbox:
+            await sandbox.instance.snapshot(tmp_path / "one", keep_running=True, headroom_bytes=3 * MIB)
+            await driver.faults.reach("withdraw")
+            await sandbox.instance.snapshot(tmp_path / "two", keep_running=True, headroom_bytes=2 * MIB)
+            assert sandbox.instance.headroom_bytes == 3 * MIB
+            assert await sandbox.instance.snapshot_headroom() == HeadroomRange(3 * MIB, 3 * MIB)
+            driver.faults.release("withdraw")
+            await sandbox.instance.wait_headroom_withdrawn()
+            assert sandbox.instance.headroom_bytes == 0
+
+    async def test_sandbox_that_keeps_its_headroom_is_ended(self, tmp_path: Path) -> None:
+        driver = MemoryDriver()
+        harness = replace(memory_harness(tmp_path), open_driver=lambda _name, _settings: driver)
+        driver.fail_next("withdraw", OSError("it uses more than its limit"))
+        async with harness.sandbox() as sandbox:
+            await sandbox.instance.snapshot(tmp_path / "one", keep_running=True, headroom_bytes=MIB)
+            assert (await sandbox.instance.wait()).reason is ExitReason.OOM
+            assert sandbox.instance.headroom_bytes == 0
+
+    async def test_snapshot_with_too_little_headroom_ends_the_sandbox(self, tmp_path: Path) -> None:
+        harness = memory_harness(tmp_path)
+        async with harness.sandbox() as sandbox:
+            with pytest.raises(SandboxEndedError):
+                await sandbox.instance.snapshot(tmp_path / "one", keep_running=True, headroom_bytes=MIB)
+            assert (await sandbox.instance.wait()).reason is ExitReason.OOM
 
 
 class TestMemoryGuest(GuestSuite):

@@ -21,7 +21,7 @@ from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver, Instance
 from sandlot.model.specs import Limits, RootFs
 from sandlot.testing.drivers.cleanup import CleanupSuite
-from sandlot.testing.drivers.harness import SMALL_LIMITS, ConnectedSandbox, DriverHarness, connect_sandbox
+from sandlot.testing.drivers.harness import SMALL_LIMITS, ConnectedSandbox, DriverHarness, connect_sandbox, restore_snapshot, take_snapshot
 from sandlot.testing.drivers.leftovers import leftovers, wait_until_empty
 from sandlot.testing.drivers.snapshots import SnapshotSuite
 from sandlot.testing.drivers.suite import DriverSuite, DriverSuiteWithoutSnapshots
@@ -89,7 +89,7 @@ class TestGvisor(DriverSuite):
         driver, into = harness.new_driver(), harness.data_dir / "saved" / "image"
         async with harness.sandbox(driver) as source:
             await source.link.checkpoint(armed=True)
-            await source.instance.snapshot(into, keep_running=True)
+            await take_snapshot(source.instance, into, keep_running=True)
             await source.link.checkpoint(armed=False)
         file = into / manifest.NAME
         file.write_text(json.dumps(json.loads(file.read_text()) | {"runtime_sha256": "0" * 64}))
@@ -98,7 +98,7 @@ class TestGvisor(DriverSuite):
         assert "0" * 12 in result.reason
         prepared = await driver.prepare(harness.shape())
         with pytest.raises(ConflictError, match="0" * 12) as refused:
-            await prepared.restore(into, harness.spec())
+            await restore_snapshot(driver, prepared, into, harness.spec())
         assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
         await prepared.destroy()
 

@@ -29,7 +29,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver, ExitReason, Instance
 from sandlot.model.specs import MIB, Limits, ProcessSpec, User
-from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness, connect_sandbox
+from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness, connect_sandbox, restore_snapshot, take_snapshot
 from sandlot.testing.drivers.leftovers import leftovers, wait_until_empty
 from tests.support import oldrunsc
 from tests.support.onhost import group, processes, status
@@ -73,17 +73,17 @@ def place(harness: DriverHarness, name: str = "one") -> Path:
 
 async def restore(harness: DriverHarness, driver: Driver, snapshot: Path, limits: Limits = SMALL_LIMITS) -> Instance:
     prepared = await driver.prepare(harness.shape(limits), snapshot=snapshot)
-    return await prepared.restore(snapshot, harness.spec(limits))
+    return await restore_snapshot(driver, prepared, snapshot, harness.spec(limits))
 
 
 async def test_what_was_restored_is_confined_like_any_other(harness: DriverHarness) -> None:
     driver = harness.new_driver()
     async with harness.sandbox(driver) as source:
         await source.link.checkpoint(armed=True)
-        await source.instance.snapshot(place(harness), keep_running=True)
+        await take_snapshot(source.instance, place(harness), keep_running=True)
     prepared = await driver.prepare(harness.shape())
     await prepared.warm()
-    instance = await prepared.restore(place(harness), harness.spec())
+    instance = await restore_snapshot(driver, prepared, place(harness), harness.spec())
     async with connect_sandbox(instance):
         started, members = processes(harness, instance), group(harness, instance).pids()
         assert {started.sandbox.pid, started.keeper.pid} <= members
@@ -125,7 +125,7 @@ async def test_what_the_service_has_not_read_yet_is_not_lost_to_a_snapshot(harne
         counting = asyncio.create_task(source.run("sh", "-c", count, user=User.ROOT))
         await asyncio.sleep(0.3)
         await source.link.checkpoint(armed=True)
-        await source.instance.snapshot(place(harness), keep_running=True)
+        await take_snapshot(source.instance, place(harness), keep_running=True)
         await source.link.checkpoint(armed=False)
         assert (await counting).stdout == "".join(f"line {n}\n" for n in range(1, 101))
 
@@ -143,7 +143,7 @@ async def test_one_that_uses_nearly_all_of_its_memory_is_written_and_restored(ha
         async for _ in hold:
             break
         await source.link.checkpoint(armed=True)
-        await source.instance.snapshot(place(harness), keep_running=True)
+        await take_snapshot(source.instance, place(harness), keep_running=True)
         await source.link.checkpoint(armed=False)
         # The limit is as it was once what the writing took is given back.
         assert (await source.run("echo", "on")).stdout == "on\n"
@@ -162,6 +162,7 @@ async def test_what_a_killed_service_lent_for_a_snapshot_is_taken_back(harness: 
     lent = group_limits(dataclasses.replace(SMALL_LIMITS, memory_bytes=2 * SMALL_LIMITS.memory_bytes, cpus=2.0))
     group(harness, instance).change(lent)
     folder.image.mkdir()
+    folder.roomy.touch()
     async with connect_sandbox(instance) as sandbox:
         hold = await sandbox.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, "300"), user=User.ROOT, cwd="/", timeout_s=None))
         async for _ in hold:
@@ -199,14 +200,14 @@ async def test_a_full_disk_refuses_the_snapshot_and_the_sandbox_goes_on(harness:
             filler.write(bytes(free - 4 * MIB))
         for keep_running in (True, False):
             with pytest.raises(LimitError, match="disk of the host is full") as full:
-                await source.instance.snapshot(place(harness), keep_running=keep_running)
+                await take_snapshot(source.instance, place(harness), keep_running=keep_running)
             assert "SANDLOT_DATA_DIR" in full.value.hint
             assert not place(harness).exists()
             assert (await source.run("cat", "/home/user/file")).stdout == "kept\n"
         assert sorted(file.name for file in (harness.data_dir / "sandboxes" / source.instance.ref).glob("image*")) == []
         (small_disk / "filler").unlink()
         await source.link.checkpoint(armed=True)
-        await source.instance.snapshot(place(harness), keep_running=False)
+        await take_snapshot(source.instance, place(harness), keep_running=False)
     instance = await restore(harness, driver, place(harness), limits)
     async with connect_sandbox(instance, limits) as sandbox:
         assert (await sandbox.run("cat", "/home/user/file")).stdout == "kept\n"
@@ -227,7 +228,7 @@ async def test_what_the_runtime_refuses_leaves_the_sandbox_as_it_was(harness: Dr
                 if is_paused:
                     await source.instance.pause()
                 with pytest.raises(HostError, match="encoding error at object x"):
-                    await source.instance.snapshot(place(harness), keep_running=keep_running)
+                    await take_snapshot(source.instance, place(harness), keep_running=keep_running)
                 assert group(harness, source.instance).is_frozen() == is_paused
                 await source.instance.resume()
                 assert (await source.run("echo", "on")).stdout == "on\n"
@@ -241,7 +242,7 @@ async def test_a_snapshot_may_appear_on_another_file_system(harness: DriverHarne
     del small_disk
     driver, beside = harness.new_driver(), harness.data_dir.parent / "saved" / "image"
     async with harness.sandbox(driver) as source:
-        await source.instance.snapshot(beside, keep_running=False)
+        await take_snapshot(source.instance, beside, keep_running=False)
     assert driver.restorable(beside).ok
     assert [file.name for file in beside.parent.iterdir()] == ["image"]
     assert {oct(file.stat().st_mode & 0o777) for file in beside.iterdir()} == {"0o600"}
@@ -265,7 +266,7 @@ class Builds:
         stream = await instance.connect()
         assert await stream.receive(16) == b"ok\n"
         await stream.aclose()
-        await instance.snapshot(into, keep_running=False)
+        await take_snapshot(instance, into, keep_running=False)
         await instance.destroy()
 
     async def goes_on(self, driver: Driver, snapshot: Path) -> bool:
@@ -304,7 +305,7 @@ async def test_a_snapshot_is_restored_by_the_build_that_wrote_it(builds: Builds,
     for made_for, refused, by in (("new", "old", new), ("old", "new", old)):
         prepared = await driver.prepare(harness.shape(PROBE_LIMITS), snapshot=place(harness, made_for))
         with pytest.raises(ConflictError, match=f"another build of runsc .*but this sandbox uses build {by.sha256[:12]}") as mismatch:
-            await prepared.restore(place(harness, refused), harness.spec(PROBE_LIMITS))
+            await restore_snapshot(driver, prepared, place(harness, refused), harness.spec(PROBE_LIMITS))
         assert mismatch.value.code is ErrorCode.SNAPSHOT_UNUSABLE
         await prepared.destroy()
     # Kept as long as something needs it.
@@ -341,7 +342,7 @@ async def test_a_sandbox_outlives_the_build_that_it_runs_on(builds: Builds, tmp_
     after = builds.start()
     await after.sweep(keep=[instance.ref])
     adopted = await after.adopt(instance.ref)
-    await adopted.snapshot(place(harness), keep_running=False)
+    await take_snapshot(adopted, place(harness), keep_running=False)
     await adopted.destroy()
     await instance.destroy()
     assert await builds.goes_on(after, place(harness))

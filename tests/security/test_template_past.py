@@ -19,6 +19,7 @@ import pytest
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.testing.drivers.harness import take_snapshot
 from tests.support.lives import House, Inside, house, wake
 
 TEMPLATE = "code-interpreter"
@@ -88,7 +89,7 @@ async def claims(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Cla
         await command.result()
         await template.link.warm()
         await template.link.quiesce()
-        await template.instance.snapshot(folder / "image", keep_running=False, durable=False)
+        await take_snapshot(template.instance, folder / "image", keep_running=False, durable=False)
         fresh = await here.open()
         await wake(fresh, "sb-fresh", OWN="1")
         await fresh.link.warm()

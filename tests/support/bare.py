@@ -20,7 +20,19 @@ from typing import NamedTuple
 from sandlot.host.link_pipes import PipeStream, make_pipes
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import Attachment, ByteStream, Capabilities, Change, DriverCapability, Exit, ExitReason, ProbeResult, Resources, Usage
+from sandlot.model.ports import (
+    Attachment,
+    ByteStream,
+    Capabilities,
+    Change,
+    DriverCapability,
+    Exit,
+    ExitReason,
+    HeadroomRange,
+    ProbeResult,
+    Resources,
+    Usage,
+)
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 _ABILITIES = (
@@ -153,8 +165,16 @@ class BareInstance:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
-        raise UnsupportedError(f"no snapshot into {into}, {keep_running}, {durable}", code=ErrorCode.UNSUPPORTED)
+    headroom_bytes = 0
+
+    async def snapshot_headroom(self) -> HeadroomRange:
+        return HeadroomRange()
+
+    async def wait_headroom_withdrawn(self) -> None:
+        """Return at once: there is none."""
+
+    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True, headroom_bytes: int) -> int:
+        raise UnsupportedError(f"no snapshot into {into}, {keep_running}, {durable}, {headroom_bytes}", code=ErrorCode.UNSUPPORTED)
 
     async def usage(self) -> Usage:
         return Usage(cpu_s=0.5, memory_bytes=1, memory_peak_bytes=2, pids=3, disk_bytes=4)
@@ -226,8 +246,8 @@ class BareBlank:
     async def warm(self) -> None:
         raise UnsupportedError("no snapshot", code=ErrorCode.UNSUPPORTED)
 
-    async def restore(self, snapshot: Path, spec: SandboxSpec) -> BareInstance:
-        raise UnsupportedError(f"no {snapshot} {spec}", code=ErrorCode.UNSUPPORTED)
+    async def restore(self, snapshot: Path, spec: SandboxSpec, *, headroom_bytes: int) -> BareInstance:
+        raise UnsupportedError(f"no {snapshot} {spec} {headroom_bytes}", code=ErrorCode.UNSUPPORTED)
 
     async def destroy(self) -> None:
         await self._faults.at("destroy")
@@ -261,6 +281,10 @@ class BareDriver:
 
     def restorable(self, snapshot: Path) -> ProbeResult:
         return ProbeResult(ok=False, reason=f"no snapshot {snapshot}")
+
+    async def restore_headroom(self, snapshot: Path, limits: Limits) -> HeadroomRange:
+        del snapshot, limits
+        return HeadroomRange()
 
     async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> BareBlank:
         del snapshot

@@ -15,6 +15,7 @@ from sandlot.link.types import CellError, CellResult, Display, Output, ProcessRe
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Driver, Instance, PreparedSandbox
 from sandlot.model.specs import Limits, ProcessSpec, RootFs, SandboxSpec, Shape, User, shell_argv
+from sandlot.testing.drivers.harness import restore_snapshot, take_snapshot
 
 PIDS = 64
 LIMITS = Limits(memory_bytes=1 << 30, disk_bytes=256 << 20, pids=PIDS)
@@ -70,7 +71,7 @@ class House:
         spec = SandboxSpec(id=new_sandbox_id(new_node_id()), template=self.template, limits=LIMITS)
         prepared = await self.driver.prepare(Shape(root=self.root, limits=LIMITS), snapshot=snapshot)
         self.held.append(prepared)
-        instance = await (prepared.boot(spec) if snapshot is None else prepared.restore(snapshot, spec))
+        instance = await (prepared.boot(spec) if snapshot is None else restore_snapshot(self.driver, prepared, snapshot, spec))
         self.held[-1] = instance
         link = await self.greet(instance)
         assert link.asleep
@@ -85,7 +86,7 @@ class House:
         """Copies of a live sandbox, asleep; it goes on itself."""
         image = self.folder / f"image-{len(self.held)}"
         await of.link.checkpoint(armed=True)
-        await of.instance.snapshot(image, keep_running=True, durable=False)
+        await take_snapshot(of.instance, image, keep_running=True, durable=False)
         await of.link.checkpoint(armed=False)
         return [await self.open(image) for _ in range(count)]
 

@@ -119,7 +119,7 @@ def cpu_quota_us(cpus: float) -> int:
 
 def create_settings(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
     """Return the settings that give a new group its limits, in the order in which they must be written. ``version`` is 1 or 2."""
-    return (*_memory(version, limits.memory_bytes), *_others(version, limits))
+    return (*memory_settings(version, limits.memory_bytes), *_others(version, limits))
 
 
 def change_settings(version: int, limits: GroupLimits, *, raised: bool) -> tuple[Setting, ...]:
@@ -133,7 +133,7 @@ def change_settings(version: int, limits: GroupLimits, *, raised: bool) -> tuple
         limits: New limits.
         raised: True if the new memory limit is higher than the current one.
     """
-    memory = _memory(version, limits.memory_bytes)
+    memory = memory_settings(version, limits.memory_bytes)
     others = _others(version, limits)
     if version == 1:
         return (*others, *reversed(memory)) if raised else (*memory, *others)
@@ -145,7 +145,20 @@ def change_settings(version: int, limits: GroupLimits, *, raised: bool) -> tuple
     return (*others, *reversed(memory), none) if raised else (high, *memory, none, *others)
 
 
-def _memory(version: int, memory_bytes: int) -> tuple[Setting, ...]:
+def step_down(*, current_bytes: int, wanted_bytes: int, charged_bytes: int, slack_bytes: int) -> int:
+    """Return the memory limit to set on the way from a higher limit to the wanted one, while the group uses more than is wanted.
+
+    Args:
+        current_bytes: Limit in force. The result is never higher.
+        wanted_bytes: Limit to reach. The result is never lower.
+        charged_bytes: Memory that counts against the limit now.
+        slack_bytes: Memory that the group may use in addition, so that its processes can run and return memory.
+    """
+    return min(current_bytes, max(wanted_bytes, charged_bytes + slack_bytes))
+
+
+def memory_settings(version: int, memory_bytes: int) -> tuple[Setting, ...]:
+    """Return the settings that limit the memory of a group, in the order in which a lower limit must be written."""
     if version == 1:
         return (
             Setting("memory", "memory.limit_in_bytes", str(memory_bytes)),

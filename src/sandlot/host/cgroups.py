@@ -6,7 +6,7 @@ Invariants:
   signals, so no signal reaches a process with a reused pid (pidfd_open(2)).
 - The caller must remove a group in a loop: a group cannot be removed while a task is in it, and a killed task leaves its group only after a while.
 
-The methods block for microseconds, except :meth:`Cgroup.change`, which blocks as long as the kernel reclaims memory.
+The methods block for microseconds, except :meth:`Cgroup.change` and :meth:`Cgroup.lower_memory`, which block as long as the kernel reclaims memory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from sandlot.host.cgroup_layout import (
     Setting,
     change_settings,
     create_settings,
+    memory_settings,
     parse_flat_keyed,
     parse_layout,
+    step_down,
 )
 from sandlot.model.errors import ConflictError, HostError
 
@@ -53,6 +55,21 @@ class GroupUsage:
     memory_bytes: int
     memory_peak_bytes: int
     pids: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemory:
+    """Memory of a control group by kind, in bytes.
+
+    Args:
+        charged_bytes: Memory that counts against the memory limit, including page cache.
+        anonymous_bytes: Memory that the processes have allocated for themselves.
+        shared_bytes: Shared memory: tmpfs and memfd_create(2). Like anonymous memory, it cannot be reclaimed without swap.
+    """
+
+    charged_bytes: int
+    anonymous_bytes: int
+    shared_bytes: int
 
 
 def detect_layout(mountinfo: Path = MOUNTINFO) -> Layout:
@@ -123,8 +140,12 @@ class Cgroup:
                 hint="Run the service as root on a host whose /sys/fs/cgroup is writable. `sandlot doctor` lists what the host lacks.",
             ) from error
 
-    def change(self, limits: GroupLimits) -> None:
+    def change(self, limits: GroupLimits, *, keep_memory: bool = False) -> None:
         """Change all limits of a group with processes, or none of them. Blocks as long as the kernel needs to reclaim memory.
+
+        Args:
+            limits: New limits.
+            keep_memory: If True, the memory limit in force is not changed, whatever ``limits`` says.
 
         Raises:
             ConflictError: The group uses more memory or tasks than the new limits allow; no limit was changed.
@@ -136,8 +157,9 @@ class Cgroup:
             raise _in_use_error("pids", tasks, limits.pids, "tasks of the host")
         done: list[Setting] = []
         try:
-            for setting in change_settings(self._layout.version, limits, raised=limits.memory_bytes > self._memory_limit()):
-                self._change(setting, done)
+            for setting in change_settings(self._layout.version, limits, raised=limits.memory_bytes > self.memory_limit()):
+                if not (keep_memory and setting.controller == "memory"):
+                    self._change(setting, done)
         except OSError as error:
             for setting in reversed(done):
                 with contextlib.suppress(OSError):
@@ -151,6 +173,43 @@ class Cgroup:
                 hint="Run `sandlot doctor` to see what the host lacks.",
             ) from error
 
+    def lower_memory(self, memory_bytes: int, slack_bytes: int) -> int:
+        """Lower the memory limit as far as possible without ending a process, and return the limit in force. Blocks while the kernel reclaims memory.
+
+        If the group uses more than ``memory_bytes`` and the kernel cannot reclaim the difference, the limit becomes the memory in use plus
+        ``slack_bytes``. The limit never becomes higher than it is. In version 2, ``memory.high`` then stays at ``memory_bytes``, so that the kernel
+        reclaims memory while the group runs.
+
+        Raises:
+            OSError: The kernel refused a value. FileNotFoundError: the group is gone.
+        """
+        if self._layout.version == UNIFIED:
+            # Writing memory.high reclaims memory. The kernel would end processes to enforce memory.max, so memory.max follows what was reclaimed.
+            self._write("memory", MEMORY_HIGH, str(memory_bytes))
+        elif self._try_limit(memory_bytes):
+            return memory_bytes
+        charged_bytes = self.charged_bytes()
+        step = step_down(current_bytes=self.memory_limit(), wanted_bytes=memory_bytes, charged_bytes=charged_bytes, slack_bytes=slack_bytes)
+        if self._layout.version != UNIFIED:
+            self._try_limit(step)
+        elif charged_bytes > memory_bytes:
+            self._write("memory", "memory.max", str(step))
+        else:
+            self._write("memory", "memory.max", str(memory_bytes))
+            self._write("memory", MEMORY_HIGH, "max")
+        return self.memory_limit()
+
+    def _try_limit(self, memory_bytes: int) -> bool:
+        """Set the memory limit in version 1. Return False if the kernel cannot reclaim enough memory."""
+        try:
+            for setting in memory_settings(1, memory_bytes):
+                self._write(setting.controller, setting.file, setting.value, optional=setting.optional)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return False
+        return True
+
     def limits(self) -> GroupLimits:
         """Return the current limits of the group.
 
@@ -162,7 +221,7 @@ class Cgroup:
             quota, period = (self._read("cpu", f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         else:
             quota, period = self._read("cpu", "cpu.max").split()
-        return GroupLimits(memory_bytes=self._memory_limit(), cpus=int(quota) / int(period), pids=int(self._read("pids", "pids.max")))
+        return GroupLimits(memory_bytes=self.memory_limit(), cpus=int(quota) / int(period), pids=int(self._read("pids", "pids.max")))
 
     def charged_bytes(self) -> int:
         """Return the bytes of memory that the kernel now counts against the group's memory limit, including page cache.
@@ -171,6 +230,25 @@ class Cgroup:
             FileNotFoundError: The group is gone.
         """
         return int(self._read("memory", "memory.usage_in_bytes" if self._layout.version == 1 else "memory.current"))
+
+    def memory(self) -> GroupMemory:
+        """Return the memory of the group by kind.
+
+        Raises:
+            FileNotFoundError: The group is gone.
+        """
+        stat = parse_flat_keyed(self._read("memory", "memory.stat"))
+        anonymous, shared = ("total_rss", "total_shmem") if self._layout.version == 1 else ("anon", "shmem")
+        return GroupMemory(charged_bytes=self.charged_bytes(), anonymous_bytes=stat.get(anonymous, 0), shared_bytes=stat.get(shared, 0))
+
+    def memory_limit(self) -> int:
+        """Return the memory limit of the group in bytes, or the largest number if there is none.
+
+        Raises:
+            FileNotFoundError: The group is gone.
+        """
+        text = self._read("memory", "memory.limit_in_bytes" if self._layout.version == 1 else "memory.max").strip()
+        return int(text) if text.isdigit() else sys.maxsize
 
     def pids(self) -> set[int]:
         """Return the pids of the processes that are in the group in at least one hierarchy.
@@ -313,10 +391,6 @@ class Cgroup:
         self._write(setting.controller, setting.file, setting.value)
         if setting.file == MEMORY_HIGH and setting.value != "max" and int(self._read("memory", "memory.current")) > int(setting.value):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), setting.file)
-
-    def _memory_limit(self) -> int:
-        text = self._read("memory", "memory.limit_in_bytes" if self._layout.version == 1 else "memory.max").strip()
-        return int(text) if text.isdigit() else sys.maxsize
 
     def _set_frozen(self, *, frozen: bool) -> None:
         if self._layout.version == 1:

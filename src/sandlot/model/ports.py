@@ -144,6 +144,19 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadroomRange:
+    """Memory above the limit of a sandbox that its runtime needs to write or read a snapshot. (0, 0): none.
+
+    Args:
+        least_bytes: With less, the runtime is likely to be killed during the snapshot or the restore.
+        most_bytes: More is of no use. Between the two, the snapshot or restore may take longer.
+    """
+
+    least_bytes: int = 0
+    most_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class HostReading:
     """Resources of the host at one moment.
 
@@ -316,13 +329,39 @@ class Instance(Protocol):
         """Thaw all processes of the sandbox. Does nothing if the sandbox is not paused."""
         ...
 
-    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
+    async def snapshot_headroom(self) -> HeadroomRange:
+        """Return the headroom for a snapshot of the sandbox as it is now, including headroom that an earlier operation has left.
+
+        The driver asks nothing of the guest for this.
+
+        Raises:
+            SandboxEndedError: The sandbox has ended.
+        """
+        ...
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Bytes of memory above :attr:`limits` that the sandbox may use now; 0 when the headroom is withdrawn or the sandbox has ended.
+
+        A snapshot or restore grants headroom. When it is complete, the driver withdraws the headroom: at once if the sandbox uses no more than its
+        limit, otherwise in the background. The amount does not grow meanwhile. A sandbox that cannot be brought back to its limit within some
+        minutes is ended with ``ExitReason.OOM``. After a restart of the service, an adopted sandbox reports the headroom that it still has.
+        """
+        ...
+
+    async def wait_headroom_withdrawn(self) -> None:
+        """Wait until :attr:`headroom_bytes` is 0 or the sandbox has ended or was destroyed. Any number of callers may wait."""
+        ...
+
+    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True, headroom_bytes: int) -> int:
         """Write to disk everything that a restore needs, such as memory and files. Needs the capability ``SNAPSHOT``.
 
         Args:
             into: New folder for the snapshot, below the state or the cache directory. The folder appears as a whole, or not at all.
             keep_running: True to let the sandbox continue after a short pause. False to end the sandbox; the caller must still call ``destroy``.
             durable: True if the snapshot must survive a loss of power after this method has returned.
+            headroom_bytes: Bytes of memory above the limits of the sandbox that the caller has reserved for the sandbox, in the range of
+                :meth:`snapshot_headroom`. The driver grants the larger of this amount and of the headroom that is left from an earlier operation.
 
         Returns:
             Size of the snapshot on disk, in bytes.
@@ -331,7 +370,7 @@ class Instance(Protocol):
             UnsupportedError: The driver does not support snapshots; the message gives the reason.
             ConflictError: ``into`` exists already.
             LimitError: ``disk_full``: the disk of the host is full. The sandbox continues.
-            HostError: The runtime failed to write the snapshot. The sandbox continues.
+            HostError: The runtime failed to write the snapshot, or the snapshot is not complete. The sandbox continues.
             SandboxEndedError: The sandbox has ended.
         """
         ...
@@ -385,11 +424,17 @@ class PreparedSandbox(Protocol):
         """
         ...
 
-    async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:
+    async def restore(self, snapshot: Path, spec: SandboxSpec, *, headroom_bytes: int) -> Instance:
         """Start the sandbox from a snapshot, and return the live sandbox. Needs the capability ``SNAPSHOT``.
 
         A snapshot can be restored any number of times. The processes in the snapshot continue from the moment at which it was taken. The guest
         sleeps until the service wakes it over the link.
+
+        Args:
+            snapshot: Folder of the snapshot.
+            spec: Spec of the sandbox.
+            headroom_bytes: Bytes of memory above the limits of the sandbox that the caller has reserved for the sandbox, in the range of
+                :meth:`Driver.restore_headroom`. :attr:`Instance.headroom_bytes` has the amount that is not withdrawn yet.
 
         Raises:
             UnsupportedError: The driver does not support snapshots.
@@ -443,8 +488,17 @@ class Driver(Protocol):
         """
         ...
 
+    async def restore_headroom(self, snapshot: Path, limits: Limits) -> HeadroomRange:
+        """Return the headroom for a restore of a snapshot.
+
+        Args:
+            snapshot: Folder of the snapshot. For a folder that is not a complete snapshot, any range may be returned: ``restore`` refuses it.
+            limits: Limits of the sandbox into which the snapshot is restored.
+        """
+        ...
+
     async def adopt(self, ref: str) -> Instance:
-        """Take over a live sandbox after a restart of the service.
+        """Take over a live sandbox after a restart of the service. An attempt that failed may be repeated.
 
         Raises:
             NotFoundError: No sandbox with this reference is alive, or the driver lacks the capability ``ADOPT``.

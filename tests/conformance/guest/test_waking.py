@@ -13,6 +13,7 @@ from sandlot.link.kernels import CellCall
 from sandlot.link.types import Output
 from sandlot.model.errors import NotFoundError, SandlotError, UnavailableError
 from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.testing.drivers.harness import take_snapshot
 from tests.support.lives import PIDS, Inside, house, wake
 
 PYTHON = {
@@ -180,7 +181,7 @@ async def test_hours_of_sleep_pass_for_nobody_but_the_clock(tmp_path: Path) -> N
         limited = await source.link.processes.start(ProcessSpec(shell_argv("sleep 1000"), timeout_s=4))
         await source.link.quiesce()
         image = tmp_path / "image"
-        await source.instance.snapshot(image, keep_running=False)
+        await take_snapshot(source.instance, image, keep_running=False)
         await asyncio.sleep(4.5)  # longer than the timeout of the process
         again = await here.open(image)
         with pytest.raises(SandlotError):

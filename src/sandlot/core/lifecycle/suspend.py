@@ -124,7 +124,9 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
             await driver_step("resume", instance.resume())
         await (await _linked(supervisor)).quiesce(QUIESCE_TIMEOUT_S)
         into = await dependencies.memory_images.make(sandbox.id)
-        size_bytes = await driver_step("hibernate", instance.snapshot(into, keep_running=False), WRITE_TIMEOUT_S)
+        headroom = await instance.snapshot_headroom()
+        writing = instance.snapshot(into, keep_running=False, headroom_bytes=headroom.most_bytes)
+        size_bytes = await driver_step("hibernate", writing, WRITE_TIMEOUT_S)
     except BaseException as error:
         if isinstance(error, SandboxEndedError) and sandbox.link is not None:
             raise  # the supervisor notices the end of the sandbox because the link is lost
@@ -170,7 +172,9 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
         if was is State.PAUSED:
             await driver_step("resume", instance.resume())
         async with _armed(await _linked(supervisor), stays=was is State.PAUSED):
-            return await driver_step("write", instance.snapshot(into, keep_running=True, durable=durable), WRITE_TIMEOUT_S)
+            headroom = await instance.snapshot_headroom()
+            writing = instance.snapshot(into, keep_running=True, durable=durable, headroom_bytes=headroom.most_bytes)
+            return await driver_step("write", writing, WRITE_TIMEOUT_S)
     finally:
         if not supervisor.has_exited:
             if was is State.PAUSED:

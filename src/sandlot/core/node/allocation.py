@@ -137,7 +137,8 @@ class Allocation:
         check_end()
         if volumes:
             await driver_step("attach a volume to", prepared.attach(volumes))
-        return self.take_instance(await driver_step("restore", prepared.restore(image, spec)))
+        headroom = await self.driver.restore_headroom(image, spec.limits)
+        return self.take_instance(await driver_step("restore", prepared.restore(image, spec, headroom_bytes=headroom.most_bytes)))
 
     async def connect(self, link_factory: GuestLinkFactory, services: Mapping[str, Service]) -> Link:
         """Connect to the guest of the instance, and return the link. The caller sets :attr:`link`.

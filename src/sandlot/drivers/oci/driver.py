@@ -49,7 +49,7 @@ from sandlot.host.id_ranges import RANGES, IdRanges
 from sandlot.host.launcher import Stage, StageError, read_started
 from sandlot.host.process_identity import open_process
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError
-from sandlot.model.ports import Capabilities, DriverCapability, Instance, PreparedSandbox, ProbeResult, Resources
+from sandlot.model.ports import Capabilities, DriverCapability, HeadroomRange, Instance, PreparedSandbox, ProbeResult, Resources
 from sandlot.model.specs import Limits, Shape
 
 _MAX_TEMPLATES = 16
@@ -197,6 +197,11 @@ class OciDriver:
                 self._disks.clear()
             self._disks[size_bytes] = template
         return template
+
+    async def restore_headroom(self, snapshot: Path, limits: Limits) -> HeadroomRange:
+        """Return the headroom for a restore of a snapshot. A missing snapshot counts as an empty one."""
+        state_bytes = await run_blocking(image_files.state_bytes, snapshot)
+        return self._runtime.restore_headroom(state_bytes, self._runtime.group_limits(limits).memory_bytes)
 
     async def adopt(self, ref: str) -> Instance:
         """Take over a live sandbox after a restart of the service.

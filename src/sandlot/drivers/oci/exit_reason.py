@@ -24,6 +24,7 @@ class Evidence:
     Args:
         status: Exit code of the sandbox's process on the host; negative: the signal that killed the process. None: no exit code was recorded,
             because the keeper, the process that receives the exit code, was killed.
+        kept_headroom: True if the service ended the sandbox, because the sandbox did not return the headroom of a snapshot or restore.
         ended_for: Reason for which the service ended the sandbox. Empty: the service did not end the sandbox.
         oom_kills: Number of tasks of the sandbox that the kernel killed because of the memory limit.
         panic: First part of the runtime's output about its crash. Empty: the runtime did not crash.
@@ -33,6 +34,7 @@ class Evidence:
     """
 
     status: int | None
+    kept_headroom: bool
     ended_for: str
     oom_kills: int
     panic: str
@@ -41,7 +43,7 @@ class Evidence:
     oom_statuses: frozenset[int]
 
 
-def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - each return is one row of a table
+def explain(evidence: Evidence) -> Exit:  # noqa: C901, PLR0911 - each return is one row of a table
     """Return the reason why a sandbox ended.
 
     A task that the kernel killed because of the memory limit may have been any process inside, and it may have died long before the sandbox ended. So
@@ -50,6 +52,9 @@ def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - each return is one r
     status, panic = evidence.status, evidence.panic[:_DETAIL_CHARS].strip()
     if status == 0:
         return Exit(ExitReason.EXITED)
+    if evidence.kept_headroom:
+        limit = f"{evidence.memory_bytes // 2**20} MiB"
+        return Exit(ExitReason.OOM, f"the sandbox did not return the memory that it was lent for a snapshot or restore, and used more than {limit}")
     # The service kills the runtime and the guest at the same time. If the guest dies first, the runtime may exit with 128 + SIGKILL, which
     # means that the guest was killed.
     if evidence.ended_for and status in {None, -signal.SIGKILL, _SIGNALLED + signal.SIGKILL}:

@@ -1,12 +1,19 @@
-"""Freezing a sandbox, and raising its limits for a moment while its runtime writes or reads a snapshot.
+"""Freezing a sandbox, and the headroom of a snapshot or restore: memory above the limit that is granted for a moment and then withdrawn.
 
-Only the runtime uses the higher limits: it stops the tenant's programs while it writes or reads a snapshot.
+Only the runtime needs the headroom: it stops the tenant's programs while it writes or reads a snapshot. But these programs run again before the
+limit is lowered, and may keep the memory. Invariants of the withdrawal:
+
+- The limit in force is never higher than the recorded limit plus the headroom that the caller has reserved, and no step of a withdrawal raises it.
+- While limits are raised, no attempt to lower them runs, also not in a thread that a cancelled task has left. The next raise waits for such a thread.
+- The marker file exists from before the limit is raised until the recorded limit is in force again, so that a later service knows of the headroom.
+- A sandbox that cannot be brought back to its recorded limit is ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -14,17 +21,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from sandlot.host.blocking import run_in_own_thread
+from sandlot.host.blocking import run_blocking, run_in_own_thread
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import Cgroup
 from sandlot.model.errors import InternalError, SandlotError
 
-HEADROOM_BYTES: Final = 256 * 1024 * 1024
-"""Least amount by which the memory limit is raised."""
+_log = logging.getLogger(__name__)
+
 RETRY_PAUSES_S: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0)
 """Pauses between the attempts to lower the limits again. gVisor's kernel is a Go program, which returns unneeded memory every two minutes."""
+SLACK_BYTES: Final = 16 * 1024 * 1024
+"""Memory that a sandbox may use in addition to what it uses already, while its limit is lowered. With less, gVisor's collector could not run, and the
+kernel would end sandboxes that only need some time."""
 _FREEZE_TIMEOUT_S: Final = 10.0
 _FREEZE_PAUSE_S: Final = 0.0005
+_KILL_PAUSE_S: Final = 0.001
 
 
 async def freeze(cgroup: Cgroup) -> None:
@@ -52,93 +63,187 @@ async def freeze(cgroup: Cgroup) -> None:
         raise
 
 
-class Headroom:
-    """Raises the limits of a sandbox's control group during a snapshot or a restore, and lowers them again.
+async def kill_all(cgroup: Cgroup) -> None:
+    """Kill all processes of a sandbox and return when they have ended. The sandbox's other resources on the host are not released."""
+    while await run_blocking(cgroup.kill_once):  # noqa: ASYNC110 - there is no event for this
+        await asyncio.sleep(_KILL_PAUSE_S)
 
-    Otherwise the kernel would kill a sandbox near its memory limit during a snapshot. gVisor's kernel then takes up to twice its memory
-    (measured: 124 MiB for 20,000 files, 96 MiB for 100 processes, 6 MiB for a shell), and the snapshot's files in the page cache count as well. A
-    restore needs at least 50 ms of processor time. With a limit of half a processor, it would take at least 100 ms.
+
+class Headroom:
+    """Grants headroom to a sandbox during a snapshot or a restore, and withdraws it.
+
+    The processor limit is raised as well, and lowered at once: a restore needs at least 50 ms of processor time, which would take at least 100 ms
+    with a limit of half a processor.
 
     Args:
         cgroup: The control group of the sandbox.
-        mark: Path of a marker file. The file exists while raised limits still have to be lowered after a snapshot or restore. After a restart, the
-            service checks whether the file exists.
+        mark: Path of the marker file.
         recorded: Function that returns the limits of the control group according to the sandbox's record. The function returns None if there is no
             record or the sandbox is being released.
 
     Attributes:
         lock: Lock that is held while limits are recorded and set, so that the limits of the control group match the record.
+        granted_bytes: Bytes by which the memory limit in force is higher than the recorded limit.
+        is_exhausted: True if the sandbox was ended because it did not return its headroom.
     """
 
-    __slots__ = ("_cgroup", "_lowering", "_mark", "_recorded", "lock")
+    __slots__ = ("_cgroup", "_gate", "_mark", "_recorded", "_withdrawal", "_withdrawn", "granted_bytes", "is_exhausted", "lock")
 
     def __init__(self, cgroup: Cgroup, mark: Path, recorded: Callable[[], GroupLimits | None]) -> None:
         self._cgroup = cgroup
         self._mark = mark
         self._recorded = recorded
-        self._lowering: asyncio.Task[None] | None = None
+        self._gate = asyncio.Lock()
+        """Held while limits are raised, and during each attempt to lower them."""
+        self._withdrawal: asyncio.Task[None] | None = None
+        self._withdrawn = asyncio.Event()
+        self._withdrawn.set()
         self.lock = threading.Lock()
+        self.granted_bytes = 0
+        self.is_exhausted = False
 
     @contextlib.asynccontextmanager
-    async def raised(self) -> AsyncIterator[None]:
+    async def raised(self, headroom_bytes: int) -> AsyncIterator[None]:
         """Raise the limits of memory and processors for a ``with`` block, and lower them at its end.
 
-        If the sandbox then uses more memory than its recorded limit, the memory limit is lowered in the background.
+        If the sandbox then uses more memory than its recorded limit, the headroom is withdrawn in the background.
+
+        Args:
+            headroom_bytes: Bytes above the recorded memory limit. Headroom that is left from an earlier block is not withdrawn before.
 
         Raises:
             FileNotFoundError: The control group is gone.
         """
-        self.cancel()
-        # The limits are raised without a worker thread: the kernel need not reclaim memory, and a thread switch takes longer than writing the files.
-        limits = self._recorded()
-        if limits is not None:
-            memory_bytes = limits.memory_bytes + max(limits.memory_bytes, HEADROOM_BYTES)
-            self._cgroup.change(replace(limits, memory_bytes=memory_bytes, cpus=max(limits.cpus, os.cpu_count() or 1)))
-        try:
-            yield
-        finally:
-            if not self._lower(wait=False):
-                self.lower_in_background()
+        async with self._gate:
+            self.cancel()
+            try:
+                self._raise(headroom_bytes)
+                yield
+            finally:
+                self._begin_withdrawal()
 
-    def lower_in_background(self) -> None:
-        """Lower the limits to the recorded limits in the background. Failed attempts are repeated for some minutes."""
-        with contextlib.suppress(OSError):
-            self._mark.touch(mode=0o600)
-        self._lowering = asyncio.ensure_future(self._lower_until_done())
+    async def wait_withdrawn(self) -> None:
+        """Wait until the recorded memory limit is in force."""
+        await self._withdrawn.wait()
+
+    async def recover(self) -> bool:
+        """Continue the withdrawal of the headroom that an earlier service has granted. Return False if there is none.
+
+        Raises:
+            OSError: The limits cannot be read. FileNotFoundError: the control group is gone.
+        """
+        if not self._mark.exists():
+            return False
+        async with self._gate:
+            if (limits := self._recorded()) is not None:
+                self._set_granted(self._cgroup.memory_limit(), limits)
+            self._begin_withdrawal()
+        return True
+
+    def change_limits(self, limits: GroupLimits) -> None:
+        """Set new limits of the control group. The caller holds :attr:`lock`, and has recorded the new limits.
+
+        Headroom that is not withdrawn yet stays, unless the new memory limit is lower than the recorded one: then the sandbox must meet the new limit
+        at once. Blocks as long as the kernel needs to reclaim memory.
+
+        Raises:
+            ConflictError: The sandbox uses more than the new limits.
+            HostError: The kernel refused the new limits.
+            FileNotFoundError: The control group is gone.
+        """
+        in_force = self._cgroup.memory_limit() if self.granted_bytes else 0
+        if in_force - self.granted_bytes <= limits.memory_bytes <= in_force:
+            self._cgroup.change(limits, keep_memory=True)
+            self._set_granted(in_force, limits)
+        else:
+            self._cgroup.change(limits)
+            self.granted_bytes = 0
 
     def cancel(self) -> None:
-        """Stop lowering the limits in the background."""
-        if self._lowering is not None:
-            self._lowering.cancel()
+        """Stop withdrawing headroom in the background. An attempt that has begun ends in its thread."""
+        if self._withdrawal is not None:
+            self._withdrawal.cancel()
 
-    async def _lower_until_done(self) -> None:
-        for pause_s in RETRY_PAUSES_S:
-            if await run_in_own_thread(self._lower, wait=True):
-                self._mark.unlink(missing_ok=True)
-                return
-            await asyncio.sleep(pause_s)
+    def _raise(self, headroom_bytes: int) -> None:
+        # The limits are raised without a worker thread: the kernel need not reclaim memory, and a thread switch takes longer than writing the files.
+        limits = self._recorded()
+        if limits is None:
+            return
+        memory_bytes = limits.memory_bytes + max(headroom_bytes, self.granted_bytes)
+        if memory_bytes > limits.memory_bytes:
+            self._mark.touch(mode=0o600)
+            self._withdrawn.clear()
+        self._set_granted(memory_bytes, limits)
+        self._cgroup.change(replace(limits, memory_bytes=memory_bytes, cpus=max(limits.cpus, os.cpu_count() or 1)))
 
-    def _lower(self, *, wait: bool) -> bool:
-        """Set the recorded limits. Return True if all of them are in force, or if they need not be set.
+    def _set_granted(self, in_force_bytes: int, recorded: GroupLimits) -> None:
+        self.granted_bytes = max(0, in_force_bytes - recorded.memory_bytes)
 
-        Args:
-            wait: If True, block until the kernel has reclaimed enough memory. If False, do not block: while the sandbox uses more memory than the
-                recorded limit, the memory limit stays as it is, and False is returned.
-        """
-        if not self.lock.acquire(blocking=wait):
+    def _begin_withdrawal(self) -> None:
+        """Withdraw the headroom at once if the sandbox uses no more than its recorded limit, otherwise in the background."""
+        if self._lower_at_once():
+            self._has_withdrawn()
+            return
+        self._withdrawn.clear()
+        self._withdrawal = asyncio.ensure_future(self._withdraw())
+
+    def _lower_at_once(self) -> bool:
+        """Set the recorded limits without blocking. Return False if the memory limit could not be set; the other limits are set nevertheless."""
+        if not self.lock.acquire(blocking=False):
             return False
         try:
             limits = self._recorded()
             if limits is None:
                 return True
-            if not wait and self._cgroup.charged_bytes() > limits.memory_bytes:
-                self._cgroup.change(replace(limits, memory_bytes=self._cgroup.limits().memory_bytes))
-                return False
-            self._cgroup.change(limits)
+            is_above = self._cgroup.charged_bytes() > limits.memory_bytes
+            self._cgroup.change(limits, keep_memory=is_above)
         except FileNotFoundError:
             return True
         except (SandlotError, OSError, ValueError):
             return False
         finally:
             self.lock.release()
-        return True
+        return not is_above
+
+    async def _withdraw(self) -> None:
+        pauses_s = iter(RETRY_PAUSES_S)
+        while True:
+            async with self._gate:
+                if await run_in_own_thread(self._lower):
+                    self._has_withdrawn()
+                    return
+            # A frozen sandbox cannot return memory, so its time does not run.
+            is_frozen = await run_blocking(self._is_frozen)
+            pause_s = RETRY_PAUSES_S[-1] if is_frozen else next(pauses_s, None)
+            if pause_s is None:
+                break
+            await asyncio.sleep(pause_s)
+        self.is_exhausted = True
+        _log.warning("sandbox %s has kept %d bytes of headroom and is ended", self._cgroup.name.name, self.granted_bytes)
+        await kill_all(self._cgroup)
+
+    def _lower(self) -> bool:
+        """Lower the memory limit as far as the kernel can reclaim memory. Return True if the recorded limits are in force or need not be set."""
+        with self.lock:
+            limits = self._recorded()
+            if limits is None:
+                return True
+            try:
+                in_force = self._cgroup.lower_memory(limits.memory_bytes, SLACK_BYTES)
+                self._set_granted(in_force, limits)
+                self._cgroup.change(limits, keep_memory=True)
+            except FileNotFoundError:
+                return True
+            except (SandlotError, OSError, ValueError):
+                return False
+            return in_force <= limits.memory_bytes
+
+    def _has_withdrawn(self) -> None:
+        self.granted_bytes = 0
+        self._withdrawn.set()
+        self._mark.unlink(missing_ok=True)
+
+    def _is_frozen(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self._cgroup.is_frozen()
+        return False

@@ -57,7 +57,7 @@ class SandboxHostResources:
     Attributes:
         record: Current record of the sandbox. None: not known, for example for the remains of a sandbox that are only to be released.
         stage: Process that sets up the sandbox, starts the runtime and then waits for the end of the sandbox. None: not started by this service.
-        headroom: Raises the limits of the sandbox during snapshots and restores.
+        headroom: Grants and withdraws the headroom of snapshots and restores.
         moving: Lock that is held while a snapshot is moved out of the folder and while the folder is removed. A moved snapshot is therefore complete.
     """
 
@@ -185,7 +185,7 @@ class SandboxHostResources:
             changed = replace(before, limits=limits)
             self.write_intent(changed)
             try:
-                self.cgroup.change(self._runtime.group_limits(limits))
+                self.headroom.change_limits(self._runtime.group_limits(limits))
             except BaseException:
                 with self._recording:
                     if self.record is changed:

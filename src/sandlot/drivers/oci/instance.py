@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sandlot.drivers.oci.exit_reason import DESTROYED, SAVED, Evidence, explain
-from sandlot.drivers.oci.headroom import freeze
+from sandlot.drivers.oci.headroom import freeze, kill_all
 from sandlot.drivers.oci.host_resources import SandboxHostResources, attach_error
 from sandlot.drivers.oci.record import Record
 from sandlot.drivers.oci.runtime import Engine, EngineError, Program, RunningOciRuntime, Runtime
@@ -29,12 +29,11 @@ from sandlot.host.launcher import Started
 from sandlot.host.link_pipes import PipeStream
 from sandlot.host.process_identity import Identity, open_process, wait_ended, wait_ended_within
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
-from sandlot.model.ports import ByteStream, Change, DriverCapability, Exit, Usage
+from sandlot.model.ports import ByteStream, Change, DriverCapability, Exit, HeadroomRange, Usage
 from sandlot.model.specs import MAX_PIDS, MIN_PIDS, Limits
 
 FIXED_DISK = "the size of the file system is fixed when the sandbox is created"
 _KEEPER_TIMEOUT_S = 2.0
-_KILL_PAUSE_S = 0.001
 _PANIC_BYTES = 16 * 1024
 _FULL_SHARE = 0.98
 """A disk counts as full when this share of its image is allocated. Because of metadata and fragments, the image never reaches its full size."""
@@ -152,22 +151,21 @@ class OciInstance:
     async def recover(self) -> None:
         """Complete or undo the operations on this sandbox that a killed service had begun.
 
-        A paused sandbox that was thawed for a snapshot is frozen again, and an incomplete snapshot is removed. The recorded limits are set. If the
-        kernel refuses the recorded limits, there are two cases. Limits that were raised for a snapshot are lowered in the background. Otherwise the
-        limits in force are recorded, so that a client can request the change again.
+        A paused sandbox that was thawed for a snapshot is frozen again, and an incomplete snapshot is removed. Headroom of a snapshot or restore is
+        withdrawn. Otherwise the recorded limits are set. If the kernel refuses them, the limits in force are recorded, so that a client can request
+        the change again.
         """
         if self._resources.folder.refreeze.exists():
             with contextlib.suppress(SandlotError, OSError):
                 await freeze(self._resources.cgroup)
                 self._resources.folder.refreeze.unlink(missing_ok=True)
-        had_headroom = self._resources.folder.image.exists() or self._resources.folder.roomy.exists()
         await run_blocking(image_files.discard, self._resources.folder.image)
+        with contextlib.suppress(FileNotFoundError):  # the sandbox has ended meanwhile
+            if await self._resources.headroom.recover():
+                return
         try:
             await run_blocking(self._resources.cgroup.change, self._runtime.group_limits(self._record.limits))
         except (SandlotError, OSError):
-            if had_headroom:
-                self._resources.headroom.lower_in_background()
-                return
             with contextlib.suppress(SandlotError, OSError, ValueError):  # the sandbox has ended meanwhile, or the host's disk is full
                 await run_blocking(self._record_actual_limits)
 
@@ -194,7 +192,35 @@ class OciInstance:
         async with self._changing:
             self._resources.cgroup.thaw()
 
-    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
+    async def snapshot_headroom(self) -> HeadroomRange:
+        """Return the headroom for a snapshot of the sandbox as it is now, from the figures of its control group.
+
+        Raises:
+            SandboxEndedError: The sandbox has ended.
+        """
+        await self._check_live()
+        try:
+            memory = await run_blocking(self._resources.cgroup.memory)
+        except FileNotFoundError:
+            raise await self._ended_error() from None
+        needed = self._runtime.snapshot_headroom(memory, self._runtime.group_limits(self._record.limits).memory_bytes)
+        left = self.headroom_bytes
+        return HeadroomRange(max(needed.least_bytes, left), max(needed.most_bytes, left))
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Bytes of memory above the recorded limit that the sandbox may use now."""
+        return 0 if self._end.done() else self._resources.headroom.granted_bytes
+
+    async def wait_headroom_withdrawn(self) -> None:
+        """Wait until the recorded memory limit is in force, or the sandbox has ended or was destroyed."""
+        withdrawn = asyncio.ensure_future(self._resources.headroom.wait_withdrawn())
+        try:
+            await asyncio.wait((withdrawn, self._end), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            withdrawn.cancel()
+
+    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True, headroom_bytes: int) -> int:
         """Write a snapshot (``snapshots/take.py``) into the folder ``into``. Waits until other snapshots and changes of the sandbox are complete.
 
         If the caller is cancelled, the snapshot is completed first. The snapshot is then removed, unless ``keep_running`` is False.
@@ -208,7 +234,8 @@ class OciInstance:
         """
         engine = self._runtime.engine(await run_blocking(self._find_program))
         await self._check_live()
-        work = asyncio.ensure_future(self._snapshot(engine, into, keep_running=keep_running, durable=durable))
+        request = SnapshotRequest(into, keep_running=keep_running, durable=durable, headroom_bytes=headroom_bytes)
+        work = asyncio.ensure_future(self._snapshot(engine, request))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -218,27 +245,21 @@ class OciInstance:
             await run_blocking(image_files.discard, into)
             raise
 
-    async def _snapshot(self, engine: Engine, into: Path, *, keep_running: bool, durable: bool) -> int:
+    async def _snapshot(self, engine: Engine, request: SnapshotRequest) -> int:
         async with self._changing:
             await self._check_live()
             running = RunningOciRuntime(self._resources.folder, self._started, self._find_program())
             try:
-                request = SnapshotRequest(self._record, into, keep_running=keep_running, durable=durable)
-                size = await take_snapshot(self._resources, running, engine, request)
+                size = await take_snapshot(self._resources, running, engine, self._record, request)
             except (EngineError, OSError) as error:
                 if _has_ended(self._started.sandbox) or self._resources.is_releasing():
                     raise await self._ended_error() from error
                 raise snapshot_error(error) from error
-            if not keep_running:
+            if not request.keep_running:
                 self._saved = True
-                await self._end_processes()
+                await kill_all(self._resources.cgroup)
+                await self.wait()
             return size
-
-    async def _end_processes(self) -> None:
-        """Kill all processes of the sandbox, to free their memory. The sandbox's other resources on the host are not released."""
-        while await run_blocking(self._resources.cgroup.kill_once):  # noqa: ASYNC110 - there is no event for this
-            await asyncio.sleep(_KILL_PAUSE_S)
-        await self.wait()
 
     async def usage(self) -> Usage:
         """Return the resources that the sandbox has used until now. ``pids`` counts tasks of the host, including the runtime's own.
@@ -305,6 +326,7 @@ class OciInstance:
         return explain(
             Evidence(
                 status=status,
+                kept_headroom=self._resources.headroom.is_exhausted,
                 ended_for=SAVED if self._saved else DESTROYED if self._resources.is_releasing() else "",
                 oom_kills=self._resources.cgroup.oom_kills(),
                 panic=panic,

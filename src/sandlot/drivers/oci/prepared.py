@@ -116,7 +116,13 @@ class OciPreparedSandbox:
                     record = await self._begin(started, engine.start(self._running(started)))
             return await self._instance(record, started)
 
-    async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:  # noqa: ARG002 - the guest learns its identity when it wakes
+    async def restore(
+        self,
+        snapshot: Path,
+        spec: SandboxSpec,  # noqa: ARG002 - the guest learns its identity when it wakes
+        *,
+        headroom_bytes: int,
+    ) -> Instance:
         """Start the sandbox from a snapshot. May be called once.
 
         The manifest and the files of the snapshot are checked first. If they do not fit this sandbox, nothing is started, and the method may be
@@ -136,7 +142,7 @@ class OciPreparedSandbox:
                 self._used = True
                 started = self._created or await self._create()
                 self._resources.cgroup.thaw()
-                async with self._resources.headroom.raised():
+                async with self._resources.headroom.raised(headroom_bytes):
                     record = await self._begin(started, engine.restore(self._running(started), snapshot))
             return await self._instance(record, started)
 
@@ -177,7 +183,7 @@ class OciPreparedSandbox:
     async def _create(self) -> Started:
         """Start the runtime's own processes without a guest."""
         await run_blocking(self._write_bundle, None, self._record)
-        async with self._resources.headroom.raised():
+        async with self._resources.headroom.raised(0):
             created = await self._stage.start(self._order(self._runtime.create_argv(*self._call_args)))
             await self._runtime.engine(self._program).set_up(self._running(created))
             return created

@@ -188,7 +188,8 @@ async def _try_restore(driver: Driver, shape: Shape, snapshot: Path) -> ProbeRes
     """Restore a snapshot in which the program waits for a byte. Send the byte and check that the program ends."""
     prepared = await driver.prepare(shape, snapshot=snapshot)
     try:
-        instance = await prepared.restore(snapshot, _SPEC)
+        headroom = await driver.restore_headroom(snapshot, _SPEC.limits)
+        instance = await prepared.restore(snapshot, _SPEC, headroom_bytes=headroom.most_bytes)
         stream = await instance.connect()
         stream.try_send(b"x")
         end = await instance.wait()
@@ -202,7 +203,8 @@ async def _try_restore(driver: Driver, shape: Shape, snapshot: Path) -> ProbeRes
 
 async def _try_snapshot(instance: Instance, into: Path) -> ProbeResult:
     try:
-        await instance.snapshot(into, keep_running=True, durable=False)
+        headroom = await instance.snapshot_headroom()
+        await instance.snapshot(into, keep_running=True, durable=False, headroom_bytes=headroom.most_bytes)
     except (ConflictError, HostError, LimitError) as error:
         return ProbeResult(ok=False, reason=str(error.fields.get("reason", error.message)))
     return _YES

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.cgroups import GroupMemory
 from sandlot.host.launcher import Operation, Started
-from sandlot.model.ports import Attachment, DriverCapability
+from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 OCI_VERSION = "1.0.2"
@@ -180,6 +181,24 @@ class Runtime(Protocol):
 
     def group_limits(self, limits: Limits) -> GroupLimits:
         """Return the limits of the control group that enforce a sandbox's limits. Pure."""
+        ...
+
+    def snapshot_headroom(self, memory: GroupMemory, limit_bytes: int) -> HeadroomRange:
+        """Return the headroom for a snapshot of a running sandbox. Pure.
+
+        Args:
+            memory: Memory of the sandbox now.
+            limit_bytes: Memory limit of the sandbox's control group, without headroom.
+        """
+        ...
+
+    def restore_headroom(self, state_bytes: int, limit_bytes: int) -> HeadroomRange:
+        """Return the headroom for a restore. Pure.
+
+        Args:
+            state_bytes: Size of the file with the objects of the runtime's kernel, in bytes.
+            limit_bytes: Memory limit of the sandbox's control group, without headroom.
+        """
         ...
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:

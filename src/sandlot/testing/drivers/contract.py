@@ -15,7 +15,7 @@ import pytest
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.ports import DriverCapability, ExitReason
-from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness, connect_sandbox
+from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness, connect_sandbox, restore_snapshot, take_snapshot
 
 
 class DriverContractSuite:
@@ -137,17 +137,17 @@ class SnapshotContractSuite:
         async with harness.sandbox(driver) as sandbox:
             await sandbox.link.files.write("/home/user/file", b"saved")
             await sandbox.link.checkpoint(armed=True)
-            assert await sandbox.instance.snapshot(into, keep_running=True) > 0
+            assert await take_snapshot(sandbox.instance, into, keep_running=True) > 0
             await sandbox.link.checkpoint(armed=False)
             await sandbox.link.files.write("/home/user/file", b"later")
             with pytest.raises(ConflictError):
-                await sandbox.instance.snapshot(into, keep_running=True)
+                await take_snapshot(sandbox.instance, into, keep_running=True)
             assert (await sandbox.run("cat", "/home/user/file")).stdout == "later"
         assert driver.restorable(into).ok
         for _ in range(2):
             prepared = await driver.prepare(harness.shape(), snapshot=into)
             await prepared.warm()
-            instance = await prepared.restore(into, harness.spec())
+            instance = await restore_snapshot(driver, prepared, into, harness.spec())
             link = await Link.open(await instance.connect())
             assert link.asleep
             await link.aclose()
@@ -161,7 +161,7 @@ class SnapshotContractSuite:
         async with harness.sandbox(driver) as sandbox:
             await sandbox.link.files.write("/home/user/file", b"all")
             await sandbox.link.quiesce()
-            await sandbox.instance.snapshot(into, keep_running=False)
+            await take_snapshot(sandbox.instance, into, keep_running=False)
             with pytest.raises(SandboxEndedError):
                 await sandbox.instance.usage()
         async with harness.restored_sandbox(driver, into) as sandbox:
@@ -171,15 +171,49 @@ class SnapshotContractSuite:
         driver, into = await harness.driver_with(DriverCapability.SNAPSHOT), _folder(harness)
         async with harness.sandbox(driver) as sandbox:
             await sandbox.link.checkpoint(armed=True)
-            await sandbox.instance.snapshot(into, keep_running=True)
+            await take_snapshot(sandbox.instance, into, keep_running=True)
         assert not driver.restorable(into.parent / "missing").ok
         prepared = await driver.prepare(harness.shape())
         with pytest.raises(ConflictError) as refused:
-            await prepared.restore(into.parent / "missing", harness.spec())
+            await restore_snapshot(driver, prepared, into.parent / "missing", harness.spec())
         assert refused.value.code == "snapshot_unusable"
-        async with connect_sandbox(await prepared.restore(into, harness.spec())) as sandbox:
+        async with connect_sandbox(await restore_snapshot(driver, prepared, into, harness.spec())) as sandbox:
             assert (await sandbox.run("true")).exit_code == 0
         await prepared.destroy()
+
+    async def test_headroom_of_a_snapshot_and_a_restore_is_withdrawn(self, harness: DriverHarness) -> None:
+        driver, into = await harness.driver_with(DriverCapability.SNAPSHOT), _folder(harness)
+        async with harness.sandbox(driver) as sandbox:
+            needed = await sandbox.instance.snapshot_headroom()
+            assert 0 <= needed.least_bytes <= needed.most_bytes
+            await sandbox.link.checkpoint(armed=True)
+            await sandbox.instance.snapshot(into, keep_running=True, headroom_bytes=needed.least_bytes)
+            await sandbox.link.checkpoint(armed=False)
+            assert sandbox.instance.headroom_bytes <= needed.least_bytes
+            await sandbox.instance.wait_headroom_withdrawn()
+            assert sandbox.instance.headroom_bytes == 0
+            assert (await sandbox.run("echo", "on")).stdout == "on\n"
+        needed = await driver.restore_headroom(into, SMALL_LIMITS)
+        assert 0 <= needed.least_bytes <= needed.most_bytes
+        prepared = await driver.prepare(harness.shape(), snapshot=into)
+        instance = await prepared.restore(into, harness.spec(), headroom_bytes=needed.least_bytes)
+        async with connect_sandbox(instance) as sandbox:
+            assert instance.headroom_bytes <= needed.least_bytes
+            await instance.wait_headroom_withdrawn()
+            assert instance.headroom_bytes == 0
+            assert (await sandbox.run("echo", "on")).stdout == "on\n"
+        await instance.destroy()
+
+    async def test_ended_sandbox_has_no_headroom(self, harness: DriverHarness) -> None:
+        driver, into = await harness.driver_with(DriverCapability.SNAPSHOT), _folder(harness)
+        async with harness.sandbox(driver) as sandbox:
+            await take_snapshot(sandbox.instance, into, keep_running=False)
+            await sandbox.instance.wait_headroom_withdrawn()
+            assert sandbox.instance.headroom_bytes == 0
+            with pytest.raises(SandboxEndedError):
+                await sandbox.instance.snapshot_headroom()
+        await sandbox.instance.wait_headroom_withdrawn()
+        assert sandbox.instance.headroom_bytes == 0
 
 
 def _folder(harness: DriverHarness) -> Path:

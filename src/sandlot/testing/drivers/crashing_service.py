@@ -21,7 +21,7 @@ from pathlib import Path
 
 from sandlot.model.ids import NodeId
 from sandlot.model.specs import RootFs
-from sandlot.testing.drivers.harness import DriverHarness, connect_sandbox
+from sandlot.testing.drivers.harness import DriverHarness, connect_sandbox, restore_snapshot, take_snapshot
 
 MARKER_PATH = "/tmp/marker"  # noqa: S108 - inside the sandbox
 """File that the modes ``live`` and ``snapshots`` write into their sandbox."""
@@ -88,13 +88,13 @@ async def snapshots(harness: DriverHarness) -> None:
     async with connect_sandbox(source) as sandbox:
         await sandbox.link.files.write(MARKER_PATH, MARKER_TEXT.encode())
         await sandbox.link.checkpoint(armed=True)
-        await source.snapshot(first, keep_running=True)
+        await take_snapshot(source, first, keep_running=True)
 
     async def save_source() -> None:
         for number in count():
             if number % 2:
                 await source.pause()
-            await source.snapshot(saved / f"source-{number}" / "image", keep_running=True, durable=number % 3 == 0)
+            await take_snapshot(source, saved / f"source-{number}" / "image", keep_running=True, durable=number % 3 == 0)
             await source.resume()
 
     async def restore_and_save(task: int) -> None:
@@ -102,8 +102,8 @@ async def snapshots(harness: DriverHarness) -> None:
             sandbox = await driver.prepare(harness.shape(), snapshot=first)
             if (task + number) % 2:
                 await sandbox.warm()
-            instance = await sandbox.restore(first, harness.spec())
-            await instance.snapshot(saved / f"copy-{task}-{number}" / "image", keep_running=False, durable=False)
+            instance = await restore_snapshot(driver, sandbox, first, harness.spec())
+            await take_snapshot(instance, saved / f"copy-{task}-{number}" / "image", keep_running=False, durable=False)
             await instance.destroy()
 
     _print(source.ref)

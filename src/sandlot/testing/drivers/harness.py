@@ -14,7 +14,7 @@ from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.link.client import Link
 from sandlot.link.types import Output
 from sandlot.model.ids import NodeId, new_sandbox_id
-from sandlot.model.ports import ByteStream, Driver, DriverCapability, Instance
+from sandlot.model.ports import ByteStream, Driver, DriverCapability, Instance, PreparedSandbox
 from sandlot.model.specs import MIB, Limits, ProcessSpec, RootFs, SandboxSpec, Shape, User
 
 SMALL_LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
@@ -85,7 +85,7 @@ class DriverHarness:
     async def restored_sandbox(self, driver: Driver, snapshot: Path, limits: Limits = SMALL_LIMITS) -> AsyncIterator[ConnectedSandbox]:
         """Restore a sandbox from a snapshot, connect to its guest, wake the guest, and destroy the sandbox at the end."""
         prepared = await driver.prepare(self.shape(limits), snapshot=snapshot)
-        instance = await prepared.restore(snapshot, self.spec(limits))
+        instance = await restore_snapshot(driver, prepared, snapshot, self.spec(limits))
         try:
             async with connect_sandbox(instance, limits) as sandbox:
                 yield sandbox
@@ -170,6 +170,18 @@ async def connect_sandbox(instance: Instance, limits: Limits = SMALL_LIMITS) -> 
         yield ConnectedSandbox(instance, link)
     finally:
         await link.aclose()
+
+
+async def take_snapshot(instance: Instance, into: Path, *, keep_running: bool, durable: bool = True) -> int:
+    """Write a snapshot of a live sandbox with all the headroom that is of use, and return the size of the snapshot in bytes."""
+    headroom = await instance.snapshot_headroom()
+    return await instance.snapshot(into, keep_running=keep_running, durable=durable, headroom_bytes=headroom.most_bytes)
+
+
+async def restore_snapshot(driver: Driver, prepared: PreparedSandbox, snapshot: Path, spec: SandboxSpec) -> Instance:
+    """Restore a snapshot into a prepared sandbox with all the headroom that is of use. The caller must destroy the sandbox."""
+    headroom = await driver.restore_headroom(snapshot, spec.limits)
+    return await prepared.restore(snapshot, spec, headroom_bytes=headroom.most_bytes)
 
 
 async def wait_for_cpu_time(instance: Instance, cpu_s: float) -> None:

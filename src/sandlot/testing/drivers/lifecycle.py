@@ -34,7 +34,7 @@ class LifecycleSuite(CleanupSuite):
         async with harness.sandbox(driver) as sandbox:
             if not capabilities.can(DriverCapability.SNAPSHOT):
                 with pytest.raises(UnsupportedError):
-                    await sandbox.instance.snapshot(tmp_path / "snapshot", keep_running=True)
+                    await sandbox.instance.snapshot(tmp_path / "snapshot", keep_running=True, headroom_bytes=0)
             for capability, change in _CHANGES.items():
                 if not capabilities.can(capability):
                     with pytest.raises(UnsupportedError):
@@ -44,7 +44,7 @@ class LifecycleSuite(CleanupSuite):
                     await sandbox.instance.pause()
         if not capabilities.can(DriverCapability.SNAPSHOT):
             prepared = await driver.prepare(harness.shape())
-            for refused in (prepared.restore(tmp_path / "snapshot", harness.spec()), prepared.warm()):
+            for refused in (prepared.restore(tmp_path / "snapshot", harness.spec(), headroom_bytes=0), prepared.warm()):
                 with pytest.raises(UnsupportedError):
                     await refused
             await prepared.destroy()

@@ -16,7 +16,7 @@ from sandlot.model.ports import Change, Driver, DriverCapability, ExitReason, In
 from sandlot.model.specs import MIB, Limits, User
 from sandlot.testing.drivers.cleanup import CleanupSuite
 from sandlot.testing.drivers.crashing_service import MARKER_PATH, MARKER_TEXT, crashing_service
-from sandlot.testing.drivers.harness import SMALL_LIMITS, ConnectedSandbox, DriverHarness, connect_sandbox
+from sandlot.testing.drivers.harness import SMALL_LIMITS, ConnectedSandbox, DriverHarness, connect_sandbox, restore_snapshot, take_snapshot
 from sandlot.testing.drivers.leftovers import cpu_ticks, leftovers, wait_until_empty
 
 _PORT = "4711"
@@ -133,12 +133,12 @@ class SnapshotSuite(CleanupSuite):
             async with connect_sandbox(instance) as sandbox:
                 assert await _count_requests(sandbox) == generation + 1
                 await sandbox.link.quiesce()
-                await instance.snapshot(into, keep_running=False, durable=generation % 2 == 0)
+                await take_snapshot(instance, into, keep_running=False, durable=generation % 2 == 0)
             end = await instance.wait()
             assert end.reason is ExitReason.KILLED
             assert "snapshot" in end.detail
             with pytest.raises(SandboxEndedError):
-                await instance.snapshot(_snapshot_path(harness, "late"), keep_running=True)
+                await take_snapshot(instance, _snapshot_path(harness, "late"), keep_running=True)
             await instance.destroy()
             assert (await instance.wait()) == end
             instance = await _restore(harness, driver, into, warm=generation % 2 == 0)
@@ -153,9 +153,9 @@ class SnapshotSuite(CleanupSuite):
             await _fill(source)
             await source.link.checkpoint(armed=True)
             await source.instance.pause()
-            await source.instance.snapshot(into, keep_running=True)
+            await take_snapshot(source.instance, into, keep_running=True)
             with pytest.raises(ConflictError):
-                await source.instance.snapshot(into, keep_running=True)
+                await take_snapshot(source.instance, into, keep_running=True)
             before = (await source.instance.usage()).cpu_s
             await asyncio.sleep(0.2)
             assert (await source.instance.usage()).cpu_s == before
@@ -170,27 +170,27 @@ class SnapshotSuite(CleanupSuite):
         async with harness.sandbox(driver) as source:
             await _fill(source)
             paths = [_snapshot_path(harness, str(number)) for number in range(3)]
-            taken = [asyncio.create_task(source.instance.snapshot(path, keep_running=True)) for path in paths]
+            taken = [asyncio.create_task(take_snapshot(source.instance, path, keep_running=True)) for path in paths]
             await source.instance.pause()
             await source.instance.resume()
             await asyncio.gather(*taken)
             assert all(driver.restorable(path).ok for path in paths)
             with pytest.raises(ConflictError):
-                await source.instance.snapshot(paths[0], keep_running=True)
+                await take_snapshot(source.instance, paths[0], keep_running=True)
             assert await _count_requests(source) == 1
 
     async def test_destroyed_sandbox_or_cancelled_request_leaves_no_partial_snapshot(self, harness: DriverHarness) -> None:
         driver = await harness.driver_with(DriverCapability.SNAPSHOT)
         async with harness.sandbox(driver) as source:
             await _fill(source, weight_mib=50)
-            cancelled = asyncio.create_task(source.instance.snapshot(_snapshot_path(harness, "cancelled"), keep_running=True))
+            cancelled = asyncio.create_task(take_snapshot(source.instance, _snapshot_path(harness, "cancelled"), keep_running=True))
             await asyncio.sleep(0.02)
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
             assert not _snapshot_path(harness, "cancelled").exists()
             assert await _count_requests(source) == 1
-            ended = asyncio.create_task(source.instance.snapshot(_snapshot_path(harness, "ended"), keep_running=True))
+            ended = asyncio.create_task(take_snapshot(source.instance, _snapshot_path(harness, "ended"), keep_running=True))
             await asyncio.sleep(0.02)
             await source.instance.destroy()
             with contextlib.suppress(SandboxEndedError):
@@ -206,13 +206,13 @@ class SnapshotSuite(CleanupSuite):
         async with harness.sandbox(driver, larger) as source:
             await _save(source, into)
         smaller = await driver.prepare(harness.shape())
-        await _assert_restore_is_refused(smaller, harness, into, "memory")
+        await _assert_restore_is_refused(driver, smaller, harness, into, "memory")
         instance = await smaller.boot(harness.spec())
         async with connect_sandbox(instance) as sandbox:
             assert (await sandbox.run("echo", "booted")).stdout == "booted\n"
         await instance.destroy()
         other_root = await driver.prepare(replace(harness.shape(larger), root=replace(harness.root, digest="another")))
-        await _assert_restore_is_refused(other_root, harness, into, "another")
+        await _assert_restore_is_refused(driver, other_root, harness, into, "another")
         await other_root.destroy()
         async with harness.restored_sandbox(driver, into, replace(larger, memory_bytes=3 * SMALL_LIMITS.memory_bytes, cpus=0.5, pids=32)) as sandbox:
             total = await sandbox.run("sh", "-c", "grep MemTotal /proc/meminfo")
@@ -226,7 +226,7 @@ class SnapshotSuite(CleanupSuite):
             assert not result.ok
             assert result.reason
             prepared = await driver.prepare(harness.shape(larger))
-            await _assert_restore_is_refused(prepared, harness, broken, result.reason)
+            await _assert_restore_is_refused(driver, prepared, harness, broken, result.reason)
             await prepared.destroy()
             with pytest.raises(ConflictError) as refused:
                 await driver.prepare(harness.shape(larger), snapshot=broken)
@@ -255,7 +255,7 @@ class SnapshotSuite(CleanupSuite):
             await instance.resume()
             async with connect_sandbox(instance) as sandbox:
                 assert (await sandbox.run("cat", MARKER_PATH)).stdout == MARKER_TEXT
-            await instance.snapshot(_snapshot_path(harness, "after"), keep_running=False)
+            await take_snapshot(instance, _snapshot_path(harness, "after"), keep_running=False)
             await instance.destroy()
             assert wait_until_empty(lambda: leftovers(harness.data_dir, harness.node)) == ()
             for path in (*written, _snapshot_path(harness, "after")):
@@ -277,15 +277,15 @@ class SnapshotSuite(CleanupSuite):
             await _fill(sandbox)
             await _save(sandbox, into)
         await instance.destroy()
-        instance = await second.restore(into, harness.spec())
-        for again in (second.boot(harness.spec()), second.restore(into, harness.spec()), second.warm()):
+        instance = await restore_snapshot(driver, second, into, harness.spec())
+        for again in (second.boot(harness.spec()), restore_snapshot(driver, second, into, harness.spec()), second.warm()):
             with pytest.raises(ConflictError):
                 await again
         async with connect_sandbox(instance) as sandbox:
             assert await _count_requests(sandbox) == 1
         await instance.destroy()
         await third.destroy()
-        for gone in (third.warm(), third.restore(into, harness.spec()), third.boot(harness.spec())):
+        for gone in (third.warm(), restore_snapshot(driver, third, into, harness.spec()), third.boot(harness.spec())):
             with pytest.raises(SandboxEndedError):
                 await gone
 
@@ -295,7 +295,7 @@ class SnapshotSuite(CleanupSuite):
             await _save(source, into)
         for pause_s in (0.005, 0.05, 0.1):
             warming, restoring = [await driver.prepare(harness.shape()) for _ in range(2)]
-            tasks = [asyncio.create_task(warming.warm()), asyncio.create_task(_restore_prepared(restoring, harness, into))]
+            tasks = [asyncio.create_task(warming.warm()), asyncio.create_task(_restore_prepared(driver, restoring, harness, into))]
             await asyncio.sleep(pause_s)
             await asyncio.gather(warming.destroy(), restoring.destroy())
             for ended in await asyncio.gather(*tasks, return_exceptions=True):
@@ -318,7 +318,7 @@ async def _restore(harness: DriverHarness, driver: Driver, snapshot: Path, limit
     prepared = await driver.prepare(harness.shape(limits), snapshot=snapshot)
     if warm:
         await prepared.warm()
-    return await prepared.restore(snapshot, harness.spec(limits))
+    return await restore_snapshot(driver, prepared, snapshot, harness.spec(limits))
 
 
 async def _save(sandbox: ConnectedSandbox, into: Path) -> int:
@@ -327,18 +327,18 @@ async def _save(sandbox: ConnectedSandbox, into: Path) -> int:
     The guest of a sandbox that is restored from the snapshot is asleep.
     """
     await sandbox.link.checkpoint(armed=True)
-    size = await sandbox.instance.snapshot(into, keep_running=True)
+    size = await take_snapshot(sandbox.instance, into, keep_running=True)
     await sandbox.link.checkpoint(armed=False)
     return size
 
 
-async def _restore_prepared(prepared: PreparedSandbox, harness: DriverHarness, snapshot: Path) -> None:
-    await prepared.restore(snapshot, harness.spec())
+async def _restore_prepared(driver: Driver, prepared: PreparedSandbox, harness: DriverHarness, snapshot: Path) -> None:
+    await restore_snapshot(driver, prepared, snapshot, harness.spec())
 
 
-async def _assert_restore_is_refused(prepared: PreparedSandbox, harness: DriverHarness, snapshot: Path, reason: str) -> None:
+async def _assert_restore_is_refused(driver: Driver, prepared: PreparedSandbox, harness: DriverHarness, snapshot: Path, reason: str) -> None:
     with pytest.raises(ConflictError) as refused:
-        await prepared.restore(snapshot, harness.spec())
+        await restore_snapshot(driver, prepared, snapshot, harness.spec())
     assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
     assert reason in refused.value.message
 

@@ -16,8 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import Attachment, ByteStream, Capabilities, Change, DriverCapability, Exit, ExitReason, ProbeResult, Resources, Usage
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, NotFoundError, SandboxEndedError, UnsupportedError
+from sandlot.model.ports import (
+    Attachment,
+    ByteStream,
+    Capabilities,
+    Change,
+    DriverCapability,
+    Exit,
+    ExitReason,
+    HeadroomRange,
+    ProbeResult,
+    Resources,
+    Usage,
+)
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 from sandlot.testing.memory.guest import MemoryGuest, Scripts
 from sandlot.testing.memory.timers import GuestClock
@@ -32,7 +44,8 @@ class Faults:
     """Exceptions and waits that a test sets up for the steps of a driver.
 
     The steps are ``prepare``, ``attach``, ``warm``, ``boot``, ``restore``, ``connect``, ``configure``, ``pause``, ``resume``, ``snapshot``,
-    ``usage``, ``destroy``, ``clean`` (second part of ``destroy``, after the sandbox has ended), ``adopt`` and ``sweep``.
+    ``withdraw``, ``usage``, ``destroy``, ``clean`` (second part of ``destroy``, after the sandbox has ended), ``adopt`` and ``sweep``. The step
+    ``withdraw`` is the withdrawal of headroom after a snapshot or restore; an exception in this step ends the sandbox as out of memory.
 
     Attributes:
         raises: Step -> exceptions for the next calls of the step. Each call removes the first exception from the list and raises this exception.
@@ -57,6 +70,10 @@ class Faults:
         """Wait until :meth:`hold` has blocked a call of the step."""
         await self._reached[step].wait()
 
+    def is_prepared(self, step: str) -> bool:
+        """Return whether :meth:`hold` blocks the step or an exception waits for it."""
+        return step in self._holds or bool(self.raises.get(step))
+
     async def at(self, step: str) -> None:
         """Wait if :meth:`hold` blocks the step. Then raise the step's next exception, if any. The driver calls this method in each step."""
         await asyncio.sleep(0)
@@ -74,6 +91,7 @@ class MemoryInstance:
         guest: Scripted guest of the sandbox.
         changes: Changes of limits and volumes that were applied, oldest first.
         volumes: Slot number -> attached volume.
+        granted: Headroom of each snapshot and restore, oldest first, in bytes.
     """
 
     hub = None
@@ -87,6 +105,11 @@ class MemoryInstance:
         self.changes: list[Change] = []
         self.volumes = {volume.slot: volume for volume in volumes}
         self.usage_now = Usage(cpu_s=0.5, memory_bytes=1, memory_peak_bytes=2, pids=3, disk_bytes=4)
+        self.granted: list[int] = []
+        self._headroom_bytes = 0
+        self._withdrawal: asyncio.Task[None] | None = None
+        self._withdrawn = asyncio.Event()
+        self._withdrawn.set()
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         guest.ended.add_done_callback(lambda ended: self._end(_exit_of(ended.result())))
 
@@ -140,19 +163,70 @@ class MemoryInstance:
         self._check_live()
         self.guest.thaw()
 
-    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
-        """Keep a copy of the guest in the driver, write a token for the copy into the new folder ``into``, and return the folder's size in bytes."""
+    async def snapshot_headroom(self) -> HeadroomRange:
+        """Return the driver's attribute ``headroom``, or more if an earlier operation has left more."""
+        self._check_live()
+        return HeadroomRange(*(max(each, self._headroom_bytes) for each in (self._driver.headroom.least_bytes, self._driver.headroom.most_bytes)))
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Headroom that is not withdrawn yet, in bytes."""
+        return self._headroom_bytes
+
+    async def wait_headroom_withdrawn(self) -> None:
+        """Wait until the sandbox has no headroom."""
+        await self._withdrawn.wait()
+
+    def grant(self, headroom_bytes: int) -> None:
+        """Grant headroom for a snapshot or restore. Used by the driver."""
+        if self._withdrawal is not None:
+            self._withdrawal.cancel()
+        self.granted.append(headroom_bytes)
+        self._headroom_bytes = max(self._headroom_bytes, headroom_bytes)
+        if self._headroom_bytes:
+            self._withdrawn.clear()
+
+    def withdraw(self) -> None:
+        """Withdraw the headroom: at once, unless a test has prepared the step ``withdraw``. Used by the driver."""
+        if self._driver.faults.is_prepared("withdraw") and not self._exit.done():
+            self._withdrawal = asyncio.get_running_loop().create_task(self._withdraw())
+        else:
+            self._has_withdrawn()
+
+    async def _withdraw(self) -> None:
+        try:
+            await self._driver.faults.at("withdraw")
+        except Exception as error:  # noqa: BLE001 - any exception of the test
+            self.crash(ExitReason.OOM, str(error))
+        else:
+            self._has_withdrawn()
+
+    def _has_withdrawn(self) -> None:
+        self._headroom_bytes = 0
+        self._withdrawn.set()
+
+    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True, headroom_bytes: int) -> int:
+        """Keep a copy of the guest in the driver, write a token for the copy into the new folder ``into``, and return the folder's size in bytes.
+
+        With less headroom than the driver's attribute ``headroom`` requires, the sandbox ends as out of memory.
+        """
         del durable
         self._driver.require(DriverCapability.SNAPSHOT)
         self._check_live()
         if await asyncio.to_thread(into.exists):
             raise ConflictError(f"The folder {into} exists already.", code=ErrorCode.CONFLICT, hint="Pass a folder that does not exist.")
-        await self._driver.faults.at("snapshot")
-        self._check_live()
-        state = self.guest.save()
-        size = self._driver.write_image(into, state, self._shape, self.limits)
-        if not keep_running:
-            self._end(Exit(ExitReason.KILLED, _SAVED))
+        self.grant(headroom_bytes)
+        try:
+            await self._driver.faults.at("snapshot")
+            if self._headroom_bytes < self._driver.headroom.least_bytes:
+                self.crash(ExitReason.OOM, "the snapshot had too little headroom")
+            self._check_live()
+            state = self.guest.save()
+            size = self._driver.write_image(into, state, self._shape, self.limits)
+            if not keep_running:
+                self._end(Exit(ExitReason.KILLED, _SAVED))
+        finally:
+            self.withdraw()
         return size
 
     async def usage(self) -> Usage:
@@ -175,6 +249,9 @@ class MemoryInstance:
     def _end(self, exit_: Exit) -> None:
         if not self._exit.done():
             self._exit.set_result(exit_)
+        if self._withdrawal is not None:
+            self._withdrawal.cancel()
+        self._has_withdrawn()
         self.guest.end("killed")
 
     def _check_live(self) -> None:
@@ -224,8 +301,11 @@ class MemoryPreparedSandbox:
             raise
         return self._start(MemoryGuest(self._driver.scripts, self._driver.clock))
 
-    async def restore(self, snapshot: Path, spec: SandboxSpec) -> MemoryInstance:
-        """Start the sandbox with a copy of the guest that was saved in a snapshot."""
+    async def restore(self, snapshot: Path, spec: SandboxSpec, *, headroom_bytes: int) -> MemoryInstance:
+        """Start the sandbox with a copy of the guest that was saved in a snapshot.
+
+        With less headroom than the driver's attribute ``headroom`` requires, the restore fails.
+        """
         del spec
         self._driver.require(DriverCapability.SNAPSHOT)
         state, problem = self._driver.read_image(snapshot, self._shape)
@@ -236,12 +316,16 @@ class MemoryPreparedSandbox:
         try:
             await self._driver.faults.at("restore")
             self._check_alive()
+            self._check_headroom(headroom_bytes)
         except BaseException:
             self._driver.forget(self.ref)
             raise
         guest = MemoryGuest(self._driver.scripts, self._driver.clock)
         guest.load(state)
-        return self._start(guest)
+        instance = self._start(guest)
+        instance.grant(headroom_bytes)
+        instance.withdraw()
+        return instance
 
     async def destroy(self) -> None:
         """Destroy the sandbox, whether it was started or not. Idempotent."""
@@ -262,6 +346,10 @@ class MemoryPreparedSandbox:
         if self._is_used:
             raise ConflictError("This prepared sandbox was started already.", code=ErrorCode.CONFLICT, hint="Prepare another sandbox.")
 
+    def _check_headroom(self, headroom_bytes: int) -> None:
+        if headroom_bytes < self._driver.headroom.least_bytes:
+            raise HostError("The restore had too little headroom.", code=ErrorCode.HOST_NOT_READY)
+
     def _check_alive(self) -> None:
         if self._is_destroyed:
             raise SandboxEndedError("This sandbox was destroyed.", code=ErrorCode.SANDBOX_ENDED, fields={"reason": "killed", "detail": _DESTROYED})
@@ -281,6 +369,7 @@ class MemoryDriver:
         booted: All instances that were started, the oldest first.
         prepared: All sandboxes that were prepared, the oldest first.
         kept_in_sweeps: Argument ``keep`` of each call of :meth:`sweep`.
+        headroom: Headroom that every snapshot and restore requires. None by default.
     """
 
     def __init__(
@@ -295,6 +384,7 @@ class MemoryDriver:
         self.prepared: list[MemoryPreparedSandbox] = []
         self.kept_in_sweeps: list[frozenset[str]] = []
         self.version = "memory-1"
+        self.headroom = HeadroomRange()
         self._held: dict[str, MemoryPreparedSandbox | MemoryInstance] = {}
         self._in_use: set[str] = set()
         self._images: dict[str, dict[str, Any]] = {}
@@ -363,6 +453,11 @@ class MemoryDriver:
         self._held[prepared.ref] = prepared
         self._in_use.add(prepared.ref)
         return prepared
+
+    async def restore_headroom(self, snapshot: Path, limits: Limits) -> HeadroomRange:
+        """Return the attribute ``headroom``."""
+        del snapshot, limits
+        return self.headroom
 
     async def adopt(self, ref: str) -> MemoryInstance:
         """Take over the live sandbox with this reference from an earlier service, and return the sandbox."""

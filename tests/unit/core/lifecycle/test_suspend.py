@@ -107,8 +107,8 @@ async def test_hibernation_that_finishes_after_its_timeout_counts_as_done(node: 
     instance = node.instance(sandbox)
     write = instance.snapshot
 
-    async def write_late(into: Path, *, keep_running: bool) -> int:
-        await write(into, keep_running=keep_running)
+    async def write_late(into: Path, *, keep_running: bool, headroom_bytes: int) -> int:
+        await write(into, keep_running=keep_running, headroom_bytes=headroom_bytes)
         raise TimeoutError
 
     monkeypatch.setattr(instance, "snapshot", write_late)

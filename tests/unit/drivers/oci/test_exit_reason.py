@@ -9,7 +9,16 @@ import pytest
 from sandlot.drivers.oci.exit_reason import DESTROYED, SAVED, Evidence, explain
 from sandlot.model.ports import ExitReason
 
-NOTHING = Evidence(status=None, ended_for="", oom_kills=0, panic="", disk_full=False, memory_bytes=256 << 20, oom_statuses=frozenset((1, 137, -9)))
+NOTHING = Evidence(
+    status=None,
+    kept_headroom=False,
+    ended_for="",
+    oom_kills=0,
+    panic="",
+    disk_full=False,
+    memory_bytes=256 << 20,
+    oom_statuses=frozenset((1, 137, -9)),
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +36,9 @@ NOTHING = Evidence(status=None, ended_for="", oom_kills=0, panic="", disk_full=F
         (replace(NOTHING, status=-9, ended_for=DESTROYED), ExitReason.KILLED),
         (replace(NOTHING, ended_for=DESTROYED), ExitReason.KILLED),
         (replace(NOTHING, status=-9, ended_for=SAVED), ExitReason.KILLED),
+        (replace(NOTHING, status=0, kept_headroom=True), ExitReason.EXITED),
+        (replace(NOTHING, status=-9, kept_headroom=True), ExitReason.OOM),
+        (replace(NOTHING, kept_headroom=True, ended_for=DESTROYED), ExitReason.OOM),
         (replace(NOTHING, status=137, ended_for=SAVED, oom_kills=1), ExitReason.KILLED),
         (replace(NOTHING, ended_for=DESTROYED, oom_kills=1), ExitReason.KILLED),
         (replace(NOTHING, status=-9), ExitReason.KILLED),

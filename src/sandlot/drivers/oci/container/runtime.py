@@ -22,10 +22,11 @@ from sandlot.drivers.oci.container.plan import group_limits, stage_plan
 from sandlot.drivers.oci.paths import VIEW_DISK, VIEW_FOLDER
 from sandlot.drivers.oci.runtime import Engine, Program, RuntimePlanInputs, content_sha256, find_programs
 from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.cgroups import GroupMemory
 from sandlot.host.id_ranges import IDS
 from sandlot.host.launcher import Operation, Started
 from sandlot.model.errors import HostError, InternalError, UnsupportedError
-from sandlot.model.ports import Attachment, DriverCapability
+from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 MIN_RELEASE = (1, 8)
@@ -98,6 +99,14 @@ class Crun:
     def group_limits(self, limits: Limits) -> GroupLimits:
         """Return the limits of the control group that enforce a sandbox's limits."""
         return group_limits(limits)
+
+    def snapshot_headroom(self, memory: GroupMemory, limit_bytes: int) -> HeadroomRange:  # noqa: ARG002 - part of the interface
+        """Return an empty range, because crun does not support snapshots."""
+        return HeadroomRange()
+
+    def restore_headroom(self, state_bytes: int, limit_bytes: int) -> HeadroomRange:  # noqa: ARG002 - part of the interface
+        """Return an empty range, because crun does not support snapshots."""
+        return HeadroomRange()
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         """Return the operations that the stage process carries out before it starts crun."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sandlot.drivers.oci.gvisor import headroom
 from sandlot.drivers.oci.gvisor.config import HUB, oci_config
 from sandlot.drivers.oci.gvisor.plan import KERNEL_OOM_SCORE, group_limits, stage_plan
 from sandlot.drivers.oci.paths import VIEW_DISK, VIEW_FOLDER, VIEW_PROGRAM
@@ -25,9 +26,10 @@ from sandlot.drivers.oci.runtime import Engine, Program, RuntimePlanInputs, cont
 from sandlot.drivers.oci.snapshots.command_line import CliEngine
 from sandlot.drivers.oci.snapshots.control_socket import ControlEngine
 from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.cgroups import GroupMemory
 from sandlot.host.launcher import Operation, Started
 from sandlot.model.errors import HostError
-from sandlot.model.ports import Attachment, DriverCapability
+from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 MIN_RELEASE = 20240729
@@ -109,6 +111,14 @@ class Runsc:
     def group_limits(self, limits: Limits) -> GroupLimits:
         """Return the limits of the control group that enforce a sandbox's limits."""
         return group_limits(limits)
+
+    def snapshot_headroom(self, memory: GroupMemory, limit_bytes: int) -> HeadroomRange:
+        """Return the headroom for a snapshot of a running sandbox (``headroom.py``)."""
+        return headroom.for_snapshot(memory, limit_bytes)
+
+    def restore_headroom(self, state_bytes: int, limit_bytes: int) -> HeadroomRange:
+        """Return the headroom for a restore (``headroom.py``)."""
+        return headroom.for_restore(state_bytes, limit_bytes)
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         """Return the operations that the stage process carries out before it starts runsc."""

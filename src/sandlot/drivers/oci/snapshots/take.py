@@ -36,25 +36,26 @@ class SnapshotRequest:
     """Request for a snapshot.
 
     Args:
-        record: Record of the sandbox.
         into: Path of the snapshot's folder, which must not exist yet.
         keep_running: If True, the sandbox continues after the snapshot. If False, the sandbox is frozen, because the caller will end it.
         durable: True if the snapshot must survive a loss of power.
+        headroom_bytes: Bytes of memory above the limit of the sandbox that the runtime may use.
     """
 
-    record: Record
     into: Path
     keep_running: bool
     durable: bool
+    headroom_bytes: int
 
 
-async def take_snapshot(resources: SandboxHostResources, running: RunningOciRuntime, engine: Engine, request: SnapshotRequest) -> int:
+async def take_snapshot(resources: SandboxHostResources, running: RunningOciRuntime, engine: Engine, record: Record, request: SnapshotRequest) -> int:
     """Write a snapshot of a sandbox and return its size on disk, in bytes.
 
     Args:
         resources: Host resources of the sandbox.
         running: Running runtime of the sandbox.
         engine: Engine that sends commands to the runtime.
+        record: Record of the sandbox.
         request: Folder and options of the snapshot.
 
     Raises:
@@ -66,7 +67,7 @@ async def take_snapshot(resources: SandboxHostResources, running: RunningOciRunt
     was_frozen = await run_blocking(_begin, resources, request.into)
     try:
         try:
-            async with resources.headroom.raised():
+            async with resources.headroom.raised(request.headroom_bytes):
                 await engine.save(running, image)
         except BaseException as error:
             if was_frozen:
@@ -77,7 +78,7 @@ async def take_snapshot(resources: SandboxHostResources, running: RunningOciRunt
             raise
         if was_frozen or not request.keep_running:
             await _freeze_again(resources)
-        return await run_in_own_thread(_finish, resources, running, request)
+        return await run_in_own_thread(_finish, resources, running, record, request)
     except BaseException:
         if not was_frozen:
             resources.cgroup.thaw()
@@ -102,16 +103,16 @@ def _begin(resources: SandboxHostResources, into: Path) -> bool:
     return True
 
 
-def _finish(resources: SandboxHostResources, running: RunningOciRuntime, request: SnapshotRequest) -> int:
+def _finish(resources: SandboxHostResources, running: RunningOciRuntime, record: Record, request: SnapshotRequest) -> int:
     image = resources.folder.image
     with resources.moving:
         manifest = Manifest(
-            driver=request.record.driver,
+            driver=record.driver,
             runtime=running.program.name,
             runtime_sha256=running.program.sha256,
             runtime_version=running.program.version,
-            root_digest=request.record.root_digest,
-            limits=request.record.limits,
+            root_digest=record.root_digest,
+            limits=record.limits,
             files=image_files.sizes(image),
         )
         return image_files.finish(image, manifest, request.into, durable=request.durable)
