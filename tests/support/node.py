@@ -293,7 +293,7 @@ async def run_pending() -> None:
 
 def settings_of(state: NodeState, **changes: Any) -> Settings:  # noqa: ANN401 - fields of Settings
     """Return the settings of a service."""
-    return Settings(**{"pools": (), "data_dir": state.data_dir, "cache_dir": state.folder / "cache", **changes})
+    return Settings(**{"pools": (), "suspend_reserve": 0, "data_dir": state.data_dir, "cache_dir": state.folder / "cache", **changes})
 
 
 @asynccontextmanager

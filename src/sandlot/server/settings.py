@@ -58,6 +58,7 @@ class Settings:
         memory_reserve_bytes: Memory that is kept for the host and the service; None is 5 %, from 512 MiB to 4 GiB.
         disk_reserve_bytes: Disk space that is kept; None is 5 %, from 1 to 4 GiB.
         pids_reserve: Tasks that are kept; None is 5 %, from 512 to 4,096.
+        suspend_reserve: Bytes of memory that are kept for hibernations on a full node.
         max_connections: Clients' connections at once, those on TCP and those on the unix socket each, 8 to 16,384.
         buffer_bytes: Requests, collected output and answers that the service holds, all clients together; 64 MiB to 1 TiB.
         upload_max_bytes: One uploaded file, 1 MiB to 1 TiB.
@@ -91,6 +92,7 @@ class Settings:
     memory_reserve_bytes: int | None = None
     disk_reserve_bytes: int | None = None
     pids_reserve: int | None = None
+    suspend_reserve: int = 256 * MIB
     max_connections: int = 1000
     buffer_bytes: int = 256 * MIB
     upload_max_bytes: int = 100 * MIB
@@ -147,6 +149,7 @@ class Settings:
             memory_reserve_bytes=self.memory_reserve_bytes,
             disk_reserve_bytes=self.disk_reserve_bytes,
             pids_reserve=self.pids_reserve,
+            suspend_reserve_bytes=self.suspend_reserve,
         )
 
     @property
@@ -196,6 +199,7 @@ class Settings:
             memory_reserve_bytes=_whole_or_none(source, "MEMORY_RESERVE_BYTES", 1024 * GIB),
             disk_reserve_bytes=_whole_or_none(source, "DISK_RESERVE_BYTES", 1024 * GIB),
             pids_reserve=_whole_or_none(source, "PIDS_RESERVE", 4_194_304),
+            suspend_reserve=_whole(source, "SUSPEND_RESERVE", 256 * MIB, 0, 1024 * GIB),
             max_connections=_whole(source, "MAX_CONNECTIONS", 1000, 8, MAX_CONNECTIONS),
             buffer_bytes=_whole(source, "BUFFER_BYTES", 256 * MIB, 64 * MIB, 1024 * GIB),
             upload_max_bytes=_whole(source, "UPLOAD_MAX_BYTES", 100 * MIB, MIB, 1024 * 1024 * MIB),

@@ -151,7 +151,7 @@ async def test_stop_waits_once_for_a_sandbox_that_cannot_be_removed(at: Bench, m
 
 async def test_node_reserves_no_more_than_its_host_has(tmp_path: Path) -> None:
     has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
-    settings = Settings(memory_reserve_bytes=GIB // 2)
+    settings = Settings(memory_reserve_bytes=GIB // 2, suspend_reserve=0)
     async with bench(tmp_path, settings, read_host=lambda: HostReading(total=has, free=has, sandbox_disk_bytes=0)) as at:
         sandboxes = [await at.sandbox(), await at.sandbox()]
         found = await at.sandboxes.capacity()
@@ -174,7 +174,7 @@ async def test_node_reserves_no_more_than_its_host_has(tmp_path: Path) -> None:
 
 async def test_create_that_can_never_fit_is_invalid_while_the_service_is_full(tmp_path: Path) -> None:
     has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
-    settings = Settings(max_sandboxes=1, memory_reserve_bytes=0)
+    settings = Settings(max_sandboxes=1, memory_reserve_bytes=0, suspend_reserve=0)
     async with bench(tmp_path, settings, read_host=lambda: HostReading(total=has, free=has, sandbox_disk_bytes=0)) as at:
         await at.sandbox()
         with pytest.raises(UnavailableError):

@@ -48,6 +48,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "memory_reserve_bytes": ("0", 0),
     "disk_reserve_bytes": ("1000", 1000),
     "pids_reserve": ("10", 10),
+    "suspend_reserve": ("1048576", 1048576),
     "max_connections": ("9", 9),
     "buffer_bytes": ("67108864", 67108864),
     "upload_max_bytes": ("2097152", 2097152),

@@ -89,7 +89,7 @@ async def recover(supervisor: SandboxSupervisor) -> None:
             has_expired = sandbox.deadline.remaining_s() == 0
             exit_ = Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, ENDED_UNATTENDED)
             raise SupervisionEndedError(exit_) from None
-        supervisor.allocation.take_instance(instance)
+        supervisor.allocation.adopt(instance)
         sandbox.ref = instance.ref
     if instance.limits != sandbox.spec.limits:  # an update was interrupted; the driver's limits are in force
         sandbox.spec = replace(sandbox.spec, limits=instance.limits)

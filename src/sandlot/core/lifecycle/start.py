@@ -216,7 +216,7 @@ class TemplateSnapshotStart:
         # An error of the store is no reason to discard the snapshot or to try another strategy, so the record is saved outside of the `try`.
         await supervisor.save_starting()
         try:
-            was_prepared = await _restore(supervisor, snapshot.image)
+            was_prepared = await _restore(supervisor, snapshot.image, is_template=True)
         except SandlotError as error:
             supervisor.check_end()
             _log.warning("sandbox.not_restored", sandbox=sandbox.id, error=str(error))
@@ -267,14 +267,16 @@ class BootStart:
             supervisor.dependencies.pools.started(StartPath.BOOTED, self.claim)
 
 
-async def _restore(supervisor: SandboxSupervisor, image: Path) -> bool:
+async def _restore(supervisor: SandboxSupervisor, image: Path, *, is_template: bool = False) -> bool:
     """Restore a sandbox from a memory image. Return True if the prepared sandbox came from a pool. The caller has recorded the sandbox."""
     sandbox = supervisor.sandbox
     template = await supervisor.resolve_template()
     async with supervisor.start_slot():
         volumes, shape = await supervisor.mount_volumes(), shape_of(sandbox, template)
         prepared = supervisor.dependencies.pools.take_prepared(sandbox.spec.isolation, shape)
-        await supervisor.allocation.restore(image, shape, sandbox.spec, volumes, prepared=prepared, check_end=supervisor.check_end)
+        await supervisor.allocation.restore(
+            image, shape, sandbox.spec, volumes, prepared=prepared, check_end=supervisor.check_end, is_template=is_template
+        )
         await connect_and_wake(supervisor, template)
     return prepared is not None
 

@@ -110,6 +110,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
 
     Raises:
         UnsupportedError: The driver cannot write the memory of a sandbox.
+        UnavailableError: The node is full, and the hibernation needs more than the suspend reserve; code ``busy``. Nothing was changed.
         SandlotError: The hibernation image cannot be written, or the operation cannot be recorded. The sandbox has the same state as before.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
@@ -117,16 +118,29 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
         return
     await _require(supervisor, DriverCapability.SNAPSHOT, "be hibernated")
     instance, was = sandbox.require_instance(), sandbox.state
-    await _intend(supervisor, State.HIBERNATING)
-    await dependencies.memory_images.remove(sandbox.id)  # from here on, an image that exists was written by this operation
+    # The headroom is reserved before anything is changed: if even the suspend reserve is too small, the sandbox goes on as before.
+    async with supervisor.allocation.headroom(await instance.snapshot_headroom(), is_hibernation=True) as headroom_bytes:
+        await _intend(supervisor, State.HIBERNATING)
+        await dependencies.memory_images.remove(sandbox.id)  # from here on, an image that exists was written by this operation
+        size_bytes = await _write_hibernation_image(supervisor, instance, was, headroom_bytes)
+    sandbox.deadline.extend(dependencies.policy.max_suspended_s)
+    sandbox.become(State.HIBERNATED)
+    # If this record cannot be saved, the next service finds the recorded intent and a complete image, and keeps the sandbox hibernated.
+    await dependencies.recorder.save_eventually(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
+    supervisor.release_memory(size_bytes)
+    _log.info("sandbox.hibernated", sandbox=sandbox.id, size_bytes=size_bytes)
+
+
+async def _write_hibernation_image(supervisor: SandboxSupervisor, instance: Instance, was: State, headroom_bytes: int) -> int:
+    """Write the hibernation image, which ends the processes of the sandbox, and return its size in bytes. A failure leaves the sandbox in ``was``."""
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     try:
         if was is State.PAUSED:
             await driver_step("resume", instance.resume())
         await (await _linked(supervisor)).quiesce(QUIESCE_TIMEOUT_S)
         into = await dependencies.memory_images.make(sandbox.id)
-        headroom = await instance.snapshot_headroom()
-        writing = instance.snapshot(into, keep_running=False, headroom_bytes=headroom.most_bytes)
-        size_bytes = await driver_step("hibernate", writing, WRITE_TIMEOUT_S)
+        writing = instance.snapshot(into, keep_running=False, headroom_bytes=headroom_bytes)
+        return await driver_step("hibernate", writing, WRITE_TIMEOUT_S)
     except BaseException as error:
         if isinstance(error, SandboxEndedError) and sandbox.link is not None:
             raise  # the supervisor notices the end of the sandbox because the link is lost
@@ -139,13 +153,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
                     await pause(supervisor)
             raise
         # The driver exceeded the timeout but completed the hibernation image. The sandbox exists only as this image, so it is hibernated.
-        size_bytes = await dependencies.memory_images.size_bytes(sandbox.id)
-    sandbox.deadline.extend(dependencies.policy.max_suspended_s)
-    sandbox.become(State.HIBERNATED)
-    # If this record cannot be saved, the next service finds the recorded intent and a complete image, and keeps the sandbox hibernated.
-    await dependencies.recorder.save_eventually(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
-    supervisor.release_memory(size_bytes)
-    _log.info("sandbox.hibernated", sandbox=sandbox.id, size_bytes=size_bytes)
+        return await dependencies.memory_images.size_bytes(sandbox.id)
 
 
 async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: bool = True) -> int:
@@ -160,6 +168,7 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
 
     Raises:
         UnsupportedError: The driver cannot write the memory of a sandbox.
+        UnavailableError: The node has no room for the headroom of the snapshot now; code ``busy``. Nothing was changed.
         SandlotError: The image cannot be written. The sandbox keeps its state.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
@@ -167,20 +176,20 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
     if sandbox.state is State.HIBERNATED:
         return await dependencies.memory_images.copy(dependencies.memory_images.image(sandbox.id), into)
     instance, was = sandbox.require_instance(), sandbox.state
-    await _intend(supervisor, State.SNAPSHOTTING)
-    try:
-        if was is State.PAUSED:
-            await driver_step("resume", instance.resume())
-        async with _armed(await _linked(supervisor), stays=was is State.PAUSED):
-            headroom = await instance.snapshot_headroom()
-            writing = instance.snapshot(into, keep_running=True, durable=durable, headroom_bytes=headroom.most_bytes)
-            return await driver_step("write", writing, WRITE_TIMEOUT_S)
-    finally:
-        if not supervisor.has_exited:
+    async with supervisor.allocation.headroom(await instance.snapshot_headroom()) as headroom_bytes:
+        await _intend(supervisor, State.SNAPSHOTTING)
+        try:
             if was is State.PAUSED:
-                await _pause_again(supervisor, instance)
-            else:
-                sandbox.become(was)
+                await driver_step("resume", instance.resume())
+            async with _armed(await _linked(supervisor), stays=was is State.PAUSED):
+                writing = instance.snapshot(into, keep_running=True, durable=durable, headroom_bytes=headroom_bytes)
+                return await driver_step("write", writing, WRITE_TIMEOUT_S)
+        finally:
+            if not supervisor.has_exited:
+                if was is State.PAUSED:
+                    await _pause_again(supervisor, instance)
+                else:
+                    sandbox.become(was)
 
 
 async def keep_hibernated(supervisor: SandboxSupervisor) -> None:

@@ -12,20 +12,21 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from sandlot.core.node.drivers import driver_step
-from sandlot.core.node.reservations import Reservation
+from sandlot.core.node.reservations import Purpose, Reservation
 from sandlot.core.node.start_steps import connect_guest
 from sandlot.core.ports import Clock, GuestLinkFactory
 from sandlot.link.client import Link
 from sandlot.link.services import Service
 from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError
-from sandlot.model.ports import Attachment, Driver, Exit, Instance, PreparedSandbox
+from sandlot.model.ports import Attachment, Driver, Exit, HeadroomRange, Instance, PreparedSandbox, Resources
 from sandlot.model.specs import SandboxSpec, Shape
 
 FIRST_PAUSE_S: Final = 1.0
@@ -55,7 +56,21 @@ class Allocation:
         failed: Event that is set when an attempt to remove the resources fails.
     """
 
-    __slots__ = ("_callbacks", "_clock", "_release", "_resource", "driver", "exited", "failed", "instance", "link", "reservation", "sandbox")
+    __slots__ = (
+        "_callbacks",
+        "_clock",
+        "_headroom",
+        "_release",
+        "_resource",
+        "_withdrawal",
+        "driver",
+        "exited",
+        "failed",
+        "instance",
+        "link",
+        "reservation",
+        "sandbox",
+    )
 
     def __init__(self, driver: Driver, reservation: Reservation, clock: Clock, sandbox: str) -> None:
         self.driver = driver
@@ -69,6 +84,9 @@ class Allocation:
         self._resource: PreparedSandbox | Instance | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._release: asyncio.Task[None] | None = None
+        self._headroom: list[Reservation] = []
+        self._withdrawal: asyncio.Task[None] | None = None
+        """Task that releases the reservations of headroom when the driver has withdrawn the headroom."""
 
     # Start ----------------------------------------------------------------------------------------------------------------
 
@@ -106,6 +124,7 @@ class Allocation:
         *,
         prepared: PreparedSandbox | None = None,
         check_end: Callable[[], None] = lambda: None,
+        is_template: bool = False,
     ) -> Instance:
         """Restore a sandbox from an image of memory and files.
 
@@ -118,27 +137,114 @@ class Allocation:
             volumes: Volumes of the sandbox, mounted on the host.
             prepared: Prepared sandbox without volumes, into which the image is restored. None: the driver prepares a sandbox.
             check_end: Function that raises an error if the end of the sandbox was requested. Called before each restore.
+            is_template: True for the image of a template snapshot, which contains no program of an owner. No headroom is reserved then, and the
+                method returns when the headroom is withdrawn. False: headroom is reserved until it is withdrawn.
+
+        Raises:
+            UnavailableError: The node has no room for the headroom now; code ``busy``.
         """
         if prepared is not None:
             self.take(prepared)
+        headroom = await self.driver.restore_headroom(image, spec.limits)
+        if is_template:
+            instance = await self._restore(image, shape, spec, volumes, prepared, check_end, headroom.most_bytes)
+            await driver_step("start", instance.wait_headroom_withdrawn())
+            return instance
+        async with self.headroom(headroom) as granted_bytes:
+            return await self._restore(image, shape, spec, volumes, prepared, check_end, granted_bytes)
+
+    async def _restore(
+        self,
+        image: Path,
+        shape: Shape,
+        spec: SandboxSpec,
+        volumes: Sequence[Attachment],
+        prepared: PreparedSandbox | None,
+        check_end: Callable[[], None],
+        headroom_bytes: int,
+    ) -> Instance:
+        if prepared is not None:
             try:
-                return await self._restore_into(prepared, image, spec, volumes, check_end)
+                return await self._restore_into(prepared, image, spec, volumes, check_end, headroom_bytes)
             except SandboxEndedError:
                 raise
             except SandlotError as error:
                 if error.code is not ErrorCode.SNAPSHOT_UNUSABLE:
                     raise
             await driver_step("remove", prepared.destroy())
-        return await self._restore_into(await self.prepare(shape, snapshot=image), image, spec, volumes, check_end)
+        return await self._restore_into(await self.prepare(shape, snapshot=image), image, spec, volumes, check_end, headroom_bytes)
 
     async def _restore_into(
-        self, prepared: PreparedSandbox, image: Path, spec: SandboxSpec, volumes: Sequence[Attachment], check_end: Callable[[], None]
+        self,
+        prepared: PreparedSandbox,
+        image: Path,
+        spec: SandboxSpec,
+        volumes: Sequence[Attachment],
+        check_end: Callable[[], None],
+        headroom_bytes: int,
     ) -> Instance:
         check_end()
         if volumes:
             await driver_step("attach a volume to", prepared.attach(volumes))
-        headroom = await self.driver.restore_headroom(image, spec.limits)
-        return self.take_instance(await driver_step("restore", prepared.restore(image, spec, headroom_bytes=headroom.most_bytes)))
+        return self.take_instance(await driver_step("restore", prepared.restore(image, spec, headroom_bytes=headroom_bytes)))
+
+    def adopt(self, instance: Instance) -> None:
+        """Take ownership of an instance of an earlier service, and reserve the headroom that the driver has not withdrawn yet."""
+        self.take_instance(instance)
+        if instance.headroom_bytes:
+            amount = Resources(memory_bytes=instance.headroom_bytes, disk_bytes=0, pids=0)
+            self._headroom.append(self.reservation.reservations.record(Purpose.HEADROOM, amount))
+            self._release_when_withdrawn()
+
+    @asynccontextmanager
+    async def headroom(self, needed: HeadroomRange, *, is_hibernation: bool = False) -> AsyncIterator[int]:
+        """Reserve headroom for the snapshot or restore in the body of the ``async with`` block, and provide the reserved amount in bytes.
+
+        The reservation is released when the driver has withdrawn the headroom, which may be later than the end of the block, or with the allocation.
+        Headroom that an earlier snapshot or restore has left counts.
+
+        Args:
+            needed: Headroom that the driver needs.
+            is_hibernation: True for a hibernation, which waits for the suspend reserve if the node is full.
+
+        Raises:
+            InvalidRequestError: The headroom can never fit on this node.
+            UnavailableError: The headroom does not fit now; code ``busy``.
+        """
+        if self._withdrawal is not None:
+            self._withdrawal.cancel()
+        if self.instance is not None and not self.instance.headroom_bytes:
+            self._release_headroom()
+        held_bytes = self._headroom_bytes()
+        more = HeadroomRange(max(0, needed.least_bytes - held_bytes), max(0, needed.most_bytes - held_bytes))
+        try:
+            if more.most_bytes:
+                reservations = self.reservation.reservations
+                reserve = reservations.reserve_for_hibernation if is_hibernation else reservations.reserve_headroom
+                self._headroom.append(await reserve(more))
+            yield self._headroom_bytes()
+        finally:
+            self._release_when_withdrawn()
+
+    def _headroom_bytes(self) -> int:
+        return sum(each.amount.memory_bytes for each in self._headroom)
+
+    def _release_when_withdrawn(self) -> None:
+        for each in self._headroom:
+            each.set_leaving(True)
+        if self.instance is None or not self.instance.headroom_bytes:
+            self._release_headroom()
+        else:
+            self._withdrawal = asyncio.create_task(self._wait_withdrawn(self.instance))
+
+    async def _wait_withdrawn(self, instance: Instance) -> None:
+        await instance.wait_headroom_withdrawn()
+        self._release_headroom()
+
+    def _release_headroom(self) -> None:
+        for each in self._headroom:
+            each.release()
+        self._headroom.clear()
 
     async def connect(self, link_factory: GuestLinkFactory, services: Mapping[str, Service]) -> Link:
         """Connect to the guest of the instance, and return the link. The caller sets :attr:`link`.
@@ -207,6 +313,9 @@ class Allocation:
         for callback in self._callbacks:
             callback()
         self._callbacks.clear()
+        if self._withdrawal is not None:
+            self._withdrawal.cancel()
+        self._release_headroom()
         self.reservation.release()
 
     async def _destroy(self, resource: PreparedSandbox | Instance) -> None:

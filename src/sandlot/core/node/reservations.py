@@ -14,6 +14,8 @@ Invariants:
 - Checking and reserving happen in one step without ``await``, so two requests never reserve the same resources.
 - During a resize the larger of the old and the new amount is reserved, for each resource separately. A failed resize
   that cannot be undone completely keeps what the sandbox may still use.
+- Headroom, the memory that a snapshot or restore uses above the limit of a sandbox, is reserved until the driver has withdrawn it. A hibernation is
+  never refused because the node's memory is full: the suspend reserve, which is not allocatable, is kept for it.
 - While less than half of a resource's reserve is free on the host, every request for more of that resource is refused,
   however little is reserved: other software runs on the host too.
 - An amount that can never fit is refused with ``invalid_request``. Whether an amount can fit depends on the size of the
@@ -39,7 +41,7 @@ from typing import Final
 from sandlot.core.ports import Clock
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, UnavailableError
-from sandlot.model.ports import HostReading, Resources
+from sandlot.model.ports import HeadroomRange, HostReading, Resources
 from sandlot.model.specs import GIB, MIB, Limits
 
 READING_MAX_AGE_S: Final = 1.0
@@ -85,6 +87,7 @@ class OvercommitConfig:
         memory_reserve_bytes: Memory kept for the host and the service, before the ratio. None: the default, see ``RESERVE_DIVISOR``.
         disk_reserve_bytes: Disk space kept for the host and the service, before the ratio. None: the default.
         pids_reserve: Tasks kept for the host and the service, before the ratio. None: the default.
+        suspend_reserve_bytes: Memory kept for hibernations, before the ratio; see :meth:`Reservations.reserve_for_hibernation`.
     """
 
     memory_ratio: float = 1.0
@@ -93,6 +96,7 @@ class OvercommitConfig:
     memory_reserve_bytes: int | None = None
     disk_reserve_bytes: int | None = None
     pids_reserve: int | None = None
+    suspend_reserve_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ def allocatable(reading: HostReading, overcommit: OvercommitConfig) -> Resources
     """Return the maximum total of all reservations at present."""
     kept = host_reserve(reading, overcommit)
     return Resources(
-        memory_bytes=_scaled(reading.total.memory_bytes - kept.memory_bytes, overcommit.memory_ratio),
+        memory_bytes=_scaled(reading.total.memory_bytes - kept.memory_bytes - overcommit.suspend_reserve_bytes, overcommit.memory_ratio),
         # Sandbox disks are sparse files: space that sandboxes have written is not free on the host, but reservations cover it.
         disk_bytes=_scaled(reading.free.disk_bytes + reading.sandbox_disk_bytes - kept.disk_bytes, overcommit.disk_ratio),
         pids=_scaled(reading.total.pids - kept.pids, overcommit.pids_ratio),
@@ -276,27 +280,32 @@ class Purpose(StrEnum):
     VOLUME = "volume"
     SNAPSHOT = "snapshot"
     """Disk space of a snapshot while it is written."""
+    HEADROOM = "headroom"
+    """Memory above a sandbox's limit, for the snapshot or restore of the sandbox."""
 
 
 class Reservation:
     """Resources that are reserved on this node. :class:`Reservations` makes reservations.
 
     Attributes:
+        reservations: All reservations of the node.
         purpose: Purpose of the reservation.
         amount: Reserved resources.
         owner: Owner of the sandbox; None for a reservation of the node itself.
         limits: Limits that count against the owner's quota and as one of the service's sandboxes. None: the reservation counts as no sandbox.
+        is_set_aside: True if the amount is the suspend reserve, which is not allocatable and therefore not part of the sum of all reservations.
         is_leaving: True while the resources are being removed from the host, so that they are expected to be free soon.
     """
 
-    __slots__ = ("_reservations", "amount", "is_leaving", "limits", "owner", "purpose")
+    __slots__ = ("amount", "is_leaving", "is_set_aside", "limits", "owner", "purpose", "reservations")
 
     def __init__(self, reservations: Reservations, purpose: Purpose, amount: Resources, owner: OwnerId | None, limits: Limits | None) -> None:
-        self._reservations = reservations
+        self.reservations = reservations
         self.purpose = purpose
         self.amount = amount
         self.owner = owner
         self.limits = limits
+        self.is_set_aside = False
         self.is_leaving = False
 
     def claim(self, owner: OwnerId, limits: Limits, amount: Resources) -> None:
@@ -317,12 +326,12 @@ class Reservation:
     def record_limits(self, limits: Limits, amount: Resources) -> None:
         """Reserve what a sandbox with these limits can use. Nothing is checked, because the limits are in force already."""
         self.limits, self.amount = limits, amount
-        self._reservations.notify()
+        self.reservations.notify()
 
     def set_leaving(self, leaving: bool) -> None:  # noqa: FBT001 - the argument is the new value of `is_leaving`
         """Set :attr:`is_leaving`, and let requests that wait for room check again."""
         self.is_leaving = leaving
-        self._reservations.notify()
+        self.reservations.notify()
 
     @contextmanager
     def resize(self, target: Resources, limits: Limits, reading: HostReading) -> Iterator[Resize]:
@@ -342,7 +351,7 @@ class Reservation:
             UnavailableError: The target does not fit now (``busy``).
             InternalError: The reservation was released.
         """
-        self._reservations.check_resize(self, target, reading)
+        self.reservations.check_resize(self, target, reading)
         resize, after = Resize(), (self.amount, self.limits)
         self.amount, self.limits = combine(max, self.amount, target), largest_limits(self.limits or limits, limits)
         try:
@@ -350,11 +359,11 @@ class Reservation:
             after = target, limits
         finally:
             self.amount, self.limits = resize.actual or after
-            self._reservations.notify()
+            self.reservations.notify()
 
     def release(self) -> None:
         """Release the reservation, whose resources have all been freed. Idempotent."""
-        self._reservations.forget(self)
+        self.reservations.forget(self)
 
 
 class Resize:
@@ -388,6 +397,8 @@ class Reservations:
         self._reading: asyncio.Task[HostReading] | None = None
         self._changed = asyncio.Event()
         """Set, and replaced by a new event, when a reservation is released or changes."""
+        self._suspending: Reservation | None = None
+        """Reservation of the hibernation that uses the suspend reserve."""
         self._evict_next: Callable[[], Reservation | None] = lambda: None
 
     def evict_with(self, evict_next: Callable[[], Reservation | None]) -> None:
@@ -492,8 +503,11 @@ class Reservations:
             UnavailableError: The amount does not fit now (``busy``).
         """
         # An amount that can never fit must not get the retryable error of check_pressure, so check_available comes first.
-        check_available(needed, [each.amount for each in self._all if each not in ignoring], reading, self._overcommit)
+        check_available(needed, self._amounts(ignoring), reading, self._overcommit)
         check_pressure(needed, reading, self._overcommit)
+
+    def _amounts(self, ignoring: Collection[Reservation] = ()) -> list[Resources]:
+        return [each.amount for each in self._all if not each.is_set_aside and each not in ignoring]
 
     def check_feasible(self, needed: Resources, reading: HostReading) -> None:
         """Refuse an amount that can never fit; see :func:`check_feasible`."""
@@ -553,10 +567,48 @@ class Reservations:
         self._all[reservation] = None
         return reservation
 
+    async def reserve_headroom(self, needed: HeadroomRange) -> Reservation:
+        """Reserve memory for a snapshot or restore: as much of the range as fits. Warm sandboxes are evicted only for the least amount.
+
+        Raises:
+            InvalidRequestError: The least amount can never fit on this node.
+            UnavailableError: The least amount does not fit now (``busy``).
+        """
+        least, reading = _memory(needed.least_bytes), await self.read_host()
+        if not self.fits(least, reading):
+            reading = await self.make_room(least)
+        left_bytes = allocatable(reading, self._overcommit).memory_bytes - combine(sum, *self._amounts()).memory_bytes
+        amount = _memory(max(needed.least_bytes, min(needed.most_bytes, left_bytes)))
+        return self.reserve(Purpose.HEADROOM, amount if self.fits(amount, reading) else least, reading)
+
+    async def reserve_for_hibernation(self, needed: HeadroomRange) -> Reservation:
+        """Reserve memory for a hibernation, which is not refused because the node is full: a hibernation frees memory.
+
+        If the least amount does not fit, the hibernation uses the suspend reserve, which is kept for this. One hibernation at a time uses the
+        reserve; the next one waits until the reservation of the first is released.
+
+        Raises:
+            InvalidRequestError: The least amount can never fit on this node and exceeds the suspend reserve.
+            UnavailableError: The least amount does not fit now and exceeds the suspend reserve (``busy``).
+        """
+        try:
+            return await self.reserve_headroom(needed)
+        except (InvalidRequestError, UnavailableError):
+            if needed.least_bytes > self._overcommit.suspend_reserve_bytes:
+                raise
+        while self._suspending is not None:
+            await self._changed.wait()
+        amount = _memory(min(needed.most_bytes, self._overcommit.suspend_reserve_bytes))
+        self._suspending = self.record(Purpose.HEADROOM, amount)
+        self._suspending.is_set_aside = True
+        return self._suspending
+
     def forget(self, reservation: Reservation) -> None:
         """Remove a reservation; see :meth:`Reservation.release`."""
         if reservation in self._all:
             del self._all[reservation]
+            if reservation is self._suspending:
+                self._suspending = None
             self.notify()
 
     def notify(self) -> None:
@@ -586,7 +638,7 @@ class Reservations:
             HostError: The host cannot be read.
         """
         sandboxes = sum(1 for each in self._all if each.purpose in {Purpose.SANDBOX, Purpose.POOL})
-        return node_capacity([each.amount for each in self._all], sandboxes, await self.read_host(), self._overcommit)
+        return node_capacity(self._amounts(), sandboxes, await self.read_host(), self._overcommit)
 
     async def _refresh(self) -> HostReading:
         try:
@@ -601,6 +653,10 @@ class Reservations:
             return reading
         finally:
             self._reading = None
+
+
+def _memory(memory_bytes: int) -> Resources:
+    return Resources(memory_bytes=memory_bytes, disk_bytes=0, pids=0)
 
 
 def largest_limits(one: Limits, other: Limits) -> Limits:

@@ -110,7 +110,7 @@ class WarmSandboxFactory:
         Raises:
             SandlotError: The sandbox could not be restored.
         """
-        await allocation.restore(image, self.shape, self._sandbox_spec(id_))
+        await allocation.restore(image, self.shape, self._sandbox_spec(id_), is_template=True)
         warm = await self._connect(allocation, id_, snapshot_key)
         if not warm.link.asleep:
             raise HostError(

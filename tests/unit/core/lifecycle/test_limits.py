@@ -288,7 +288,7 @@ class TestAFullNode:
     @pytest.fixture
     async def at(self, tmp_path: Path) -> AsyncIterator[Bench]:
         has = replace(BOUNDLESS.total, memory_bytes=4 * GIB)
-        settings = Settings(memory_reserve_bytes=0)
+        settings = Settings(memory_reserve_bytes=0, suspend_reserve=0)
         async with bench(tmp_path, settings, read_host=lambda: HostReading(total=has, free=has, sandbox_disk_bytes=0)) as here:
             yield here
 
