@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sandlot.model.states import LIFECYCLE, State, is_terminal, is_transient
+from sandlot.model.states import LIFECYCLE, State, is_terminal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 
@@ -45,7 +45,7 @@ def _successors(state: State) -> list[State]:
 def _kind(state: State) -> str:
     if is_terminal(state):
         return "terminal"
-    return "transient" if is_transient(state) else "lasting"
+    return "transient" if LIFECYCLE[state].transient else "lasting"
 
 
 def main(arguments: list[str]) -> int:

@@ -90,7 +90,8 @@ class SandboxManager:
                 await self._keep_without_driver(record)
             else:
                 self._recover(self._registry.revive(record))
-        self._tasks.spawn(recovery.sweep_leftovers(self._registry.live(), self._lifecycle.drivers.values(), kept))
+        for driver in self._lifecycle.drivers.values():
+            self._tasks.spawn(recovery.sweep_hourly(self._registry.live(), driver, kept, self._lifecycle.clock))
         self._tasks.spawn(IdleMonitor(self._registry, self._lifecycle.clock).run())
         return self._registry.count
 

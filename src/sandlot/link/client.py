@@ -81,11 +81,6 @@ class Link:
         return self._session.transport.connection.asleep
 
     @property
-    def generation(self) -> int:
-        """Generation of the protocol that the guest speaks."""
-        return self._session.transport.connection.generation
-
-    @property
     def closed(self) -> bool:
         """True if the link has ended."""
         return self._session.transport.closed.done()

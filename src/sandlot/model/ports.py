@@ -509,6 +509,9 @@ class Driver(Protocol):
     async def sweep(self, keep: Collection[str]) -> int:
         """Remove all sandboxes of this node except those in use by this driver object, and return the number of removed sandboxes.
 
+        The service calls this method once it has adopted the sandboxes of its records, and then every hour, while it makes and removes sandboxes. A
+        sandbox is in use from the beginning of ``prepare`` or ``adopt`` until it is destroyed, or until the driver gives up its removal.
+
         Args:
             keep: References of further sandboxes that are not removed.
         """

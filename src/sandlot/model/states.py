@@ -103,8 +103,3 @@ def can_become(current: State, later: State) -> bool:
 def is_terminal(state: State) -> bool:
     """Return whether a sandbox in this state has ended."""
     return not LIFECYCLE[state].successors
-
-
-def is_transient(state: State) -> bool:
-    """Return whether the service is working on a sandbox in this state."""
-    return LIFECYCLE[state].transient

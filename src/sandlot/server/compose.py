@@ -481,6 +481,7 @@ def _build_snapshots(storage: _Storage, records: _Records, resources: _Resources
         drivers=resources.drivers,
         templates=resources.templates,
         reservations=resources.reservations,
+        api_keys=records.api_keys,
         events=records.events,
         clock=storage.clock,
         node=storage.node,

@@ -33,7 +33,6 @@ async def test_guest_is_woken_after_the_handshake() -> None:
 
     async with linked({"guest.info": info}, asleep=True) as (link, peer):
         assert state(link) == "asleep"
-        assert link.generation == 1
         with pytest.raises(UnavailableError, match="suspended"):
             await link.info()
         assert await wake(link) == "/usr/bin/python3"

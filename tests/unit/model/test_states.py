@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.model.states import LIFECYCLE, Recovery, State, can_become, can_follow, is_terminal, is_transient
+from sandlot.model.states import LIFECYCLE, Recovery, State, can_become, can_follow, is_terminal
 
 
 def test_every_state_has_a_row() -> None:
@@ -26,15 +26,15 @@ def test_stopped_and_failed_are_terminal() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_names_of_transient_states_end_in_ing(state: State) -> None:
-    assert is_transient(state) == (state.endswith("ing") and state is not State.RUNNING)
+    assert LIFECYCLE[state].transient == (state.endswith("ing") and state is not State.RUNNING)
 
 
-@pytest.mark.parametrize("state", [state for state in State if is_transient(state)])
+@pytest.mark.parametrize("state", [state for state in State if LIFECYCLE[state].transient])
 def test_transient_state_has_a_successor_for_success_and_for_failure(state: State) -> None:
     assert len(LIFECYCLE[state].successors) >= 2
 
 
-@pytest.mark.parametrize("state", [state for state in State if not is_transient(state) and not is_terminal(state)])
+@pytest.mark.parametrize("state", [state for state in State if not LIFECYCLE[state].transient and not is_terminal(state)])
 def test_lasting_state_can_be_stopped(state: State) -> None:
     assert can_follow(state, State.STOPPING)
 

@@ -3,7 +3,8 @@
 Invariants:
 - A key has 256 random bits and is shown once, when it is created. The store has only the SHA-256 of the key. A slow hash is not needed, because
   256 random bits cannot be guessed.
-- A key is verified without reading the database. The verification takes the same time for every key, valid or not.
+- A key is verified without reading the database: it is looked up by its SHA-256. The time of a lookup reveals at most bits of the digest of the
+  presented secret, from which no valid key can be computed.
 - When this service creates or revokes a key, the change takes effect at once. When another process does this, the change takes effect here within a
   second, after the next read of the store. While the store does not respond, the keys of the last successful read stay valid.
 - Revoking a key ends everything that was opened with it: requests in progress, streams, terminals. Only the request that revokes the key
@@ -15,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import hmac
 import math
 import re
 import secrets
@@ -90,8 +90,8 @@ class ApiKeys:
     def __init__(self, table: KeyRepository, clock: Clock) -> None:
         self._table = table
         self._clock = clock
-        self._known: tuple[tuple[bytes, Principal], ...] = ()
-        self._quotas: dict[OwnerId, Quota] = {}
+        self._by_digest: dict[bytes, Principal] = {}
+        self._by_owner: dict[OwnerId, Principal] = {}
         self._changes = 0
         """Number of changes that this service has made."""
         self._requests = ActiveRequests()
@@ -131,8 +131,7 @@ class ApiKeys:
         )
         await self._table.add(record)
         self._changes += 1
-        self._known = (*self._known, (bytes.fromhex(record.sha256), _principal(record)))
-        self._quotas[record.id] = given
+        self._by_digest[_digest(secret)] = self._by_owner[record.id] = _principal(record)
         return record, secret
 
     async def list(self) -> Sequence[KeyRecord]:
@@ -153,25 +152,20 @@ class ApiKeys:
                 fields={"key": name_or_id[:64]},
             )
         self._changes += 1
-        self._known = tuple(known for known in self._known if known[1].owner != gone.id)
-        self._quotas.pop(gone.id, None)
+        self._by_digest.pop(bytes.fromhex(gone.sha256), None)
+        self._by_owner.pop(gone.id, None)
         self._requests.end(gone.id)
         return gone
 
     def verify(self, secret: str) -> Principal | None:
         """Return the principal of a secret, or None if no valid key has this secret. Reads no database."""
-        digest = _digest(secret)
-        found: Principal | None = None
-        for sha256, principal in self._known:  # compare all keys, so that the time does not reveal which key matches
-            if hmac.compare_digest(sha256, digest):
-                found = principal
-        return found
+        return self._by_digest.get(_digest(secret))
 
     def principal_of(self, owner: OwnerId) -> Principal | None:
         """Return the principal of an owner; the owner may be the operator of this machine. Return None if the owner's key was revoked."""
         if owner == LOCAL:
             return OPERATOR
-        return next((principal for _, principal in self._known if principal.owner == owner), None)
+        return self._by_owner.get(owner)
 
     def quota_of(self, owner: OwnerId) -> Quota:
         """Return the quota of an owner.
@@ -179,7 +173,8 @@ class ApiKeys:
         The operator of this machine has no limits. An owner whose key was revoked has no limits either, because only an operator can start anything
         for this owner.
         """
-        return self._quotas.get(owner, UNBOUNDED)
+        principal = self._by_owner.get(owner)
+        return UNBOUNDED if principal is None else principal.quota
 
     async def refresh(self) -> None:
         """Read the valid keys from the store."""
@@ -187,10 +182,10 @@ class ApiKeys:
         records = await self._table.list()
         if changes != self._changes:
             return  # this service changed a key during the read, and the result may be older than the change
-        before = {principal.owner for _, principal in self._known}
-        self._known = tuple((bytes.fromhex(record.sha256), _principal(record)) for record in records)
-        self._quotas = {record.id: record.quota for record in records}
-        for owner in before - self._quotas.keys():
+        before = self._by_owner.keys()
+        self._by_digest = {bytes.fromhex(record.sha256): _principal(record) for record in records}
+        self._by_owner = {principal.owner: principal for principal in self._by_digest.values()}
+        for owner in before - self._by_owner.keys():
             self._requests.end(owner)
 
     async def run(self) -> None:

@@ -26,6 +26,7 @@ from sandlot.core.lifecycle import mounts, suspend
 from sandlot.core.lifecycle.start import reconnect_guest, wait_first_response
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, state_after
 from sandlot.core.node.drivers import driver_step
+from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import NotFoundError, SandlotError
 from sandlot.model.ports import Driver, Exit, ExitReason, Instance
@@ -36,7 +37,10 @@ TRIES = 3
 PAUSE_S = 0.5
 """Seconds between two attempts to adopt an instance, if the first attempt failed although the instance exists."""
 
-SWEEP_PAUSE_S = 60.0
+SWEEP_INTERVAL_S = 3600.0
+"""Seconds between two sweeps of a driver."""
+SWEEP_RETRY_S = 60.0
+"""Seconds until a failed sweep is repeated."""
 
 CLIENT_LOST = "the service that created it for a one-shot run ended"
 ENDED_UNATTENDED = "it ended while no service ran"
@@ -121,25 +125,29 @@ async def _keep_hibernated(supervisor: SandboxSupervisor) -> None:
     supervisor.sandbox.tasks.spawn(supervisor.dependencies.recorder.save_eventually(supervisor.sandbox, "sandbox.adopted"))
 
 
-async def sweep_leftovers(sandboxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collection[str]) -> None:
-    """Wait until all recoveries have ended, then remove the resources of earlier services that no sandbox uses.
+async def sweep_hourly(sandboxes: Iterable[Sandbox], driver: Driver, kept: Collection[str], clock: Clock) -> None:
+    """Remove the resources of one driver that no sandbox uses, once all recoveries have ended and then every hour, until cancelled.
+
+    These are resources of earlier services, and resources that the driver could not release before. The driver itself spares what it holds.
 
     Args:
         sandboxes: Sandboxes that are being recovered.
-        drivers: Drivers whose resources are removed.
+        driver: Driver whose resources are removed.
         kept: References of instances that are not removed although no sandbox of this service has them.
+        clock: Clock of the service.
     """
     await asyncio.gather(*(sandbox.recovered.wait() for sandbox in sandboxes))
     while True:
+        pause_s = SWEEP_INTERVAL_S
         try:
-            swept = sum([await driver.sweep(keep=kept) for driver in drivers])
+            swept = await driver.sweep(keep=kept)
         except Exception:  # noqa: BLE001 - the sweep is repeated, and the resources do no harm meanwhile
-            _log.exception("leftover_sandboxes.not_removed", next_try_s=SWEEP_PAUSE_S)
-            await asyncio.sleep(SWEEP_PAUSE_S)
+            pause_s = SWEEP_RETRY_S
+            _log.exception("leftover_sandboxes.not_removed", driver=driver.name, next_try_s=pause_s)
         else:
             if swept:
-                _log.info("leftover_sandboxes.removed", count=swept)
-            return
+                _log.info("leftover_sandboxes.removed", driver=driver.name, count=swept)
+        await clock.sleep_until(clock.monotonic_s() + pause_s)
 
 
 async def _adopt(supervisor: SandboxSupervisor) -> Instance:

@@ -47,10 +47,9 @@ class MonthlyExecutionCounter:
         self._table = table
         self._clock = clock
         self._quota_of = quota_of
-        # Each of these counters maps (month, owner) to a number of executions. A month is written as in the store: 2026-11.
+        # Each of the two counters maps (month, owner) to a number of executions. A month is written as in the store: 2026-11.
         self._used: Counter[tuple[str, OwnerId]] = Counter()  # all executions that this node knows of
-        self._begun: Counter[tuple[str, OwnerId]] = Counter()  # executions that are not in the store yet
-        self._writing: Counter[tuple[str, OwnerId]] = Counter()  # executions that are being written, or that the store refused
+        self._pending: Counter[tuple[str, OwnerId]] = Counter()  # executions that are not in the store yet
         self.writer = WriteBehind(self._write_pending, refresh_s=REFRESH_S)
 
     async def refresh(self) -> None:
@@ -58,8 +57,7 @@ class MonthlyExecutionCounter:
         month = f"{self._clock.now():{_MONTH}}"
         stored = await self._table.monthly_counts(month)
         self._used = Counter({(month, owner): number for owner, number in stored.items()})
-        for pending in (self._begun, self._writing):
-            self._used.update(pending)  # adds the numbers
+        self._used.update(self._pending)  # adds the numbers
 
     def used(self, owner: OwnerId) -> int:
         """Return the number of executions that an owner has started this month."""
@@ -94,29 +92,29 @@ class MonthlyExecutionCounter:
         self.check(owner)
         counted = f"{self._clock.now():{_MONTH}}", owner
         self._used[counted] += 1
-        self._begun[counted] += 1
+        self._pending[counted] += 1
         try:
             yield
         except BaseException:
             self._used[counted] -= 1
-            self._begun[counted] -= 1
+            self._pending[counted] -= 1  # negative if the execution was written meanwhile
             raise
         finally:
             self.writer.changed.set()
 
     async def _write_pending(self) -> bool:
-        self._writing.update(self._begun)  # adds the numbers; a number is negative if an execution was written and then could not start
-        self._begun = Counter()
         try:
-            for month in sorted({month for month, _ in self._writing}):
-                counts = {owner: number for (of, owner), number in self._writing.items() if of == month}
+            for month in sorted({month for month, _ in self._pending}):
+                counts = {owner: number for (of, owner), number in self._pending.items() if of == month}
                 if more := {owner: number for owner, number in counts.items() if number}:
                     await self._table.add_monthly_counts(month, more)
-                for owner in counts:
-                    del self._writing[month, owner]
+                for owner, number in counts.items():
+                    self._pending[month, owner] -= number
+                    if not self._pending[month, owner]:
+                        del self._pending[month, owner]
             await self.refresh()
         except SandlotError as error:
-            _log.warning("execution_counts.not_written", error=error.message, owners=len(self._writing))
+            _log.warning("execution_counts.not_written", error=error.message, owners=len(self._pending))
             return False
         return True
 

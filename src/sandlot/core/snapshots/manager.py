@@ -7,7 +7,8 @@ Invariants:
 - A snapshot does not depend on its sandbox, which may change or end.
 - A memory snapshot is verified once, after the response to its creation (:mod:`sandlot.core.snapshots.verify`).
 - A deletion removes the record at once. The folder is removed as soon as no sandbox is starting from the snapshot.
-- A snapshot belongs to the owner of its sandbox. The quota of the caller limits the creation of snapshots.
+- A snapshot belongs to the owner of its sandbox. The quota of the caller limits the creation of snapshots, and the quota of the owner limits the
+  files that are packed later.
 - The creation of a snapshot continues if its client disconnects. The client can repeat the request with its idempotency key, or list the snapshots.
 """
 
@@ -23,6 +24,7 @@ from typing import Any, Final
 import structlog
 
 from sandlot.core.access import quotas
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.access.idempotency import IdempotencyKey, request_digest
 from sandlot.core.admission import NAME, CreateSandboxParams
 from sandlot.core.concurrency import KeyedLock, TaskSet
@@ -41,7 +43,7 @@ from sandlot.core.scheduler import StartSourceConstraints
 from sandlot.core.snapshots import restore, writer
 from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.verify import SnapshotVerifier
-from sandlot.model.access import OwnerId, Principal
+from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import SNAPSHOT_ID, NodeId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Change
@@ -66,6 +68,7 @@ class SnapshotManager:
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of this node.
+        api_keys: API keys, with the quotas of their owners.
         events: Event feed, which is notified after an event is committed.
         clock: Clock of the service.
         node: Id of this node.
@@ -74,7 +77,7 @@ class SnapshotManager:
         verifier: Verifies new snapshots in the background.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each argument is a part of the service
         self,
         *,
         manager: SandboxManager,
@@ -84,6 +87,7 @@ class SnapshotManager:
         drivers: Drivers,
         templates: Templates,
         reservations: Reservations,
+        api_keys: ApiKeys,
         events: EventFeed,
         clock: Clock,
         node: NodeId,
@@ -96,6 +100,7 @@ class SnapshotManager:
         self._drivers = drivers
         self._templates = templates
         self._reservations = reservations
+        self._api_keys = api_keys
         self._events = events
         self._key_locks = KeyedLock()
         """Locks by owner and idempotency key."""
@@ -279,10 +284,27 @@ class SnapshotManager:
         setup = [functools.partial(overlay.apply_overlay, file=self._images.layer(record.id))]
         return StartSource([BootStart()], StartSourceConstraints(plan.spec, restored=plan.restored), setup=setup)
 
-    async def save_verified(self, record: SnapshotRecord) -> None:
-        """Save the result of a verification, unless the snapshot was deleted meanwhile."""
-        event = self._event("snapshot.unusable", record, reason=record.problem) if record.problem else None
-        if await self._table.update(record, event) and event is not None:
+    async def check_layer_quota(self, record: SnapshotRecord) -> None:
+        """Refuse to pack the files of a snapshot whose owner has used up the quota.
+
+        Raises:
+            LimitError: The quota is used up (``quota_exceeded``).
+        """
+        await self._check_quota(self._api_keys.quota_of(record.owner), record.owner)
+
+    async def save_layer(self, record: SnapshotRecord, size_bytes: int) -> None:
+        """Record that the files of a snapshot were packed, unless the snapshot was deleted.
+
+        Raises:
+            LimitError: The packed files would exceed the quota of the snapshot's owner (``quota_exceeded``). Nothing is recorded.
+        """
+        async with self._admission_lock:
+            await self._check_quota(self._api_keys.quota_of(record.owner), record.owner, size_bytes)
+            await self._table.update(replace(record, layer=True, size_bytes=record.size_bytes + size_bytes))
+
+    async def save_problem(self, record: SnapshotRecord) -> None:
+        """Save the problem of a snapshot that cannot be restored, unless the snapshot was deleted."""
+        if await self._table.update(record, self._event("snapshot.unusable", record, reason=record.problem)):
             self._events.notify(record.owner)
 
     @asynccontextmanager
@@ -346,10 +368,10 @@ class SnapshotManager:
         try:
             async with writer.reserve_disk(self._reservations, sandbox, kind), pin_mounts(sandbox):
                 size_bytes, spec = await self._write(sandbox, intent), _current_spec(sandbox)
-            count, total_bytes = await self._table.totals(sandbox.owner)
-            quotas.check_stored(principal.quota, "snapshot", count - 1, total_bytes, size_bytes)
             done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)
-            await self._table.update(done, self._event("snapshot.created", done, size_bytes=size_bytes))
+            async with self._admission_lock:
+                await self._check_quota(principal.quota, sandbox.owner, size_bytes)
+                await self._table.update(done, self._event("snapshot.created", done, size_bytes=size_bytes))
         except BaseException:
             await self._discard(intent)
             raise
@@ -358,6 +380,11 @@ class SnapshotManager:
         if kind is SnapshotKind.MEMORY:
             self.verifier.submit(done.id)
         return done
+
+    async def _check_quota(self, quota: Quota, owner: OwnerId, more_bytes: int = 0) -> None:
+        """Refuse more bytes for a snapshot that is already among the owner's snapshots."""
+        count, total_bytes = await self._table.totals(owner)
+        quotas.check_stored(quota, "snapshot", count - 1, total_bytes, more_bytes)
 
     async def _write(self, sandbox: Sandbox, record: SnapshotRecord) -> int:
         into = await self._images.make(record.id)

@@ -9,6 +9,8 @@ Invariants:
 - One snapshot is verified at a time.
 - No warm sandbox is evicted for a verification. If there is no room, the verification is tried again after ``PAUSE_S`` seconds.
 - If a snapshot is deleted, its verification ends at once.
+- The packed files of a snapshot count against the quota of its owner. Files that exceed the quota are removed, and the snapshot has only its memory.
+  The next service tries to pack them again.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.restore import MEMORY
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, LimitError, SandlotError, UnavailableError
 from sandlot.model.ids import SnapshotId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import SnapshotRecord
@@ -76,8 +78,24 @@ class VerifiableSnapshots(Protocol):
         """
         ...
 
-    async def save_verified(self, record: SnapshotRecord) -> None:
-        """Save the result of a verification, unless the snapshot was deleted."""
+    async def check_layer_quota(self, record: SnapshotRecord) -> None:
+        """Refuse to pack the files of a snapshot whose owner has used up the quota.
+
+        Raises:
+            LimitError: The quota is used up (``quota_exceeded``).
+        """
+        ...
+
+    async def save_layer(self, record: SnapshotRecord, size_bytes: int) -> None:
+        """Record that the files of a snapshot were packed, unless the snapshot was deleted.
+
+        Raises:
+            LimitError: The packed files would exceed the quota of the snapshot's owner (``quota_exceeded``). Nothing is recorded.
+        """
+        ...
+
+    async def save_problem(self, record: SnapshotRecord) -> None:
+        """Save the problem of a snapshot that cannot be restored, unless the snapshot was deleted."""
         ...
 
 
@@ -156,7 +174,7 @@ class SnapshotVerifier:
             if record is None:
                 return
             try:
-                verified = await self._verify(record)
+                await self._verify(record)
             except SandlotError as error:
                 if error.code in _STOPPING or await self._snapshots.current(snapshot) is None:
                     return  # the service is stopping and the next service verifies the snapshot, or the snapshot was deleted
@@ -170,11 +188,11 @@ class SnapshotVerifier:
                     self.submit(snapshot, tries if is_temporary else tries - 1)
                     return
                 _log.error("snapshot.unusable", snapshot=snapshot, error=str(error))
-                verified = replace(record, problem=f"it could not be restored when it was verified: {error.message}")
-            await self._snapshots.save_verified(verified)
+                problem = f"it could not be restored when it was verified: {error.message}"
+                await self._snapshots.save_problem(replace(record, problem=problem))
 
-    async def _verify(self, record: SnapshotRecord) -> SnapshotRecord:
-        """Restore a snapshot once, pack its files, and return its updated record.
+    async def _verify(self, record: SnapshotRecord) -> None:
+        """Restore a snapshot once, and pack its files if the quota of its owner allows them.
 
         Raises:
             SandlotError: The snapshot could not be restored, or there is no room for the sandbox now.
@@ -182,9 +200,9 @@ class SnapshotVerifier:
         try:
             source = await self._snapshots.start_source(record)
         except ConflictError:
-            return record  # no restore is needed to see that the snapshot is unusable; requests that use the snapshot get this error
+            return  # no restore is needed to see that the snapshot is unusable; requests that use the snapshot get this error
         if source.constraints.restored != MEMORY:
-            return record
+            return
         await self._check_room(record)
         params = CreateSandboxParams(
             limits=record.spec.limits,
@@ -196,19 +214,26 @@ class SnapshotVerifier:
         sandbox = await self._manager.create(params, OPERATOR, source=source)
         self._running = record.id, sandbox
         try:
-            layer = self._images.layer(record.id)
-            base = await self._templates.resolve_for(sandbox.spec)
-            size_bytes = await overlay.pack_overlay(sandbox, layer, base.root.path)
+            await self._pack_files(record, sandbox)
         except SandlotError as error:
             # The memory was restored, so the snapshot is usable. Only the files could not be packed.
-            if error.code in _TEMPORARY | _STOPPING:
+            if error.code in (_TEMPORARY | _STOPPING) - {ErrorCode.QUOTA_EXCEEDED}:
                 raise
             _log.warning("snapshot.files_not_packed", snapshot=record.id, error=str(error))
-            return record
         finally:
             self._running = None
             sandbox.request_end(Exit(ExitReason.KILLED, "the verification of the snapshot is done"))
-        return replace(record, layer=True, size_bytes=record.size_bytes + size_bytes)
+
+    async def _pack_files(self, record: SnapshotRecord, sandbox: Sandbox) -> None:
+        layer = self._images.layer(record.id)
+        await self._snapshots.check_layer_quota(record)
+        base = await self._templates.resolve_for(sandbox.spec)
+        size_bytes = await overlay.pack_overlay(sandbox, layer, base.root.path)
+        try:
+            await self._snapshots.save_layer(record, size_bytes)
+        except LimitError:
+            await asyncio.to_thread(layer.unlink, missing_ok=True)
+            raise
 
     async def _check_room(self, record: SnapshotRecord) -> None:
         """Refuse a verification for which warm sandboxes would have to be evicted.

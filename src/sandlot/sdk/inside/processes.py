@@ -18,7 +18,7 @@ class ProcessInfo:
         pid: Its process id inside the sandbox.
         argv: Program and arguments.
         running: Whether it lives.
-        exit_code: As in :class:`CommandResult`, once it ended.
+        exit_code: As in :class:`~sandlot.sdk.results.CommandResult`, once it ended.
         reason: Why it ended.
         duration_s: Seconds that it ran, so far.
         pty: Whether it runs on a terminal.

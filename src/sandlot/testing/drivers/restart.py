@@ -87,6 +87,26 @@ class RestartSuite:
         assert await driver.sweep(keep=()) == 0
         await asyncio.gather(*(each.destroy() for each in booted))
 
+    async def test_sweep_spares_sandboxes_that_are_being_made(self, harness: DriverHarness) -> None:
+        driver, swept = harness.new_driver(), [0]
+
+        async def sweep_again_and_again() -> None:
+            while True:
+                swept.append(await driver.sweep(keep=()))
+
+        sweeping = asyncio.create_task(sweep_again_and_again())
+        try:
+            booted = await asyncio.gather(*(harness.boot(driver) for _ in range(3)))
+        finally:
+            sweeping.cancel()
+            await asyncio.wait({sweeping})
+        assert sweeping.cancelled()
+        assert sum(swept) == 0
+        for instance in booted:
+            async with connect_sandbox(instance) as sandbox:
+                assert (await sandbox.run("echo", "spared")).stdout == "spared\n"
+        await asyncio.gather(*(instance.destroy() for instance in booted))
+
     async def test_sweep_touches_nothing_of_another_node(self, harness: DriverHarness) -> None:
         other = replace(harness, node=new_node_id())
         async with harness.sandbox() as sandbox:

@@ -413,6 +413,10 @@ class MemoryDriver:
         """Simulate a restart of the service: no sandbox counts as in use afterwards, so ``adopt`` and ``sweep`` find all sandboxes."""
         self._in_use.clear()
 
+    def abandon(self, ref: str) -> None:
+        """Simulate a driver that has given up the removal of a sandbox: the next :meth:`sweep` finds the sandbox."""
+        self._in_use.discard(ref)
+
     def guest(self, ref: str) -> MemoryGuest:
         """Return the guest of a live sandbox."""
         return next(instance.guest for instance in self.instances if instance.ref == ref)
@@ -470,7 +474,9 @@ class MemoryDriver:
         raise NotFoundError(f"There is no live sandbox with the reference {ref}.", code=ErrorCode.SANDBOX_NOT_FOUND)
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Destroy the sandboxes that were neither prepared nor adopted since the last :meth:`restart`, and return their number.
+        """Destroy the sandboxes that are not in use, and return their number.
+
+        A sandbox is in use from :meth:`prepare` or :meth:`adopt` to the next :meth:`restart` or :meth:`abandon`.
 
         Args:
             keep: References of sandboxes that must not be destroyed.

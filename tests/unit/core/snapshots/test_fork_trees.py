@@ -1,6 +1,6 @@
 """Trees of forks are found from any of their members, also if members are no longer remembered.
 
-``test_fork_batches.py`` has trees whose members are all remembered.
+``test_forks.py`` has trees whose members are all remembered.
 """
 
 from __future__ import annotations

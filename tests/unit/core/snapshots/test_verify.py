@@ -10,15 +10,19 @@ import pytest
 import structlog
 
 from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.files import overlay
 from sandlot.core.pools.models import PoolSizes
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots import verify
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import MIB, Limits
+from sandlot.model.states import State
 from tests.support.node import Node, NodeState, open_node, settled
 from tests.support.service import detach_when_announced
+from tests.unit.core.pools.test_manager import new_key
 
 LIMITS = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
 SMALL = replace(LIMITS, memory_bytes=128 * MIB)
@@ -98,3 +102,76 @@ async def test_snapshot_is_marked_after_its_third_failed_restore(node: Node) -> 
 
 async def test_snapshot_that_can_be_restored_the_third_time_is_not_marked(node: Node) -> None:
     assert await fail_restores(node, 2) == ""
+
+
+# Quotas ---------------------------------------------------------------------------------------------------------------
+
+PACKED_BYTES = MIB
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The overlays that were packed. The scripted guest packs no files, so each overlay has ``PACKED_BYTES`` of zeros."""
+    layers: list[Path] = []
+
+    async def pack(_sandbox: Sandbox, layer: Path, _base: Path) -> int:
+        layers.append(layer)
+        layer.write_bytes(bytes(PACKED_BYTES))  # noqa: ASYNC240 - a short write
+        return PACKED_BYTES
+
+    monkeypatch.setattr(overlay, "pack_overlay", pack)
+    return layers
+
+
+async def verified_snapshot(node: Node, principal: Principal) -> SnapshotRecord:
+    """Take a snapshot of a new sandbox, and wait until the snapshot is verified."""
+    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", limits=SMALL), principal)
+    snapshot = await node.core.snapshots.create(sandbox.id, principal)
+    await node.core.snapshots.verifier.idle.wait()
+    return await node.core.snapshots.get(snapshot.id, principal)
+
+
+async def test_packed_files_count_against_the_quota(node: Node, packed: list[Path]) -> None:
+    anne = await new_key(node, "anne", snapshot_bytes=2 * PACKED_BYTES)
+
+    snapshot = await verified_snapshot(node, anne)
+
+    assert (snapshot.layer, len(packed)) == (True, 1)
+    assert await node.core.snapshots.totals(anne) == (1, snapshot.size_bytes)
+    assert snapshot.size_bytes > PACKED_BYTES
+
+
+async def test_packed_files_that_exceed_the_quota_are_removed_and_the_memory_stays_usable(node: Node, packed: list[Path]) -> None:
+    anne = await new_key(node, "anne", snapshot_bytes=PACKED_BYTES)
+
+    snapshot = await verified_snapshot(node, anne)
+
+    assert (snapshot.layer, snapshot.problem) == (False, "")
+    assert [layer.exists() for layer in packed] == [False]
+    _, total_bytes = await node.core.snapshots.totals(anne)
+    assert total_bytes == snapshot.size_bytes <= PACKED_BYTES
+    copy = await node.core.snapshots.create_sandbox(CreateSandboxParams(template="base", snapshot=snapshot.id, limits=SMALL), anne)
+    assert (copy.state, copy.spec.restored) == (State.RUNNING, "memory")
+
+
+async def test_files_are_not_packed_while_the_quota_is_used_up(node: Node, packed: list[Path]) -> None:
+    probe = await verified_snapshot(node, OPERATOR)
+    anne = await new_key(node, "anne", snapshot_bytes=probe.size_bytes - PACKED_BYTES)  # exactly the memory
+
+    snapshot = await verified_snapshot(node, anne)
+
+    assert (snapshot.layer, snapshot.problem, len(packed)) == (False, "", 1)
+
+
+async def test_next_service_packs_the_files_that_exceeded_the_quota(tmp_path: Path, packed: list[Path]) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state) as node:
+        anne = await new_key(node, "anne", snapshot_bytes=PACKED_BYTES + PACKED_BYTES // 2)
+        extra, snapshot = [await verified_snapshot(node, anne) for _ in range(2)]
+        assert (extra.layer, snapshot.layer) == (True, False)
+        await node.core.snapshots.delete(extra.id, anne)
+
+    async with open_node(state) as node:
+        await node.core.snapshots.verifier.idle.wait()
+        assert (await node.core.snapshots.get(snapshot.id, anne)).layer
+    assert packed[-1].name == packed[-2].name

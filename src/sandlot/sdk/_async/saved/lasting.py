@@ -81,7 +81,7 @@ class AsyncLasting(AsyncCoding, ABC):
             name: What to call it: unique among your snapshots; by default nothing, and its id finds it.
             kind: ``memory`` (memory and files: what is started from it goes on in the middle of everything) or ``files`` (what is started from
                 it boots, and finds the files).
-            idempotency_key: As in :meth:`create`.
+            idempotency_key: As in ``AsyncSandbox.create``.
 
         Raises:
             SandboxEndedError: It has ended.
@@ -113,7 +113,7 @@ class AsyncLasting(AsyncCoding, ABC):
             envs: Added to its environment, for what is started in the forks.
             timeout: Seconds until they end, by default its own.
             share_volumes: Whether they share the volumes that it writes to; without it such a fork is refused. Read-only ones are shared.
-            idempotency_key: As in :meth:`create`.
+            idempotency_key: As in ``AsyncSandbox.create``.
 
         Returns:
             They: always a list, also of one.
