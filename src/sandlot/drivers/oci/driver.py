@@ -232,7 +232,12 @@ class OciDriver:
             raise _not_alive_error(ref)
         resources.record = record
         instance = OciInstance(resources, record, started, self._runtime, partial(self._builds.get, record.runtime_sha256))
-        await instance.recover()
+        try:
+            await instance.recover()
+        except BaseException:
+            instance.abandon()
+            self._forget(ref)
+            raise
         return instance
 
     async def sweep(self, keep: Collection[str]) -> int:

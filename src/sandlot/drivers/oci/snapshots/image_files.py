@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 
 from sandlot.drivers.oci.snapshots import manifest as manifests
+from sandlot.drivers.oci.snapshots import memory_index
 from sandlot.drivers.oci.snapshots.manifest import Manifest
 from sandlot.host.durable import fsync_files, fsync_folder
 from sandlot.model.errors import ConflictError
@@ -54,6 +55,29 @@ def state_bytes(image: Path) -> int:
         return (image / STATE).stat().st_size
     except OSError:
         return 0
+
+
+def check_memory(image: Path) -> bool:
+    """Check that the memory of a snapshot is as long as its index says. Blocks. Return False if the format of the index is not known.
+
+    Raises:
+        OSError: A file cannot be read, or the memory is too short or too long.
+    """
+    try:
+        expected = memory_index.memory_bytes((image / MEMORY_INDEX).read_bytes())
+    except FileNotFoundError:
+        return False
+    found = (image / MEMORY).stat().st_size
+    if expected not in {None, found}:
+        raise OSError(errno.EIO, f"the runtime wrote {found} bytes of {MEMORY} instead of {expected}")
+    return expected is not None
+
+
+def drop_cache(image: Path) -> None:
+    """Drop the page cache of a snapshot whose files are synced. The cache counts against the memory limit of the sandbox. Blocks."""
+    for file in image.iterdir():
+        with file.open("rb") as content:
+            os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def finish(image: Path, manifest: Manifest, into: Path, *, durable: bool) -> int:
