@@ -26,6 +26,7 @@ from sandlot.model.errors import InternalError, NotFoundError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 from sandlot.testing.drivers.leftovers import leftovers
+from tests.unit.drivers.oci.snapshots.test_memory_index import index
 
 LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
 
@@ -162,8 +163,12 @@ async def test_adoption_that_failed_can_be_repeated(settings: DriverSettings, ad
 
 async def test_headroom_of_a_restore_grows_with_the_objects_of_the_snapshot(settings: DriverSettings, tmp_path: Path) -> None:
     empty = await driver(settings).restore_headroom(tmp_path, LIMITS)
-    with (tmp_path / "checkpoint.img").open("wb") as state:
-        state.truncate(100 * MIB)
+    assert (empty.least_bytes, empty.most_bytes) == (16 * MIB, 256 * MIB)
+    for name, size in (("checkpoint.img", 100 * MIB), ("pages.img", 500 * MIB)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    (tmp_path / "pages_meta.img").write_bytes(index((50 * MIB,), (450 * MIB,)))
     full = await driver(settings).restore_headroom(tmp_path, LIMITS)
-    assert empty.least_bytes < 100 * MIB < full.least_bytes <= full.most_bytes
-    assert empty.most_bytes == 256 * MIB
+    assert 200 * MIB < full.least_bytes < 300 * MIB
+    (tmp_path / "pages_meta.img").write_bytes(b"of another release")
+    assert (await driver(settings).restore_headroom(tmp_path, LIMITS)).least_bytes == full.least_bytes + 450 * MIB

@@ -49,12 +49,16 @@ def sizes(image: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in image.iterdir()}
 
 
-def state_bytes(image: Path) -> int:
-    """Return the size of the objects of runsc's kernel in a snapshot, in bytes; 0 if the file is missing. Blocks for microseconds."""
+def restore_bytes(image: Path) -> tuple[int, int]:
+    """Return the size of the objects of runsc's kernel in a snapshot, and the memory of the tenant's programs, in bytes. Blocks for a millisecond.
+
+    If the format of the index is not known, the memory contains the files of the sandbox as well. For an incomplete snapshot, both are 0.
+    """
     try:
-        return (image / STATE).stat().st_size
+        committed = memory_index.committed_bytes((image / MEMORY_INDEX).read_bytes())
+        return (image / STATE).stat().st_size, committed[0] if committed else (image / MEMORY).stat().st_size
     except OSError:
-        return 0
+        return 0, 0
 
 
 def check_memory(image: Path) -> bool:
@@ -64,13 +68,15 @@ def check_memory(image: Path) -> bool:
         OSError: A file cannot be read, or the memory is too short or too long.
     """
     try:
-        expected = memory_index.memory_bytes((image / MEMORY_INDEX).read_bytes())
+        committed = memory_index.committed_bytes((image / MEMORY_INDEX).read_bytes())
     except FileNotFoundError:
         return False
-    found = (image / MEMORY).stat().st_size
-    if expected not in {None, found}:
+    if committed is None:
+        return False
+    found, expected = (image / MEMORY).stat().st_size, sum(committed)
+    if found != expected:
         raise OSError(errno.EIO, f"the runtime wrote {found} bytes of {MEMORY} instead of {expected}")
-    return expected is not None
+    return True
 
 
 def drop_cache(image: Path) -> None:

@@ -29,8 +29,10 @@ _END_OF_SECTION = re.compile(_NUMBER + _NUMBER + _HEADER + rb"((?s:.*?))(?=" + _
 """The two numbers, the header of the chunks, and everything until the next object: the chunks and the list of lengths."""
 
 
-def memory_bytes(index: bytes) -> int | None:
-    """Return the length that ``pages.img`` must have, in bytes. Return None if the format of the index is not known.
+def committed_bytes(index: bytes) -> tuple[int, ...] | None:
+    """Return the bytes that each memory file has in ``pages.img``, the tenant's programs first. The length of ``pages.img`` is their sum.
+
+    Return None if the format of the index is not known.
 
     Args:
         index: Content of ``pages_meta.img``.
@@ -38,13 +40,10 @@ def memory_bytes(index: bytes) -> int | None:
     sections = list(_END_OF_SECTION.finditer(index))
     if not sections or len(sections) != index.count(_SECTION):
         return None
-    total = 0
-    for section in sections:
-        committed = _number(section[1] or b"\0")
-        if not _ends_with_lengths(section[3], committed):
-            return None
-        total += committed
-    return total
+    committed = tuple(_number(section[1] or b"\0") for section in sections)
+    if not all(_ends_with_lengths(section[3], total) for section, total in zip(sections, committed, strict=True)):
+        return None
+    return committed
 
 
 def _ends_with_lengths(text: bytes, total: int) -> bool:
