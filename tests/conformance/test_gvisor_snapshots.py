@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -11,8 +12,9 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +24,12 @@ from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
 from sandlot.drivers.oci.paths import SandboxFolder, runtimes_folder, sandboxes_folder
 from sandlot.drivers.oci.probe import PROBE_LIMITS, make_tiny_root
 from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime, content_sha256
+from sandlot.drivers.oci.snapshots import image_files
+from sandlot.drivers.oci.snapshots.command_line import CliEngine
 from sandlot.drivers.oci.snapshots.control_socket import ControlEngine
 from sandlot.drivers.registry import DriverSettings
 from sandlot.images.store import ImageStore, cache_from
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver, ExitReason, Instance
 from sandlot.model.specs import MIB, Limits, ProcessSpec, User
@@ -35,6 +39,20 @@ from tests.support import oldrunsc
 from tests.support.onhost import group, processes, status
 
 Locate = Callable[[], Program]
+_MANY_FILES = "import os, sys\nos.makedirs('/home/user/many')\nfor n in range(int(sys.argv[1])): open(f'/home/user/many/{n}', 'w').write('x' * 200)"
+_GRAB = """
+import os, time
+held = [os.urandom(1 << 20) * 150]
+print("held", flush=True)
+last = time.monotonic()
+while time.monotonic() - last < 0.1:
+    last = time.monotonic()
+    time.sleep(0.01)
+while len(held) < 250:
+    held.append(os.urandom(1 << 20))
+time.sleep(600)
+"""
+"""Hold 150 MiB, notice the stop of time of a snapshot, and take 250 MiB more at once."""
 _HOLD = "import os, sys, time\nheld = os.urandom(1 << 20) * int(sys.argv[1])\nprint('held', flush=True)\ntime.sleep(600)"
 
 
@@ -236,6 +254,65 @@ async def test_what_the_runtime_refuses_leaves_the_sandbox_as_it_was(harness: Dr
         folder = SandboxFolder(sandboxes_folder(harness.data_dir) / source.instance.ref)
         assert not folder.image.exists()
         assert not folder.refreeze.exists()
+
+
+async def test_snapshot_whose_memory_the_runtime_truncated_is_refused_and_the_sandbox_continues(
+    harness: DriverHarness, engine: Locate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = OciDriver("gvisor", DriverSettings(harness.node, harness.data_dir), Runsc(engine))
+
+    def truncating(save: Callable[[Any, RunningOciRuntime, Path], Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+        async def save_less(self: object, running: RunningOciRuntime, image: Path) -> None:
+            await save(self, running, image)
+            os.truncate(image / "pages.img", (image / "pages.img").stat().st_size - MIB)
+
+        return save_less
+
+    async with harness.sandbox(driver) as source:
+        await source.run("sh", "-c", "echo kept > /home/user/file")
+        with monkeypatch.context() as patched:
+            for each in (ControlEngine, CliEngine):
+                patched.setattr(each, "save", truncating(each.save))
+            for keep_running in (True, False):
+                with pytest.raises(HostError, match=r"bytes of pages\.img instead of .*The sandbox continues"):
+                    await take_snapshot(source.instance, place(harness), keep_running=keep_running)
+                assert not place(harness).exists()
+                assert (await source.run("cat", "/home/user/file")).stdout == "kept\n"
+        await source.link.checkpoint(armed=True)
+        await take_snapshot(source.instance, place(harness), keep_running=False)
+    assert image_files.check_memory(place(harness)), "this release's format is known"
+
+
+async def test_second_snapshot_right_after_the_first_has_its_own_headroom(harness: DriverHarness) -> None:
+    limits, driver = dataclasses.replace(SMALL_LIMITS, disk_bytes=256 * MIB), harness.new_driver()
+    async with harness.sandbox(driver, limits) as source:
+        made = await source.python(_MANY_FILES, "25000")
+        assert made.exit_code == 0, made.stderr
+        for name in ("first", "second"):
+            await source.link.checkpoint(armed=True)
+            await take_snapshot(source.instance, place(harness, name), keep_running=True)
+            await source.link.checkpoint(armed=False)
+        assert (await source.run("sh", "-c", "ls /home/user/many | wc -l")).stdout == "25000\n"
+    instance = await restore(harness, driver, place(harness, "second"), limits)
+    async with connect_sandbox(instance, limits) as sandbox:
+        assert (await sandbox.run("sh", "-c", "ls /home/user/many | wc -l")).stdout == "25000\n"
+    await instance.destroy()
+
+
+async def test_tenant_that_takes_the_headroom_of_a_snapshot_keeps_no_more_than_it_has(harness: DriverHarness) -> None:
+    driver = harness.new_driver()
+    async with harness.sandbox(driver) as source:
+        hold = await source.link.processes.start(ProcessSpec(argv=("python3", "-c", _GRAB), user=User.ROOT, cwd="/", timeout_s=None))
+        async for _ in hold:
+            break
+        await source.link.checkpoint(armed=True)
+        with contextlib.suppress(SandboxEndedError):  # the tenant took more than there was
+            await take_snapshot(source.instance, place(harness), keep_running=True)
+        steps = [source.instance.headroom_bytes]
+        for _ in range(100):
+            await asyncio.sleep(0.02)
+            steps.append(source.instance.headroom_bytes)
+        assert steps == sorted(steps, reverse=True)
 
 
 async def test_a_snapshot_may_appear_on_another_file_system(harness: DriverHarness, small_disk: Path) -> None:

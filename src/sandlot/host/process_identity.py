@@ -16,6 +16,10 @@ from pathlib import Path
 
 _START_FIELD = 22
 """Number of the field of ``/proc/PID/stat`` with the start time, counted from 1."""
+_FLAGS_FIELD = 9
+"""Number of the field of ``/proc/PID/stat`` with the flags of the process, counted from 1."""
+_EXITING = 0x4
+"""PF_EXITING in the kernel's ``include/linux/sched.h``."""
 _NAME_FIELDS = 2
 """Number of fields of ``/proc/PID/stat`` up to the name of the program, which may contain spaces and parentheses."""
 
@@ -47,6 +51,33 @@ def read_start(stat: str) -> int:
         return int(fields[_START_FIELD - _NAME_FIELDS - 1])
     except IndexError:
         raise ValueError(f"text of /proc/PID/stat without a start time: {stat!r}") from None
+
+
+def is_exiting(stat: str) -> bool:
+    """Return whether the kernel is ending a process or has ended it.
+
+    Such a process has begun to close its files, but a pidfd reports its end only later: the kernel first frees the memory, which takes a while.
+
+    Args:
+        stat: Text of ``/proc/PID/stat``.
+
+    Raises:
+        ValueError: The text has no field with the flags.
+    """
+    fields = stat.rpartition(")")[2].split()
+    try:
+        return bool(int(fields[_FLAGS_FIELD - _NAME_FIELDS - 1]) & _EXITING)
+    except IndexError:
+        raise ValueError(f"text of /proc/PID/stat without flags: {stat!r}") from None
+
+
+def is_ending(identity: Identity) -> bool:
+    """Return whether a process has ended or is ending. It does not run any more."""
+    try:
+        stat = Path(f"/proc/{identity.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return read_start(stat) != identity.start_ticks or is_exiting(stat)
+    except (OSError, ValueError):
+        return True
 
 
 def identify(pid: int) -> Identity | None:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from sandlot.host.cgroup_layout import GroupLimits, Hierarchy, Layout
-from sandlot.host.cgroups import Cgroup, detect_layout, group_names
+from sandlot.host.cgroups import Cgroup, GroupMemory, detect_layout, group_names
 from sandlot.model.errors import ConflictError, HostError
 from sandlot.model.ids import new_node_id
 
@@ -115,6 +115,24 @@ def test_failed_change_is_undone(group: Cgroup, tmp_path: Path) -> None:
         gone.change(LIMITS)
 
 
+def test_limit_is_lowered_to_the_memory_in_use_and_never_raised(group: Cgroup) -> None:
+    group.create(GroupLimits(memory_bytes=256 << 20, cpus=1, pids=50))
+    holds = f"{ENTER}\nheld = bytearray(b'x' * (100 << 20))\nprint('ok', flush=True)\nsys.stdin.read()"
+    holder = subprocess.Popen(["python3", "-c", holds, *map(str, group.entry_files)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.read(6) == b"in\nok\n"
+    assert group.memory().anonymous_bytes > 100 << 20
+    first = group.lower_memory(64 << 20, 16 << 20)
+    assert group.charged_bytes() < first < 160 << 20
+    assert first == group.memory_limit()
+    assert group.lower_memory(64 << 20, 64 << 20) == first
+    assert holder.poll() is None
+    holder.communicate()
+    while group.charged_bytes() > 64 << 20:
+        time.sleep(0.001)
+    assert group.lower_memory(64 << 20, 16 << 20) == 64 << 20
+
+
 def test_groups_of_one_parent_are_created_and_removed_concurrently() -> None:
     layout, node = detect_layout(), new_node_id()
     names = [PurePosixPath(f"/sandlot/{node}/{node}-{letter * 16}") for letter in "abcd"]
@@ -202,6 +220,29 @@ class TestVersion2:
         assert (leaf / "memory.max").read_text() == "100003840\n"
         assert (leaf / "memory.high").read_text().startswith("max")
         assert (leaf / "cpu.max").read_text().startswith("70000 100000")
+
+    def test_limit_follows_what_the_kernel_reclaims(self, group: Cgroup, leaf: Path) -> None:
+        (leaf / "memory.max").write_text("900000000")
+        (leaf / "memory.high").write_text("max      ")
+        (leaf / "memory.current").write_text("700000000")
+        assert group.lower_memory(500000000, 100) == 700000100
+        assert (leaf / "memory.high").read_text() == "500000000", "the kernel reclaims while the group runs"
+        (leaf / "memory.current").write_text("800000000")
+        assert group.lower_memory(500000000, 100) == 700000100
+        (leaf / "memory.current").write_text("500000000")
+        assert group.lower_memory(500000000, 100) == 500000000
+        assert (leaf / "memory.high").read_text().startswith("max")
+
+    def test_change_can_leave_the_memory_as_it_is(self, group: Cgroup, leaf: Path) -> None:
+        (leaf / "memory.max").write_text("900000000")
+        (leaf / "memory.high").write_text("500000000")
+        group.change(GroupLimits(memory_bytes=500000000, cpus=0.7, pids=60), keep_memory=True)
+        assert (leaf / "memory.max").read_text() == "900000000"
+        assert (leaf / "memory.high").read_text() == "500000000"
+        assert (leaf / "cpu.max").read_text().startswith("70000 100000")
+
+    def test_memory_by_kind(self, group: Cgroup) -> None:
+        assert group.memory() == GroupMemory(charged_bytes=5000, anonymous_bytes=5, shared_bytes=0)
 
     def test_usage_and_kills(self, group: Cgroup, leaf: Path) -> None:
         used = group.usage()

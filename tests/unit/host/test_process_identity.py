@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host.process_identity import Identity, identify, open_process, read_start, wait_ended, wait_ended_within
+from sandlot.host.process_identity import Identity, identify, is_ending, is_exiting, open_process, read_start, wait_ended, wait_ended_within
 
 
 @pytest.fixture
@@ -27,6 +27,22 @@ def test_start_time_is_parsed_behind_any_name() -> None:
     for nonsense in ("", "17", "17 (sh) S 1 2"):
         with pytest.raises(ValueError, match="without a start time"):
             read_start(nonsense)
+
+
+def test_process_is_ending_as_soon_as_the_kernel_ends_it(child: subprocess.Popen[bytes]) -> None:
+    who = identify(child.pid)
+    assert who is not None
+    assert not is_ending(who)
+    assert is_ending(Identity(child.pid, who.start_ticks - 1)), "another process had this pid"
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert is_ending(who), "it is a zombie"
+    child.wait()
+    assert is_ending(who)
+    assert is_exiting("17 (a b) c) (d) R 1 17 17 0 -1 4194308 1")
+    assert not is_exiting("17 (a b) c) (d) R 1 17 17 0 -1 4194304 1")
+    with pytest.raises(ValueError, match="without flags"):
+        is_exiting("17 (sh) S 1 2")
 
 
 def test_identity_is_pid_and_start_time(child: subprocess.Popen[bytes]) -> None:

@@ -200,8 +200,8 @@ class OciDriver:
 
     async def restore_headroom(self, snapshot: Path, limits: Limits) -> HeadroomRange:
         """Return the headroom for a restore of a snapshot. A missing snapshot counts as an empty one."""
-        state_bytes = await run_blocking(image_files.state_bytes, snapshot)
-        return self._runtime.restore_headroom(state_bytes, self._runtime.group_limits(limits).memory_bytes)
+        state_bytes, memory_bytes = await run_blocking(image_files.restore_bytes, snapshot)
+        return self._runtime.restore_headroom(state_bytes, memory_bytes, self._runtime.group_limits(limits).memory_bytes)
 
     async def adopt(self, ref: str) -> Instance:
         """Take over a live sandbox after a restart of the service.
@@ -232,7 +232,12 @@ class OciDriver:
             raise _not_alive_error(ref)
         resources.record = record
         instance = OciInstance(resources, record, started, self._runtime, partial(self._builds.get, record.runtime_sha256))
-        await instance.recover()
+        try:
+            await instance.recover()
+        except BaseException:
+            instance.abandon()
+            self._forget(ref)
+            raise
         return instance
 
     async def sweep(self, keep: Collection[str]) -> int:

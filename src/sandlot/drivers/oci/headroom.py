@@ -28,8 +28,10 @@ from sandlot.model.errors import InternalError, SandlotError
 
 _log = logging.getLogger(__name__)
 
-RETRY_PAUSES_S: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0)
-"""Pauses between the attempts to lower the limits again. gVisor's kernel is a Go program, which returns unneeded memory every two minutes."""
+RETRY_PAUSES_S: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0, 60.0, 60.0)
+"""Pauses between the attempts to lower the limits again, 411 s in all. gVisor's kernel is a Go program, which collects garbage at least every two
+minutes, and returns the memory after the second collection: an idle sandbox with 100,000 files went from 878 to 235 MiB 240 to 260 s after a
+snapshot."""
 SLACK_BYTES: Final = 16 * 1024 * 1024
 """Memory that a sandbox may use in addition to what it uses already, while its limit is lowered. With less, gVisor's collector could not run, and the
 kernel would end sandboxes that only need some time."""

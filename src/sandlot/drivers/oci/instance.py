@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import select
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +26,7 @@ from sandlot.host.blocking import finished, run_blocking
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.launcher import Started
 from sandlot.host.link_pipes import PipeStream
-from sandlot.host.process_identity import Identity, open_process, wait_ended, wait_ended_within
+from sandlot.host.process_identity import is_ending, open_process, wait_ended, wait_ended_within
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import ByteStream, Change, DriverCapability, Exit, HeadroomRange, Usage
 from sandlot.model.specs import MAX_PIDS, MIN_PIDS, Limits
@@ -169,6 +168,11 @@ class OciInstance:
             with contextlib.suppress(SandlotError, OSError, ValueError):  # the sandbox has ended meanwhile, or the host's disk is full
                 await run_blocking(self._record_actual_limits)
 
+    def abandon(self) -> None:
+        """Stop watching the sandbox, which is not adopted after all. The sandbox stays as it is."""
+        self._end.cancel()
+        self._resources.headroom.cancel()
+
     async def pause(self) -> None:
         """Freeze all processes of the sandbox, including the runtime's, and return when all are frozen.
 
@@ -252,7 +256,7 @@ class OciInstance:
             try:
                 size = await take_snapshot(self._resources, running, engine, self._record, request)
             except (EngineError, OSError) as error:
-                if _has_ended(self._started.sandbox) or self._resources.is_releasing():
+                if is_ending(self._started.sandbox) or self._resources.is_releasing():
                     raise await self._ended_error() from error
                 raise snapshot_error(error) from error
             if not request.keep_running:
@@ -289,7 +293,7 @@ class OciInstance:
 
     async def destroy(self) -> None:
         """End the sandbox and release all its resources on the host. Idempotent; continues if the caller is cancelled."""
-        if _has_ended(self._started.sandbox):
+        if is_ending(self._started.sandbox):
             # If the sandbox ended by itself a moment ago, read the reason before its files are removed.
             await self.wait()
         if self._stream is not None:
@@ -388,13 +392,3 @@ def snapshot_error(error: Exception) -> SandlotError:
         hint="Run `sandlot doctor` to see what the host lacks.",
         fields=fields,
     )
-
-
-def _has_ended(identity: Identity) -> bool:
-    handle = open_process(identity)
-    if handle is None:
-        return True
-    try:
-        return bool(select.select([handle], [], [], 0)[0])
-    finally:
-        os.close(handle)

@@ -192,11 +192,12 @@ class Runtime(Protocol):
         """
         ...
 
-    def restore_headroom(self, state_bytes: int, limit_bytes: int) -> HeadroomRange:
+    def restore_headroom(self, state_bytes: int, memory_bytes: int, limit_bytes: int) -> HeadroomRange:
         """Return the headroom for a restore. Pure.
 
         Args:
-            state_bytes: Size of the file with the objects of the runtime's kernel, in bytes.
+            state_bytes: Size of the objects of the runtime's kernel in the snapshot, in bytes.
+            memory_bytes: Memory of the tenant's programs in the snapshot, in bytes.
             limit_bytes: Memory limit of the sandbox's control group, without headroom.
         """
         ...

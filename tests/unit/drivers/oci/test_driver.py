@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sandlot.drivers.oci import record as records
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.host_resources import SandboxHostResources
+from sandlot.drivers.oci.instance import OciInstance
 from sandlot.drivers.oci.paths import SandboxFolder, new_ref, node_group
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Program, content_sha256
@@ -24,6 +26,7 @@ from sandlot.model.errors import InternalError, NotFoundError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 from sandlot.testing.drivers.leftovers import leftovers
+from tests.unit.drivers.oci.snapshots.test_memory_index import index
 
 LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
 
@@ -114,21 +117,58 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         started.kill()
 
 
-async def test_sandbox_is_adopted_only_if_its_record_says_boot(settings: DriverSettings, process: subprocess.Popen[bytes]) -> None:
+@pytest.fixture
+async def adoptable(settings: DriverSettings, process: subprocess.Popen[bytes]) -> AsyncIterator[str]:
+    """Ref of a sandbox that an earlier service has left. Its process is not gVisor's."""
     ref = stray(settings, folder=True, group=True)
     folder, group = SandboxFolder(settings.data_dir / "sandboxes" / ref), Cgroup(detect_layout(), node_group(settings.node) / ref)
     for each in group.folders:
         (each / "cgroup.procs").write_text(str(process.pid))
-    try:
-        identity = identify(process.pid)
-        assert identity is not None
-        folder.live.write_text(f"{identity.pid} {identity.start_ticks} " * 2)
-        record = Record(ref, Step.PREPARE, "gvisor", "/usr/bin/runsc", "0" * 64, "0", LIMITS)
-        for step in (Step.PREPARE, Step.DESTROY):
-            records.write(folder.record, replace(record, step=step))
-            with pytest.raises(NotFoundError):
-                await driver(settings).adopt(ref)
-        records.write(folder.record, replace(record, step=Step.BOOT))
-        await (await driver(settings).adopt(ref)).destroy()
-    finally:
-        await driver(settings).sweep(keep=())
+    identity = identify(process.pid)
+    assert identity is not None
+    folder.live.write_text(f"{identity.pid} {identity.start_ticks} " * 2)
+    records.write(folder.record, Record(ref, Step.BOOT, "gvisor", "/usr/bin/runsc", "0" * 64, "0", LIMITS))
+    yield ref
+    await driver(settings).sweep(keep=())
+
+
+async def test_sandbox_is_adopted_only_if_its_record_says_boot(settings: DriverSettings, adoptable: str) -> None:
+    file = SandboxFolder(settings.data_dir / "sandboxes" / adoptable).record
+    record = records.read(file)
+    assert record is not None
+    for step in (Step.PREPARE, Step.DESTROY):
+        records.write(file, replace(record, step=step))
+        with pytest.raises(NotFoundError):
+            await driver(settings).adopt(adoptable)
+    records.write(file, record)
+    await (await driver(settings).adopt(adoptable)).destroy()
+
+
+async def test_adoption_that_failed_can_be_repeated(settings: DriverSettings, adoptable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failures = OciInstance.recover, [OSError(errno.EIO, "Input/output error")]
+
+    async def recover(self: OciInstance) -> None:
+        if failures:
+            raise failures.pop()
+        await real(self)
+
+    monkeypatch.setattr(OciInstance, "recover", recover)
+    adopting = driver(settings)
+    with pytest.raises(OSError, match="Input/output"):
+        await adopting.adopt(adoptable)
+    instance = await adopting.adopt(adoptable)
+    assert instance.ref == adoptable
+    await instance.destroy()
+
+
+async def test_headroom_of_a_restore_grows_with_the_objects_of_the_snapshot(settings: DriverSettings, tmp_path: Path) -> None:
+    empty = await driver(settings).restore_headroom(tmp_path, LIMITS)
+    assert (empty.least_bytes, empty.most_bytes) == (16 * MIB, 256 * MIB)
+    for name, size in (("checkpoint.img", 100 * MIB), ("pages.img", 500 * MIB)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    (tmp_path / "pages_meta.img").write_bytes(index((50 * MIB,), (450 * MIB,)))
+    full = await driver(settings).restore_headroom(tmp_path, LIMITS)
+    assert 200 * MIB < full.least_bytes < 300 * MIB
+    (tmp_path / "pages_meta.img").write_bytes(b"of another release")
+    assert (await driver(settings).restore_headroom(tmp_path, LIMITS)).least_bytes == full.least_bytes + 450 * MIB

@@ -104,7 +104,7 @@ class Crun:
         """Return an empty range, because crun does not support snapshots."""
         return HeadroomRange()
 
-    def restore_headroom(self, state_bytes: int, limit_bytes: int) -> HeadroomRange:  # noqa: ARG002 - part of the interface
+    def restore_headroom(self, state_bytes: int, memory_bytes: int, limit_bytes: int) -> HeadroomRange:  # noqa: ARG002 - part of the interface
         """Return an empty range, because crun does not support snapshots."""
         return HeadroomRange()
 

@@ -1,8 +1,18 @@
 """Headroom that gVisor's kernel needs to write and read a snapshot. Pure.
 
-gVisor's kernel has 2.6 to 2.9 KiB of objects on its heap for each file of the sandbox. To save or restore these objects, it allocates as much
-again or twice as much: 86 MiB became 232 MiB with 25,000 files, and 275 MiB became 918 MiB with 100,000 files. For 100 processes it takes 96 MiB
-more, and 6 MiB for a shell. All figures were measured with runsc 20240729.
+gVisor's kernel is a Go program with 2.9 KiB of live objects for each file of the sandbox. A save allocates about 6 KiB more for each file. Part of it
+stays as garbage until the next collection, at most two minutes later. Measured with runsc 20240729, heap with the processes' own 16 MiB:
+
+=======  ===================  ==================  ==================  =====================
+files    heap before a save   peak of the save    peak of a restore   objects in the image
+=======  ===================  ==================  ==================  =====================
+25,000   80 to 86 MiB         229 to 245 MiB      115 to 130 MiB      30 MiB
+50,000   140 MiB              444 MiB
+100,000  290 to 313 MiB       878 to 937 MiB      446 to 471 MiB      125 MiB
+=======  ===================  ==================  ==================  =====================
+
+The kernel can reclaim the page cache of the image, so with little room a save takes hardly longer. After a save, the heap contains garbage, and the
+next save takes less than these figures say. How much of the heap is garbage cannot be seen from outside.
 """
 
 from __future__ import annotations
@@ -11,29 +21,44 @@ from typing import Final
 
 from sandlot.host.cgroups import GroupMemory
 from sandlot.model.ports import HeadroomRange
+from sandlot.model.specs import MIB
 
-_BASE_BYTES: Final = 32 * 1024 * 1024
-"""Memory for a snapshot or restore of a small sandbox."""
-_MOST_BYTES: Final = 256 * 1024 * 1024
-"""Most headroom of a small sandbox. The page cache of the snapshot counts against the limit as well, and too little room for it costs time."""
-_SNAPSHOT_FACTOR: Final = 2
-"""Additional heap for a snapshot, as a multiple of the heap before."""
-_RESTORE_FACTOR: Final = 5
-"""Additional heap during a restore, as a multiple of the size of the objects in the snapshot: 31 MiB of objects are 86 MiB of heap."""
+_PROCESSES_BYTES: Final = 16 * MIB
+"""Heap of gVisor's processes without any file."""
+_LEAST_BYTES: Final = 16 * MIB
+"""Least headroom of every snapshot and restore: memory of the host's kernel, such as for open files."""
+_SLACK_BYTES: Final = 32 * MIB
+"""Memory of the host's kernel that counts against the limit, and the inaccuracy of the factors."""
+_MOST_BYTES: Final = 256 * MIB
+"""Most headroom of a small sandbox, with which the image fits into the page cache."""
+_SAVE_FACTOR: Final = 2.3
+"""Growth of the heap by a save, as a multiple of the heap. Measured: 2.0 to 2.4."""
+_RESTORE_FACTOR: Final = 4.2
+"""Heap during a restore as a multiple of the objects in the image. Measured: 3.8 to 4.1."""
 
 
 def for_snapshot(memory: GroupMemory, limit_bytes: int) -> HeadroomRange:
-    """Return the headroom for a snapshot. The least amount is what gVisor's heap will need above the limit, with the memory that is in use now."""
-    heap = memory.anonymous_bytes
-    in_use = heap + memory.shared_bytes
-    return _range(in_use + _SNAPSHOT_FACTOR * heap + _BASE_BYTES - limit_bytes, limit_bytes)
+    """Return the headroom for a snapshot of a running sandbox.
+
+    Args:
+        memory: Memory of the sandbox now.
+        limit_bytes: Memory limit of the sandbox.
+    """
+    growth = _SAVE_FACTOR * max(0, memory.anonymous_bytes - _PROCESSES_BYTES)
+    return _range(memory.anonymous_bytes + memory.shared_bytes + int(growth), limit_bytes)
 
 
-def for_restore(state_bytes: int, limit_bytes: int) -> HeadroomRange:
-    """Return the headroom for a restore of a snapshot with ``state_bytes`` of objects."""
-    return _range(_RESTORE_FACTOR * state_bytes + _BASE_BYTES, limit_bytes)
+def for_restore(state_bytes: int, memory_bytes: int, limit_bytes: int) -> HeadroomRange:
+    """Return the headroom for a restore.
+
+    Args:
+        state_bytes: Size of the objects in the image.
+        memory_bytes: Memory of the tenant's programs in the image.
+        limit_bytes: Memory limit of the sandbox.
+    """
+    return _range(_PROCESSES_BYTES + int(_RESTORE_FACTOR * state_bytes) + memory_bytes, limit_bytes)
 
 
 def _range(needed_bytes: int, limit_bytes: int) -> HeadroomRange:
-    least = max(_BASE_BYTES, needed_bytes)
+    least = max(_LEAST_BYTES, needed_bytes + _SLACK_BYTES - limit_bytes)
     return HeadroomRange(least, max(least, limit_bytes, _MOST_BYTES))

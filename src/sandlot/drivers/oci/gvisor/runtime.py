@@ -116,9 +116,9 @@ class Runsc:
         """Return the headroom for a snapshot of a running sandbox (``headroom.py``)."""
         return headroom.for_snapshot(memory, limit_bytes)
 
-    def restore_headroom(self, state_bytes: int, limit_bytes: int) -> HeadroomRange:
+    def restore_headroom(self, state_bytes: int, memory_bytes: int, limit_bytes: int) -> HeadroomRange:
         """Return the headroom for a restore (``headroom.py``)."""
-        return headroom.for_restore(state_bytes, limit_bytes)
+        return headroom.for_restore(state_bytes, memory_bytes, limit_bytes)
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         """Return the operations that the stage process carries out before it starts runsc."""

@@ -116,7 +116,7 @@ async def _receive_response(connection: socket.socket) -> dict[str, Any]:
     while True:
         more = await loop.sock_recv(connection, _CHUNK_BYTES)
         if not more:
-            raise EngineError("the sandbox has ended")
+            raise EngineError("the runtime closed its control socket")
         text += more
         if len(text) > _MAX_RESPONSE_BYTES:
             raise EngineError(f"the runtime's response is longer than {_MAX_RESPONSE_BYTES} bytes")

@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 
 from sandlot.drivers.oci.snapshots import manifest as manifests
+from sandlot.drivers.oci.snapshots import memory_index
 from sandlot.drivers.oci.snapshots.manifest import Manifest
 from sandlot.host.durable import fsync_files, fsync_folder
 from sandlot.model.errors import ConflictError
@@ -48,12 +49,41 @@ def sizes(image: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in image.iterdir()}
 
 
-def state_bytes(image: Path) -> int:
-    """Return the size of the objects of runsc's kernel in a snapshot, in bytes; 0 if the file is missing. Blocks for microseconds."""
+def restore_bytes(image: Path) -> tuple[int, int]:
+    """Return the size of the objects of runsc's kernel in a snapshot, and the memory of the tenant's programs, in bytes. Blocks for a millisecond.
+
+    If the format of the index is not known, the memory contains the files of the sandbox as well. For an incomplete snapshot, both are 0.
+    """
     try:
-        return (image / STATE).stat().st_size
+        committed = memory_index.committed_bytes((image / MEMORY_INDEX).read_bytes())
+        return (image / STATE).stat().st_size, committed[0] if committed else (image / MEMORY).stat().st_size
     except OSError:
-        return 0
+        return 0, 0
+
+
+def check_memory(image: Path) -> bool:
+    """Check that the memory of a snapshot is as long as its index says. Blocks. Return False if the format of the index is not known.
+
+    Raises:
+        OSError: A file cannot be read, or the memory is too short or too long.
+    """
+    try:
+        committed = memory_index.committed_bytes((image / MEMORY_INDEX).read_bytes())
+    except FileNotFoundError:
+        return False
+    if committed is None:
+        return False
+    found, expected = (image / MEMORY).stat().st_size, sum(committed)
+    if found != expected:
+        raise OSError(errno.EIO, f"the runtime wrote {found} bytes of {MEMORY} instead of {expected}")
+    return True
+
+
+def drop_cache(image: Path) -> None:
+    """Drop the page cache of a snapshot whose files are synced. The cache counts against the memory limit of the sandbox. Blocks."""
+    for file in image.iterdir():
+        with file.open("rb") as content:
+            os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def finish(image: Path, manifest: Manifest, into: Path, *, durable: bool) -> int:

@@ -6,7 +6,7 @@ thaw     If the sandbox is paused, create a marker file and thaw the sandbox. If
          marker file and freezes the sandbox again.
 save     The runtime pauses every task, writes the files of the snapshot, and lets the tasks continue.
 freeze   Freeze the sandbox if it was paused before, or is about to end.
-finish   Write the manifest, sync all files if the snapshot must be durable, and rename the folder.
+finish   Check the length of the memory, write the manifest, sync all files if the snapshot must be durable, and rename the folder.
 =======  ==============================================================================================================================
 
 If a step fails, the sandbox is as before, even if it was about to end, because the caller ends it only after all steps. So a service that is killed
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from sandlot.drivers.oci.runtime import Engine, EngineError, RunningOciRuntime
 from sandlot.drivers.oci.snapshots import image_files
 from sandlot.drivers.oci.snapshots.manifest import Manifest
 from sandlot.host.blocking import run_blocking, run_in_own_thread
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,8 @@ def _begin(resources: SandboxHostResources, into: Path) -> bool:
 def _finish(resources: SandboxHostResources, running: RunningOciRuntime, record: Record, request: SnapshotRequest) -> int:
     image = resources.folder.image
     with resources.moving:
+        if not image_files.check_memory(image):
+            _log.info("%s %s: the length of a snapshot's memory is not checked", running.program.name, running.program.version)
         manifest = Manifest(
             driver=record.driver,
             runtime=running.program.name,
@@ -115,4 +120,8 @@ def _finish(resources: SandboxHostResources, running: RunningOciRuntime, record:
             limits=record.limits,
             files=image_files.sizes(image),
         )
-        return image_files.finish(image, manifest, request.into, durable=request.durable)
+        size = image_files.finish(image, manifest, request.into, durable=request.durable)
+    # A restore that follows soon needs the page cache, so it is dropped only if it may keep the sandbox above its limit.
+    if request.durable and resources.headroom.granted_bytes:
+        image_files.drop_cache(request.into)
+    return size

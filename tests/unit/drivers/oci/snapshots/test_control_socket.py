@@ -81,8 +81,8 @@ async def told(far: Far, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what
         ([b'{"success":false,"err":"no space left on device"}'], "no space left on device"),
         ([b'{"success":false}'], "without a reason"),
         ([b"[1]"], "the runtime's response is not a JSON object"),
-        ([b'{"success":'], "the sandbox has ended"),
-        ([], "the sandbox has ended"),
+        ([b'{"success":'], "the runtime closed its control socket"),
+        ([], "the runtime closed its control socket"),
         ([json.dumps({"success": False, "err": "x" * 5000}).encode()], "x" * 400),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from sandlot.drivers.oci.snapshots import image_files, manifest
 from sandlot.model.errors import ConflictError
 from tests.unit.drivers.oci.snapshots.test_manifest import MANIFEST
+from tests.unit.drivers.oci.snapshots.test_memory_index import index
 
 
 def written(image: Path) -> Path:
@@ -73,3 +74,17 @@ def test_missing_or_truncated_file_is_named(tmp_path: Path) -> None:
     assert image_files.find_damage(image, wrote) == "pages.img has 1 bytes instead of 5000"
     (image / image_files.MEMORY).unlink()
     assert image_files.find_damage(image, wrote) == "pages.img is missing"
+
+
+def test_memory_must_be_as_long_as_its_index_says(tmp_path: Path) -> None:
+    image = written(tmp_path / "image.new")
+    assert not image_files.check_memory(image), "the format of the index is not known"
+    (image / image_files.MEMORY_INDEX).write_bytes(index((4096,), (8192,)))
+    (image / image_files.MEMORY).write_bytes(bytes(12288))
+    assert image_files.check_memory(image)
+    for length in (12287, 12289, 0):
+        (image / image_files.MEMORY).write_bytes(bytes(length))
+        with pytest.raises(OSError, match=f"wrote {length} bytes of pages.img instead of 12288"):
+            image_files.check_memory(image)
+    (image / image_files.MEMORY_INDEX).unlink()
+    assert not image_files.check_memory(image)
