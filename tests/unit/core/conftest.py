@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,13 @@ async def driver(tmp_path: Path) -> AsyncIterator[MemoryDriver | BareDriver]:
     for instance in made.booted:
         await instance.destroy()
     assert made.leftovers() == []
+
+
+@pytest.fixture
+def inline_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what core runs in threads in the event loop, so that only the test and the simulated clock decide what happens when."""
+
+    async def inline(function: Callable[..., object], *args: object, **kwargs: object) -> object:
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(asyncio, "to_thread", inline)

@@ -20,6 +20,8 @@ from sandlot.model.states import State
 from tests.support.node import Node, NodeState, open_node, run_pending, settled
 from tests.unit.core.pools.test_manager import LIMITS, NO_SNAPSHOTS, create, create_pool, filled_pool, refill, reserved_gib
 
+pytestmark = pytest.mark.usefixtures("inline_threads")
+
 STUCK = InternalError("Sandbox x could not be ended: processes remain in state D.")
 
 
@@ -54,16 +56,6 @@ async def pass_until(node: Node, condition: Callable[[], bool], minutes: int = 6
             return
         node.clock.advance(5.0)
     raise AssertionError(f"the condition does not hold after {minutes} minutes")
-
-
-@pytest.fixture(autouse=True)
-def inline_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run what core runs in threads at once, so that the steps of the simulated clock decide what happens."""
-
-    async def inline(function: Callable[..., object], *args: object, **kwargs: object) -> object:
-        return function(*args, **kwargs)
-
-    monkeypatch.setattr(asyncio, "to_thread", inline)
 
 
 @pytest.mark.parametrize("how", ["hangs", "fails"])
