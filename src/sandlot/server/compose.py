@@ -22,11 +22,11 @@ from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution.code import CodeService
+from sandlot.core.execution.execution import Executions
 from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.execution.packages import PackageInstaller
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.execution.stdin import StdinManager
-from sandlot.core.execution.unattended import UnattendedExecutions
 from sandlot.core.files.signed_urls import UrlSigner
 from sandlot.core.files.store import FileStore
 from sandlot.core.lifecycle import suspend
@@ -160,7 +160,7 @@ class _Executions:
     processes: ProcessService
     stdin: StdinManager
     package_access: PackageAccess
-    unattended: UnattendedExecutions
+    executions: Executions
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ async def open_service(
         executions = _build_executions(records, packages)
         lifecycle = _build_lifecycle(storage, records, resources, executions)
         core = _build_core(opened, storage, records, resources, executions, lifecycle)
-        await opened.enter_async_context(_running(core, lifecycle.refiller, resources.memory_images, executions.unattended, keep=keep))
+        await opened.enter_async_context(_running(core, lifecycle.refiller, resources.memory_images, executions.executions, keep=keep))
         opened.callback(images.stop)
         yield Service(settings=settings, core=core, api_keys=core.api_keys, store=storage.store, blobs=storage.blobs, stop=asyncio.Event(), keep=keep)
 
@@ -333,15 +333,14 @@ def _build_resources(storage: _Storage, records: _Records, reservations: Reserva
 
 def _build_executions(records: _Records, packages: PackageIndex) -> _Executions:
     package_access = PackageAccess(packages)
-    code = CodeService(records.execution_log, records.execution_counter)
-    unattended = UnattendedExecutions(records.execution_log, code, package_access)
+    executions = Executions(records.execution_log, records.execution_counter, package_access)
     stdin = StdinManager()
     return _Executions(
-        code=code,
-        processes=ProcessService(records.execution_log, records.execution_counter, stdin, unattended),
+        code=CodeService(executions),
+        processes=ProcessService(stdin, executions),
         stdin=stdin,
         package_access=package_access,
-        unattended=unattended,
+        executions=executions,
     )
 
 
@@ -378,7 +377,7 @@ def _build_lifecycle(storage: _Storage, records: _Records, resources: _Resources
         policy=resources.policy,
         start_slots=start_slots,
         on_timeout=suspend.expire,
-        on_wake=(executions.unattended.resume,),
+        on_wake=(executions.executions.resume,),
     )
     manager = SandboxManager(registry=resources.registry, scheduler=scheduler, lifecycle=dependencies)
     return _Lifecycle(pools=pools, refiller=refiller, scheduler=scheduler, manager=manager)
@@ -460,7 +459,7 @@ def _build_core(
         code=executions.code,
         processes=executions.processes,
         stdin=executions.stdin,
-        packages=PackageInstaller(executions.processes, executions.package_access),
+        packages=PackageInstaller(executions.processes),
         pools=lifecycle.pools,
         manager=lifecycle.manager,
         mounts=MountManager(resources.registry, resources.drivers, resources.volumes),
@@ -517,16 +516,14 @@ def _build_webhooks(storage: _Storage, records: _Records, sender: WebhookSender)
 
 
 @asynccontextmanager
-async def _running(
-    core: Core, refiller: PoolRefiller, memory_images: MemoryImages, unattended: UnattendedExecutions, *, keep: bool
-) -> AsyncIterator[None]:
+async def _running(core: Core, refiller: PoolRefiller, memory_images: MemoryImages, executions: Executions, *, keep: bool) -> AsyncIterator[None]:
     """Recover the state that an earlier service left, and run the background work of this service until the context ends.
 
     Args:
         core: Services to open and to close. Requests are served only inside the context.
         refiller: Fills the pools once the sandboxes of the earlier service have their reservations again.
         memory_images: Images of hibernated sandboxes and of snapshots. Images without a record are removed.
-        unattended: Continues the executions that the earlier service did not finish.
+        executions: Continues the executions that the earlier service did not finish.
         keep: Leave the sandboxes running for the next service.
     """
     await core.volumes.open()
@@ -535,7 +532,7 @@ async def _running(
     refiller.start()
     core.volumes.unmount_unused()
     await memory_images.tidy([*kept, *core.registry.without_driver, *(sandbox.id for sandbox in core.registry.live())])
-    await unattended.settle({sandbox.id: sandbox for sandbox in core.registry.list(OPERATOR)}.get)
+    await executions.settle({sandbox.id: sandbox for sandbox in core.registry.list(OPERATOR)}.get)
     try:
         core.snapshots.begin()
         core.webhooks.start()

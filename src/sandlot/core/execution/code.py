@@ -6,7 +6,7 @@ Invariants:
 - When the client of a foreground cell disconnects, the cell is interrupted if it runs, and aborted if it waits. No other cell is affected, and the
   context keeps its variables.
 - A client can choose the id of a cell. Further requests with this id join the cell, so the cell is started, counted and logged only once. In the
-  foreground, the cell then continues as long as any client is connected to it (:mod:`sandlot.core.execution.followers`).
+  foreground, the cell then continues as long as any client is connected to it, and for 3 s after that (:mod:`sandlot.core.execution.state`).
 - A background cell continues after its clients have disconnected.
 - While a cell waits or runs, its sandbox is not idle.
 - The collected output of a cell has the same limits as the output of a process. Results are limited by size, by number and by the buffer budget of
@@ -17,31 +17,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from sandlot.core.execution import contexts
-from sandlot.core.execution.followers import FOLLOWED, ExecutionFollowers, join
+from sandlot.core.execution.execution import Client, Execution, Executions, ExecutionStream
 from sandlot.core.execution.output import OutputCollector
+from sandlot.core.execution.state import Kind
 from sandlot.core.execution.stdin import check_id
-from sandlot.core.records.execution_log import NATIVE, RUNNING, ExecutionDescription, ExecutionLog, LogEntry
-from sandlot.core.records.usage import MonthlyExecutionCounter
-from sandlot.core.sandbox import GRACE_S, Hold, Sandbox, SandboxLocal
+from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
+from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
-from sandlot.model.errors import (
-    LimitError,
-    NotFoundError,
-    SandboxEndedError,
-    SandlotError,
-    TimeoutExceededError,
-    UnavailableError,
-)
-from sandlot.model.ids import ProcessId, new_process_id
+from sandlot.model.errors import LimitError, NotFoundError, TimeoutExceededError
+from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import OutputCapture
-from sandlot.model.records import BACKGROUND
 from sandlot.model.specs import CellSpec
 from sandlot.protocol.schema import STDERR, STDOUT
 
@@ -98,214 +89,68 @@ class CodeExecutionResult:
     position: OutputPosition = OutputPosition()
 
 
-class SandboxCodeState:
-    """Ids of the cells that the service has started in one sandbox, or whose end the service waits for.
+class CodeExecution(ExecutionStream[CellCall]):
+    """One client's stream of a cell. Iterate over it for the events of the cell, then await :meth:`outcome`, and close it at the end.
 
     Attributes:
-        background: Ids of the background cells that the service reads until they end.
-        recent: Ids of the cells that the service started most recently, oldest first.
-        guest_knows_more: True if the guest may have cells whose ids are not in ``recent``, because an earlier service created the sandbox, or
-            because the sandbox was hibernated.
-    """
-
-    __slots__ = ("background", "guest_knows_more", "recent")
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.background: set[ProcessId] = set()
-        self.recent: dict[ProcessId, None] = {}
-        self.guest_knows_more = sandbox.inherited
-
-
-class CodeExecution:
-    """One client's connection to a cell. Iterate over the execution for its events, then await :meth:`outcome`, and close the execution at the end.
-
-    Args:
-        sandbox: Sandbox of the cell.
-        call: Call to the guest that started the cell or is attached to it.
-        owned: True if the client requested the cell, False if the client only reads the events. When the last client has disconnected, an owned cell
-            is interrupted.
-        followers: All clients that are connected to the cell; None if other clients cannot join the cell.
-        start: Position at which the iteration begins; None is the beginning of the cell.
-
-    Attributes:
-        id: Id of the cell.
-        entry: Entry in the execution log. None if this execution does not write the entry, or after the entry has ended.
         position: Position after the last event that the iteration has yielded.
     """
 
-    __slots__ = ("_attends", "_call", "_closed", "_followers", "_hold", "_over", "_owned", "_sandbox", "entry", "id", "position")
+    __slots__ = ("position",)
 
-    def __init__(
-        self, sandbox: Sandbox, call: CellCall, *, owned: bool, followers: ExecutionFollowers | None = None, start: OutputPosition | None = None
-    ) -> None:
-        self._sandbox = sandbox
-        self._hold = Hold(sandbox.activity)
-        self._call = call
-        self._owned = owned
-        self._followers = followers
-        self._attends = followers is not None and followers.enter(attend=owned)
-        self._over = False
-        self._closed = False
-        self.id = call.id
-        self.entry: LogEntry | None = None
+    def __init__(self, sandbox: Sandbox, call: CellCall, client: Client | None, start: OutputPosition | None = None) -> None:
+        super().__init__(sandbox, call, client)
         self.position = start or OutputPosition()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Yield the events of the cell until its end. If the client stops iterating, the cell blocks when it writes more output.
 
         Raises:
-            SandboxEndedError: The sandbox ended; the error has the reason.
             NotFoundError: There is no such context (code ``context_not_found``), or no such cell (code ``execution_not_found``).
         """
         try:
-            async for event in self._call:
+            async for event in self._events():
                 at = self.position
                 if isinstance(event, Output | OutputGap):
                     end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
                     stdout, stderr = (end, at.stderr) if event.channel == STDOUT else (at.stdout, end)
                     self.position = OutputPosition(at.events, stdout, stderr)
-                    if self.entry is not None:
-                        self.entry.add(event)
                 else:
                     self.position = OutputPosition(at.events + 1, at.stdout, at.stderr)
-                    if self.entry is not None and isinstance(event, CellError):
-                        self.entry.set_error(event)
                 yield event
-        except (SandboxEndedError, UnavailableError) as error:
-            raise await self._sandbox.explain(error) from None
         except NotFoundError as error:
             raise contexts.not_found(error) from None
 
     async def outcome(self) -> CodeExecutionStatus:
         """Wait for the end of the cell and return its status.
 
-        If :meth:`CodeService.follow` opened the execution with ``to_end=False``, return the current status without waiting.
+        If :meth:`CodeService.follow` opened the stream with ``to_end=False``, return the current status without waiting.
 
         Raises:
-            SandboxEndedError: The sandbox ended first; the error has the reason.
             NotFoundError: There is no such context (code ``context_not_found``), or no such cell (code ``execution_not_found``).
         """
         try:
-            result = await self._call.result()
-        except (SandboxEndedError, UnavailableError) as error:
-            self._over = True
-            raise await self._sandbox.explain(error) from None
+            result = await self._result()
         except NotFoundError as error:
-            self._over = True
             raise contexts.not_found(error) from None
-        self._over = True
-        if self.entry is not None and result.status != RUNNING:
-            self.entry.end(result.status, duration_s=result.duration_s)
-            self.entry = None
         return CodeExecutionStatus(self.id, result.status, result.execution_count, result.duration_s)
-
-    async def read(self) -> None:
-        """Read the cell to its end, so that the execution log gets the whole output.
-
-        Raises:
-            SandlotError: The cell could not be read to its end.
-        """
-        async for _ in self:
-            pass
-        await self.outcome()
-
-    async def close(self) -> None:
-        """Stop reading the cell. If the client requested the cell, interrupt it, unless it has ended or has other followers. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._followers is not None:
-            self._followers.leave()
-            if self._attends and not self._over:
-                self._sandbox.tasks.spawn(self._attend(self._followers))  # the task releases the hold
-                return
-            if self._attends:
-                self._followers.forget()
-        self._hold.release()
-        if self.entry is not None:
-            self.entry.cut()
-        if self._owned and self._followers is None and not self._over:
-            self._sandbox.tasks.spawn(self._interrupt())
-        else:
-            await self._call.aclose()
-
-    async def release(self) -> None:
-        """Stop reading the cell without interrupting it. Idempotent."""
-        self._over = True
-        await self.close()
-
-    async def attend(self, first_s: float) -> None:
-        """Read the cell to its end for the execution log, and close the execution. Meanwhile, clients can join the cell.
-
-        The cell is interrupted when it has had no follower for ``followers.AWAY_S`` seconds.
-
-        Args:
-            first_s: Seconds until the cell is interrupted if no client ever joins.
-        """
-        if self._followers is None:
-            raise RuntimeError("this execution was opened without ExecutionFollowers, so no client can join it")
-        self._closed = True
-        self._followers.leave()
-        await self._attend(self._followers, first_s)
-
-    async def _attend(self, followers: ExecutionFollowers, first_s: float | None = None) -> None:
-        try:
-            if not await followers.attend(self._read_quietly(), first_s):
-                if self.entry is not None:
-                    self.entry.cut()
-                await self._interrupt()
-        finally:
-            if self.entry is not None:
-                self.entry.cut()
-            followers.forget()
-            self._hold.release()
-            await self._call.aclose()
-
-    async def _read_quietly(self) -> None:
-        with suppress(SandlotError):
-            await self.read()
-
-    async def _interrupt(self) -> None:
-        """Interrupt a cell that has no clients. If the cell ignores the interrupt, the guest ends the kernel."""
-        if self._sandbox.is_hibernated:
-            return  # the hibernation closed the link to the guest; the client has not disconnected
-        with suppress(SandlotError):
-            async with self._sandbox.connection() as link:
-                await link.kernels.interrupt(execution=self.id)
-        await self._call.aclose()
 
 
 class CodeService:
-    """Runs cells in sandboxes.
+    """Runs cells in sandboxes."""
 
-    Args:
-        log: Execution log.
-        usage: Counts executions against the quota of their owner.
-
-    Attributes:
-        state: Cells of each sandbox.
-    """
-
-    def __init__(self, log: ExecutionLog, usage: MonthlyExecutionCounter) -> None:
-        self._log = log
-        self._usage = usage
-        self.state: SandboxLocal[SandboxCodeState] = SandboxLocal(SandboxCodeState)
+    def __init__(self, executions: Executions) -> None:
+        self.executions = executions
 
     async def run(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> CodeExecutionResult:
         """Run a cell to its end and collect its output.
 
-        If the caller is cancelled, the cell is interrupted, unless another client is connected to it.
-
-        Args:
-            sandbox: Sandbox of the cell.
-            cell: Code to run.
-            description: Description for the execution log, with an optional id that the client chose. If the guest already has a cell with this id,
-                no new cell is started, and the result is that of the existing cell.
+        If the guest already has a cell with the id that the client chose, no new cell is started, and the result is that of the existing cell.
+        If the caller is cancelled, the cell is interrupted; if the client chose the id, only once it has had no client for 3 s.
 
         Raises:
             NotFoundError: The sandbox has no such context (code ``context_not_found``).
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
-            SandlotError: The cell could not be started, or the sandbox ended.
         """
         execution = await self.start(sandbox, cell, description)
         output, loop = OutputCollector(sandbox.buffers), asyncio.get_running_loop()
@@ -327,74 +172,61 @@ class CodeService:
             await execution.close()
 
     async def start(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> CodeExecution:
-        """Start a cell in the foreground. Iterate over the returned execution for the events of the cell.
-
-        Args:
-            sandbox: Sandbox of the cell.
-            cell: Code to run.
-            description: Description for the execution log, with an optional id that the client chose. If the guest already has a cell with this id,
-                no new cell is started, and the result is that of the existing cell.
-
-        Raises:
-            NotFoundError: The sandbox has no such context (code ``context_not_found``).
-            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
-            SandlotError: The cell could not be started, or the sandbox has ended.
-        """
+        """Start a cell in the foreground, or join the cell with the id that the client chose. See :meth:`run`."""
         confirm = cell.context is not None and cell.context not in contexts.CONFIRMED.of(sandbox)
-        id_ = description.id
-        if id_ is None:
-            return await self._submit(sandbox, cell, new_process_id(), description, confirm=confirm)
-        state = self.state.of(sandbox)
-        async with join(sandbox, id_) as followers:
+
+        async def attach(id_: ProcessId) -> CellCall:
+            async with sandbox.connection() as link:
+                return await link.kernels.attach(id_)
+
+        async def send(execution: Execution) -> CellCall:
             # Ask the guest about the cell only if the guest may have it already: the round trip would delay the start of a new cell.
-            if (id_ in state.recent or state.guest_knows_more) and await _is_known(sandbox, id_):
-                async with sandbox.connection() as link:
-                    return CodeExecution(sandbox, await link.kernels.attach(id_), owned=True, followers=followers)
-            return await self._submit(sandbox, cell, id_, description, confirm=confirm, followers=followers)
+            if description.id is not None and await self._is_known(sandbox, execution.id):
+                execution.description = None  # the cell was counted and logged at its start
+                return await attach(execution.id)
+            return await self._submit(execution, cell, confirm=confirm)
+
+        description = replace(description, language=cell.language or "python", code=cell.code)
+        return CodeExecution(sandbox, *await self.executions.open(sandbox, Kind.CELL, description, send, attach))
 
     async def launch(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> ProcessId:
         """Start a cell in the background. Return the id of the cell once the guest has accepted the cell.
 
-        Args:
-            sandbox: Sandbox of the cell.
-            cell: Code to run.
-            description: Description for the execution log, with an optional id that the client chose. If the guest already has a cell with this id,
-                no new cell is started, and the id is returned.
+        If the guest already has a cell with the id that the client chose, no new cell is started.
 
         Raises:
             NotFoundError: The sandbox has no such context (code ``context_not_found``).
             LimitError: Too many cells run or wait in the background (code ``limit_exceeded``), or the quota is used up (code ``quota_exceeded``).
-            SandlotError: The cell could not be started, or the sandbox has ended.
         """
-        state, id_ = self.state.of(sandbox), description.id
-        background = state.background
-        if id_ is not None and (id_ in background or ((id_ in state.recent or state.guest_knows_more) and await _is_known(sandbox, id_))):
+        id_ = description.id
+        if id_ is not None and self.executions.get(sandbox, id_) is None and await self._is_known(sandbox, id_):
             return id_
-        if len(background) >= MAX_BACKGROUND:
+        background = self.background(sandbox)
+        if len(background) >= MAX_BACKGROUND and id_ not in background:
             raise LimitError(
                 f"Sandbox {sandbox.id} runs {len(background)} executions in the background; at most {MAX_BACKGROUND} are allowed.",
                 hint="Wait until some of these executions have ended, or interrupt some of them.",
                 fields={"sandbox": sandbox.id, "max_background": MAX_BACKGROUND},
             )
-        chosen = id_ or new_process_id()
-        background.add(chosen)  # before the first await, so that concurrent requests keep to the limit
-        try:
-            execution = await self._submit(sandbox, cell, chosen, replace(description, mode=BACKGROUND), confirm=True)
-        except BaseException:
-            background.discard(chosen)
-            raise
-        sandbox.tasks.spawn(self._read_in_background(execution, background))
-        return chosen
+
+        async def send(execution: Execution) -> CellCall:
+            return await self._submit(execution, cell, confirm=True)
+
+        description = replace(description, language=cell.language or "python", code=cell.code)
+        return (await self.executions.launch(sandbox, Kind.CELL, description, send)).id
+
+    def background(self, sandbox: Sandbox) -> set[ProcessId]:
+        """Return the ids of the background cells that have not ended."""
+        return {each.id for each in self.executions.of(sandbox).live.values() if each.is_background and each.kind is Kind.CELL}
 
     async def check_known(self, sandbox: Sandbox, execution: str) -> None:
         """Raise an error if the guest has no cell with the id ``execution``.
 
         Raises:
             NotFoundError: The guest has no such cell (code ``execution_not_found``).
-            SandboxEndedError: The sandbox has ended.
         """
         async with contexts.reaching(sandbox) as link:
-            await find_cell(link, check_id(execution))
+            await _find_cell(link, check_id(execution))
 
     async def follow(
         self,
@@ -406,29 +238,25 @@ class CodeService:
         stderr_from: int | None = 0,
         to_end: bool = True,
     ) -> CodeExecution:
-        """Return an execution that reads a cell that was started earlier. The cell may have ended already.
-
-        Closing the execution does not interrupt the cell.
+        """Read the events of a cell that was started earlier. The cell may have ended already. Closing the stream does not interrupt the cell.
 
         Args:
             sandbox: Sandbox of the cell.
             execution: Id of the cell.
-            events_from: Number of start, display, clear and error events to skip, because the client has them already.
+            events_from: Number of start, display, clear and error events to skip.
             stdout_from: Byte offset from which standard output is read; None reads from the oldest byte that the guest keeps.
-            stderr_from: Byte offset from which standard error is read; None reads from the oldest byte that the guest keeps.
-            to_end: True to read until the cell ends. False to read only events that exist already; if the cell has not ended, the status is
-                ``running``.
+            stderr_from: The same for standard error.
+            to_end: False to read only events that exist already; if the cell has not ended, its status is ``running``.
 
         Raises:
             NotFoundError: The guest has no such cell (code ``execution_not_found``). The iteration raises this error.
-            SandboxEndedError: The sandbox has ended.
         """
         async with sandbox.connection() as link:
             call = await link.kernels.attach(
                 check_id(execution), events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait=to_end
             )
         start = OutputPosition(events_from, stdout_from or 0, stderr_from or 0)
-        return CodeExecution(sandbox, call, owned=False, followers=FOLLOWED.of(sandbox).get(call.id), start=start)
+        return CodeExecution(sandbox, call, self.executions.enter(sandbox, call.id), start)
 
     async def collect(
         self,
@@ -440,22 +268,13 @@ class CodeService:
         stderr_from: int | None = None,
         wait_s: float | None = 0,
     ) -> CodeExecutionResult:
-        """Collect the output and the results of a cell, beginning at a given position.
+        """Collect the output and the results of a cell from a position, which is given as for :meth:`follow`.
 
-        Args:
-            sandbox: Sandbox of the cell.
-            execution: Id of the cell.
-            events_from: Number of start, display, clear and error events to skip, because the client has them already.
-            stdout_from: Byte offset from which standard output is read; None reads from the oldest byte that the guest keeps.
-            stderr_from: Byte offset from which standard error is read; None reads from the oldest byte that the guest keeps.
-            wait_s: Seconds to wait for the end of the cell; None waits until the end, 0 does not wait.
-
-        Returns:
-            The collected output and results; their status is ``running`` if the cell has not ended.
+        ``wait_s`` is the number of seconds to wait for the end of the cell; None waits until the end. If the cell has not ended by then, its status
+        is ``running``.
 
         Raises:
             NotFoundError: The guest has no such cell (code ``execution_not_found``).
-            SandboxEndedError: The sandbox ended.
         """
         output = OutputCollector(sandbox.buffers)
         try:
@@ -476,24 +295,16 @@ class CodeService:
 
         Raises:
             NotFoundError: The guest has no such cell (code ``execution_not_found``).
-            SandboxEndedError: The sandbox has ended.
         """
         async with contexts.reaching(sandbox) as link:
             return await link.kernels.interrupt(execution=check_id(execution))
 
-    async def _submit(
-        self,
-        sandbox: Sandbox,
-        cell: CellSpec,
-        id_: ProcessId,
-        description: ExecutionDescription,
-        *,
-        confirm: bool,
-        followers: ExecutionFollowers | None = None,
-    ) -> CodeExecution:
-        """Send a cell to the guest, and count and log the cell. If ``confirm`` is True, wait until the guest has accepted the cell."""
-        with self._usage.count(sandbox.owner):  # a cell that cannot be started is not counted
+    async def _submit(self, execution: Execution, cell: CellSpec, *, confirm: bool) -> CellCall:
+        """Send a cell to the guest. If ``confirm`` is True, wait until the guest has accepted the cell."""
+        sandbox, executions = execution.sandbox, self.executions
+        with executions.counted(execution):
             async with sandbox.connection() as link:
+                execution.was_sent = True
                 call = await link.kernels.execute(
                     cell.code,
                     kernel=cell.context_id,
@@ -503,45 +314,33 @@ class CodeService:
                     silent=cell.silent,
                     store_history=cell.store_history,
                     stop_on_error=cell.stop_on_error,
-                    id=id_,
+                    id=execution.id,
                 )
-                execution = CodeExecution(sandbox, call, owned=True, followers=followers)
                 if confirm:
-                    await _confirm(link, call, execution)
+                    await _confirm(link, call)
                     if cell.context is not None:
                         contexts.CONFIRMED.of(sandbox).add(cell.context)
-        execution.entry = self._log.begin(sandbox, id_, replace(description, language=cell.language or "python", code=cell.code))
-        recent = self.state.of(sandbox).recent
-        recent[id_] = None
+        recent = executions.of(sandbox).recent
+        recent[execution.id] = None
         while len(recent) > MAX_RECENT:
             del recent[next(iter(recent))]
-        return execution
+        return call
 
-    async def _read_in_background(self, execution: CodeExecution, background: set[ProcessId]) -> None:
-        """Read a background cell to its end, so that the execution log gets the output. Until the cell ends, its sandbox does not count as idle."""
+    async def _is_known(self, sandbox: Sandbox, id_: ProcessId) -> bool:
+        """Return True if the guest has a cell with the id that a client chose."""
+        known = self.executions.of(sandbox)
+        if id_ not in known.recent and not known.guest_knows_more:
+            return False
         try:
-            with suppress(SandlotError):
-                await execution.read()
-        finally:
-            background.discard(execution.id)
-            await execution.release()
+            async with sandbox.connection() as link:
+                await _find_cell(link, id_)
+        except NotFoundError:
+            return False
+        return True
 
 
-async def _is_known(sandbox: Sandbox, id_: ProcessId) -> bool:
-    try:
-        async with sandbox.connection() as link:
-            await find_cell(link, id_)
-    except NotFoundError:
-        return False
-    return True
-
-
-async def find_cell(link: Link, id_: ProcessId) -> None:
-    """Raise an error if the guest has no cell with the id ``id_``.
-
-    Raises:
-        NotFoundError: The guest has no such cell.
-    """
+async def _find_cell(link: Link, id_: ProcessId) -> None:
+    """Raise NotFoundError if the guest has no cell with the id ``id_``."""
     call = await link.kernels.attach(id_, wait=False)
     try:
         await call.result()
@@ -549,11 +348,11 @@ async def find_cell(link: Link, id_: ProcessId) -> None:
         await call.aclose()
 
 
-async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None:
+async def _confirm(link: Link, call: CellCall) -> None:
     """Wait until the guest has accepted a cell.
 
     The function sends a second request on the same link. The guest handles requests in order, so the response shows whether the cell was accepted.
-    If the function raises an error, the execution is closed.
+    If the function raises an error, the call is closed.
 
     Raises:
         NotFoundError: The context does not exist (code ``context_not_found``).
@@ -561,12 +360,12 @@ async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None
     """
     try:
         try:
-            await find_cell(link, call.id)
+            await _find_cell(link, call.id)
         except NotFoundError:
             await call.result()  # raises the error with which the guest refused the cell
             raise
     except BaseException as error:
-        await execution.close()
+        await call.aclose()
         if isinstance(error, NotFoundError):
             raise contexts.not_found(error) from None
         raise

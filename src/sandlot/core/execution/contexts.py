@@ -67,7 +67,6 @@ async def reaching(sandbox: Sandbox) -> AsyncIterator[Link]:
 
     Raises:
         NotFoundError: The context (code ``context_not_found``) or the execution (code ``execution_not_found``) does not exist.
-        SandboxEndedError: The sandbox has ended.
     """
     try:
         async with sandbox.connection() as link:
@@ -92,7 +91,6 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
         NotFoundError: The working directory does not exist (code ``path_not_found``).
         LimitError: The sandbox has too many contexts (code ``limit_exceeded``).
         UnsupportedError: The image has no program that runs the language.
-        SandboxEndedError: The sandbox has ended.
     """
     check_env(env or {})
     if cwd is not None:
@@ -120,7 +118,6 @@ async def get(sandbox: Sandbox, id_: str) -> Context:
 
     Raises:
         NotFoundError: The sandbox has no such context (code ``context_not_found``).
-        SandboxEndedError: The sandbox has ended.
     """
     check_context_id(id_)
     for context in await listing(sandbox):
@@ -134,7 +131,6 @@ async def remove(sandbox: Sandbox, id_: str) -> None:
 
     Raises:
         NotFoundError: The sandbox has no such context (code ``context_not_found``).
-        SandboxEndedError: The sandbox has ended.
     """
     CONFIRMED.of(sandbox).discard(id_)
     async with reaching(sandbox) as link:
@@ -146,7 +142,6 @@ async def restart(sandbox: Sandbox, id_: str) -> None:
 
     Raises:
         NotFoundError: The sandbox has no such context (code ``context_not_found``).
-        SandboxEndedError: The sandbox has ended.
     """
     async with reaching(sandbox) as link:
         await link.kernels.restart(check_context_id(id_))
@@ -157,7 +152,6 @@ async def interrupt(sandbox: Sandbox, id_: str) -> bool:
 
     Raises:
         NotFoundError: The sandbox has no such context (code ``context_not_found``).
-        SandboxEndedError: The sandbox has ended.
     """
     async with reaching(sandbox) as link:
         return await link.kernels.interrupt(check_context_id(id_))

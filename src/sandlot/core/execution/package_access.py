@@ -13,29 +13,17 @@ from typing import Any
 from sandlot.core.ports import PackageIndex
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.services import GuestStream, Service
+from sandlot.model.ids import ProcessId
 from sandlot.model.specs import Network
 from sandlot.protocol import schema
 
 
-class _Installs:
-    """Number of running installations of packages in one sandbox that have access to the package indexes."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class PackageAccess:
-    """Decides which sandboxes may read the package indexes.
-
-    Args:
-        index: Package indexes; None if the service has none.
-    """
+    """Decides which sandboxes may read the package indexes. ``index`` is None if the service has none."""
 
     def __init__(self, index: PackageIndex | None) -> None:
         self._index = index
-        self._installs = SandboxLocal(lambda _: _Installs())
+        self._installs: SandboxLocal[set[ProcessId]] = SandboxLocal(lambda _: set())
 
     def of(self, sandbox: Sandbox) -> Mapping[str, Service]:
         """Return the services that the guest of a sandbox may call, by name."""
@@ -50,14 +38,12 @@ class PackageAccess:
 
     def is_open(self, sandbox: Sandbox) -> bool:
         """Return True if processes of a sandbox may read the package indexes now."""
-        installs = self._installs.get(sandbox)
-        return sandbox.spec.network is Network.PACKAGES or (installs is not None and installs.count > 0)
+        return sandbox.spec.network is Network.PACKAGES or bool(self._installs.get(sandbox))
 
-    def open(self, sandbox: Sandbox) -> None:
-        """Allow a sandbox to read the package indexes while packages are installed in it. Call :meth:`close` when the installation has ended."""
-        self._installs.of(sandbox).count += 1
+    def open(self, sandbox: Sandbox, install: ProcessId) -> None:
+        """Allow a sandbox to read the package indexes until :meth:`close` is called for the same installation."""
+        self._installs.of(sandbox).add(install)
 
-    def close(self, sandbox: Sandbox) -> None:
-        """End the access that one call of :meth:`open` gave to a sandbox."""
-        if (installs := self._installs.get(sandbox)) is not None:
-            installs.count -= 1
+    def close(self, sandbox: Sandbox, install: ProcessId) -> None:
+        """End the access of an installation. Idempotent."""
+        (self._installs.get(sandbox) or set()).discard(install)

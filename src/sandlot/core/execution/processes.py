@@ -18,23 +18,24 @@ from __future__ import annotations
 import asyncio
 import signal as signals
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sandlot.core.execution.helpers import end_process, is_helper
+from sandlot.core.execution.execution import Client, Execution, Executions, ExecutionStream
+from sandlot.core.execution.helpers import is_helper
 from sandlot.core.execution.output import CommandResult, OutputCollector, ProcessOutcome, process_outcome
+from sandlot.core.execution.state import Kind
 from sandlot.core.execution.stdin import StdinManager, check_id
-from sandlot.core.execution.unattended import UnattendedExecutions
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.records.execution_log import NATIVE, ExecutionDescription, ExecutionLog, LogEntry
-from sandlot.core.records.usage import MonthlyExecutionCounter
-from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Hold, Sandbox, SandboxLocal
+from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
+from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox, SandboxLocal
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import Output, OutputGap, ProcessInfo
-from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, UnavailableError
-from sandlot.model.ids import ProcessId, new_process_id
+from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError
+from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import OutputCapture
-from sandlot.model.records import BACKGROUND
+from sandlot.model.records import INSTALL
 from sandlot.model.specs import KIB, ProcessSpec
 from sandlot.protocol.schema import STDERR, STDOUT
 
@@ -73,11 +74,7 @@ UNKNOWN: Final = ProcessDetails()
 
 
 class SandboxProcesses:
-    """Details of the processes of one sandbox.
-
-    Args:
-        buffers: Buffer budget of the sandbox, in which the memory of the details is counted.
-    """
+    """Details of the processes of one sandbox. Their memory is counted in the buffer budget of the sandbox."""
 
     __slots__ = ("_buffers", "details")
 
@@ -112,98 +109,54 @@ class SandboxProcesses:
         self._buffers.give(self.details.pop(process).size_bytes)
 
 
-class ProcessExecution:
-    """One client's connection to a process. Iterate over the execution for the output, then await :meth:`outcome`, and close or detach the execution.
+class ProcessExecution(ExecutionStream[ProcessCall]):
+    """One client's stream of a process. Iterate over it for the output, then await :meth:`outcome`, and close or detach the stream at the end.
 
     Args:
-        service: Service that started or found the process.
-        sandbox: Sandbox of the process.
-        call: Call to the guest that started the process or is attached to it.
         until: Channel -> byte offset. The iteration stops once it has reached all these offsets, even if the process still runs. None: the iteration
             stops at the end of the process.
-        entry: Entry in the execution log; None if this execution does not write the entry.
 
     Attributes:
-        call: Call to the guest that started the process or is attached to it. The call also carries the input of the process.
-        id: Id of the process.
         pid: Process number inside the sandbox.
-        is_over: True once the outcome is known, the sandbox has ended, or the execution was closed.
         is_running: True if the process still runs when the iteration stops, so that it has no outcome yet.
     """
 
-    __slots__ = ("_entry", "_hold", "_sandbox", "_service", "_until", "call", "id", "is_over", "is_running", "pid")
+    __slots__ = ("_service", "_until", "is_running", "pid")
 
     def __init__(
-        self,
-        service: ProcessService,
-        sandbox: Sandbox,
-        call: ProcessCall,
-        *,
-        until: Mapping[int, int] | None = None,
-        entry: LogEntry | None = None,
+        self, service: ProcessService, sandbox: Sandbox, call: ProcessCall, client: Client | None, until: Mapping[int, int] | None = None
     ) -> None:
+        super().__init__(sandbox, call, client)
         self._service = service
-        self._sandbox = sandbox
-        self._entry = entry
         self._until = until
-        self._hold = Hold(sandbox.activity)
-        self.call = call
-        self.id = call.id
         self.pid = call.pid
-        self.is_over = False
         self.is_running = until is not None
 
     async def __aiter__(self) -> AsyncIterator[Output | OutputGap]:
-        """Yield the output of the process until its end. If the client stops iterating, the process blocks when it writes more output.
-
-        Raises:
-            SandboxEndedError: The sandbox ended; the error has the reason.
-        """
+        """Yield the output of the process until its end. If the client stops iterating, the process blocks when it writes more output."""
         missing = dict(self._until or {})
         if self._until is not None and not missing:
             return
-        try:
-            async for event in self.call:
-                if self._entry is not None:
-                    self._entry.add(event)
-                yield event
-                if event.channel in missing:
-                    size = len(event.data) if isinstance(event, Output) else event.bytes
-                    if event.offset + size >= missing[event.channel]:
-                        del missing[event.channel]
-                        if not missing:
-                            return
-        except (SandboxEndedError, UnavailableError) as error:
-            raise await self._sandbox.explain(error) from None
+        async for event in self._events():
+            yield event
+            if event.channel in missing:
+                size = len(event.data) if isinstance(event, Output) else event.bytes
+                if event.offset + size >= missing[event.channel]:
+                    del missing[event.channel]
+                    if not missing:
+                        return
 
     async def outcome(self) -> ProcessOutcome:
-        """Wait for the end of the process and return its outcome.
-
-        Raises:
-            SandboxEndedError: The sandbox ended first; the error has the reason.
-        """
-        try:
-            outcome = process_outcome(self.id, await self.call.result())
-        except (SandboxEndedError, UnavailableError) as error:
-            self.is_over = True
-            raise await self._sandbox.explain(error) from None
-        self.is_over = True
+        """Wait for the end of the process and return its outcome."""
+        outcome = process_outcome(self.id, await self._result())
         if (state := self._service.state.get(self._sandbox)) is not None:
             state.ended(outcome.process)
-        if self._entry is not None:
-            self._entry.end(outcome.reason, exit_code=outcome.exit_code, duration_s=outcome.duration_s)
-            self._entry = None
         return outcome
 
     async def collect(self, timeout_s: float | None) -> CommandResult:
         """Collect the output of the process until the process ends.
 
-        Args:
-            timeout_s: Timeout of the process in seconds, which the guest enforces. If the guest does not respond, this method
-                fails ``GRACE_S`` seconds after the timeout. None: no timeout.
-
-        Raises:
-            SandlotError: The sandbox ended, or the guest did not respond in time.
+        The guest enforces ``timeout_s``. If the guest does not respond, this method fails ``GRACE_S`` seconds after the timeout. None: no timeout.
         """
         output = OutputCollector(self._sandbox.buffers)
         try:
@@ -215,65 +168,32 @@ class ProcessExecution:
             output.close()
         return CommandResult(outcome, output.captures[STDOUT], output.captures[STDERR])
 
-    async def detach(self) -> None:
-        """Stop reading the output of the process. The process continues. Idempotent."""
-        self._hold.release()
-        entry, self._entry = self._entry, None
-        if entry is not None and not entry.is_over:
-            self._service.unattended.watch(self._sandbox, entry)
+    async def _leave(self, *, detach: bool) -> None:
         self._service.stdin.unregister(self._sandbox, self.call)
-        await self.call.aclose()
-
-    async def close(self, grace_s: float = 0) -> None:
-        """Stop reading the output of the process. If the process has not ended, kill its process group. Idempotent.
-
-        Args:
-            grace_s: Seconds between SIGTERM and SIGKILL; 0 sends only SIGKILL.
-        """
-        if self._entry is not None:
-            self._entry.cut()
-        if not self.is_over:
-            self.is_over = True
-            self._sandbox.tasks.spawn(end_process(self._sandbox, self.id, grace_s))
-        await self.detach()
+        await super()._leave(detach=detach)
 
 
 class ProcessService:
     """Runs and finds processes in sandboxes.
 
-    Args:
-        log: Execution log.
-        usage: Counts executions against the quota of their owner.
-        stdin: Writes to the input of processes.
-        unattended: Waits for the end of processes that have no client, and completes their log entries.
-
     Attributes:
         state: Details of the processes of each sandbox.
     """
 
-    __slots__ = ("_log", "_usage", "state", "stdin", "unattended")
-
-    def __init__(self, log: ExecutionLog, usage: MonthlyExecutionCounter, stdin: StdinManager, unattended: UnattendedExecutions) -> None:
-        self._log = log
-        self._usage = usage
+    def __init__(self, stdin: StdinManager, executions: Executions) -> None:
         self.stdin = stdin
-        self.unattended = unattended
+        self.executions = executions
         self.state: SandboxLocal[SandboxProcesses] = SandboxLocal(lambda sandbox: SandboxProcesses(sandbox.buffers), SandboxProcesses.close)
 
     async def run(
         self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
     ) -> CommandResult:
-        """Run a process to its end and collect its output. If the caller is cancelled, the process group is killed.
+        """Run a process to its end and collect its output. If the caller is cancelled, the stream is closed; see :meth:`ProcessExecution.close`.
 
-        Args:
-            sandbox: Sandbox of the process.
-            spec: Process to run.
-            stdin: Whole standard input; None is an empty input.
-            description: Description for the execution log, with an optional process id that the client chose.
+        ``stdin`` is the whole standard input; None is an empty input.
 
         Raises:
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
-            SandlotError: The process could not be started, or the sandbox ended.
         """
         process = await self.start(sandbox, spec, stdin=stdin, description=description)
         try:
@@ -282,87 +202,97 @@ class ProcessService:
             await process.close()
 
     async def start(
-        self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
+        self,
+        sandbox: Sandbox,
+        spec: ProcessSpec,
+        *,
+        stdin: bytes | None = None,
+        description: ExecutionDescription = NATIVE,
+        kind: Kind = Kind.PROCESS,
     ) -> ProcessExecution:
-        """Start a process in the foreground. Iterate over the returned execution for the output of the process.
+        """Start a process in the foreground, or join the process with the id that the client chose.
 
-        Args:
-            sandbox: Sandbox of the process.
-            spec: Process to start. If ``spec.stdin`` is True and ``stdin`` is None, clients can write to the input.
-            stdin: Whole standard input; None passes no input.
-            description: Description for the execution log, with an optional process id that the client chose.
+        ``stdin`` is the whole standard input. If ``stdin`` is None and ``spec.stdin`` is True, clients can write to the input.
 
         Raises:
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
             SandlotError: The process could not be started (no such program or directory, no permission), or the sandbox has ended.
         """
-        process, size = description.id or new_process_id(), len(stdin or b"")
-        sandbox.buffers.take(size)
-        try:
-            with self._usage.count(sandbox.owner):
-                async with sandbox.connection() as link:
-                    call = await link.processes.start(spec, id=process)
-        except BaseException as error:
-            sandbox.buffers.give(size)
-            if isinstance(error, asyncio.CancelledError):
-                sandbox.tasks.spawn(end_process(sandbox, process))  # the guest may have started the process
-            raise
-        if stdin is not None:
-            _ = self.stdin.feed(sandbox, call, stdin)
-        elif spec.stdin or spec.pty:
-            self.stdin.register(sandbox, call)
-        self.state.of(sandbox).remember(process, spec)
-        return ProcessExecution(self, sandbox, call, entry=self._log.begin(sandbox, process, description, argv=spec.argv))
+
+        async def attach(id_: ProcessId) -> ProcessCall:
+            async with sandbox.connection() as link:
+                return await link.processes.attach(id_)
+
+        async def send(execution: Execution) -> ProcessCall:
+            if description.id is not None:
+                with suppress(NotFoundError):
+                    call = await attach(execution.id)
+                    execution.description = None  # the process was counted and logged at its start
+                    return call
+            call = await self._send(execution, spec, stdin)
+            if stdin is not None:
+                _ = self.stdin.feed(sandbox, call, stdin)
+            elif spec.stdin or spec.pty:
+                self.stdin.register(sandbox, call)
+            return call
+
+        description = replace(description, argv=description.argv or spec.argv)
+        return ProcessExecution(self, sandbox, *await self.executions.open(sandbox, kind, description, send, attach))
 
     async def launch(
         self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
     ) -> tuple[ProcessId, int]:
-        """Start a process in the background.
-
-        Args:
-            sandbox: Sandbox of the process.
-            spec: Process to start. If ``spec.stdin`` is True and ``stdin`` is None, clients can write to the input.
-            stdin: Whole standard input; None passes no input.
-            description: Description for the execution log, with an optional process id that the client chose.
+        """Start a process in the background. If the caller is cancelled during the start, the process is killed, unless the client chose its id.
 
         Returns:
             Id of the process, and its process number inside the sandbox.
-
-        Raises:
-            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
-            SandlotError: The process could not be started, or the sandbox has ended.
         """
-        sandbox.buffers.take(len(stdin or b""))
+        feeding: asyncio.Task[None] | None = None
+
+        async def send(execution: Execution) -> ProcessCall:
+            nonlocal feeding
+            call = await self._send(execution, spec, stdin, attach=stdin is not None)
+            if stdin is None:
+                await call.aclose()
+            else:
+                # The call stays open because it carries the input. The output of the call is drained: unread output would block the process.
+                sandbox.tasks.spawn(self.stdin.drain(sandbox, call))
+                feeding = self.stdin.feed(sandbox, call, stdin)
+            return call
+
+        description = replace(description, argv=description.argv or spec.argv)
+        execution = await self.executions.launch(sandbox, Kind.PROCESS, description, send)
+        if not isinstance(execution.call, ProcessCall):
+            return execution.id, (await self.get(sandbox, execution.id)).pid
+        if feeding is not None and stdin is not None:
+            await self.stdin.confirm_fed(sandbox, feeding, execution.call, len(stdin))
+        return execution.id, execution.call.pid
+
+    async def _send(self, execution: Execution, spec: ProcessSpec, stdin: bytes | None, *, attach: bool = True) -> ProcessCall:
+        """Send the start of a process to the guest. The memory of the input is reserved; :meth:`StdinManager.feed` gives it back."""
+        sandbox, size = execution.sandbox, len(stdin or b"")
+        sandbox.buffers.take(size)
         try:
-            with self._usage.count(sandbox.owner):
+            with self.executions.counted(execution):
+                if execution.description is not None and execution.description.mode == INSTALL:
+                    self.executions.access.open(sandbox, execution.id)
                 async with sandbox.connection() as link:
-                    call = await link.processes.start(spec, id=description.id, attach=stdin is not None)
+                    execution.was_sent = True
+                    call = await link.processes.start(spec, id=execution.id, attach=attach)
+            self.state.of(sandbox).remember(execution.id, spec)
         except BaseException:
-            sandbox.buffers.give(len(stdin or b""))
+            sandbox.buffers.give(size)
             raise
-        self.state.of(sandbox).remember(call.id, spec)
-        self.unattended.watch(sandbox, self._log.begin(sandbox, call.id, replace(description, mode=BACKGROUND), argv=spec.argv))
-        if stdin is None:
-            await call.aclose()
-        else:
-            # The call stays open because it carries the input. The output of the call is drained: unread output would block the process.
-            sandbox.tasks.spawn(self.stdin.drain(sandbox, call))
-            await self.stdin.confirm_fed(sandbox, self.stdin.feed(sandbox, call, stdin), call, len(stdin))
-        return call.id, call.pid
+        return call
 
     async def follow(self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None, to_end: bool = True) -> ProcessExecution:
-        """Return an execution that reads the output of a process that was started earlier. The process may have ended already.
+        """Read the output of a process that was started earlier. The process may have ended already. Closing the stream does not end the process.
 
-        Args:
-            sandbox: Sandbox of the process.
-            id_: Id of the process.
-            stdout_from: Byte offset from which standard output is read; None reads from the oldest byte that the guest keeps.
-            stderr_from: Byte offset from which standard error is read; None reads from the oldest byte that the guest keeps.
-            to_end: True to read until the process ends. False to read only the output that exists now.
+        The output is read from the byte offsets ``stdout_from`` and ``stderr_from``; None is the oldest byte that the guest keeps. If ``to_end`` is
+        False, only the output that exists now is read.
 
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
-            SandboxEndedError: The sandbox has ended.
         """
         process = check_id(id_)
         until: dict[int, int] | None = None
@@ -372,9 +302,8 @@ class ProcessService:
                 if known.running:
                     ends = {STDOUT: (known.stdout_bytes, stdout_from or 0), STDERR: (known.stderr_bytes, stderr_from or 0)}
                     until = {channel: end for channel, (end, start) in ends.items() if end > start}
-            return ProcessExecution(
-                self, sandbox, await link.processes.attach(process, stdout_from=stdout_from, stderr_from=stderr_from), until=until
-            )
+            call = await link.processes.attach(process, stdout_from=stdout_from, stderr_from=stderr_from)
+        return ProcessExecution(self, sandbox, call, self.executions.enter(sandbox, process), until)
 
     async def read(
         self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None
@@ -386,7 +315,6 @@ class ProcessService:
 
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
-            SandboxEndedError: The sandbox has ended.
         """
         process = await self.follow(sandbox, id_, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
         output = OutputCollector(sandbox.buffers)
@@ -400,19 +328,12 @@ class ProcessService:
             await process.detach()
 
     async def wait(self, sandbox: Sandbox, id_: str, timeout_s: float | None = None) -> ProcessOutcome | None:
-        """Wait for the end of a process without reading its output.
+        """Wait for the end of a process without reading its output. Return None if the process still runs after ``timeout_s`` seconds.
 
-        Args:
-            sandbox: Sandbox of the process.
-            id_: Id of the process.
-            timeout_s: Seconds to wait; None waits until the end, 0 does not wait.
-
-        Returns:
-            The outcome; None if the process still runs.
+        ``timeout_s`` None waits until the end, 0 does not wait.
 
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
-            SandboxEndedError: The sandbox has ended.
         """
         process = check_id(id_)
         async with sandbox.connection(None) as link:
@@ -436,7 +357,6 @@ class ProcessService:
 
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
-            SandboxEndedError: The sandbox has ended.
         """
         async with sandbox.connection() as link:
             return await link.processes.get(check_id(id_))
@@ -451,26 +371,16 @@ class ProcessService:
 
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
-            SandboxEndedError: The sandbox has ended.
         """
         async with sandbox.connection() as link:
             return await link.processes.signal(check_id(id_), number)
 
     async def restart(self, sandbox: Sandbox, id_: str, *, description: ExecutionDescription = NATIVE) -> tuple[ProcessId, int]:
-        """Start a process again in the background. If the process still runs, it is killed first.
-
-        Args:
-            sandbox: Sandbox of the process.
-            id_: Id of the process, which may have ended.
-            description: Description for the execution log, with an optional process id that the client chose.
-
-        Returns:
-            New id of the process, and its process number inside the sandbox.
+        """Start a process again in the background. If the process still runs, it is killed first. See :meth:`launch`.
 
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
             ConflictError: The parameters of the process are no longer known, or the process does not end after SIGKILL.
-            SandboxEndedError: The sandbox has ended.
         """
         process = check_id(id_)
         known = await self.get(sandbox, process)

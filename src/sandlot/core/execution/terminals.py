@@ -26,18 +26,13 @@ _PIECE_BYTES: Final = 64 * KIB
 
 
 async def attach(processes: ProcessService, sandbox: Sandbox, id_: str, *, offset: int | None = None) -> ProcessExecution:
-    """Attach to a process that runs on a terminal, to read its output and to send input.
+    """Attach to a process that runs on a terminal, to read its output from a byte offset and to send input.
 
-    Args:
-        processes: Service that finds the process.
-        sandbox: Sandbox of the process.
-        id_: Id of the process.
-        offset: Byte offset from which the output is read; None reads from the oldest byte that the guest keeps.
+    ``offset`` None is the oldest byte that the guest keeps.
 
     Raises:
         NotFoundError: The sandbox has no such process (code ``process_not_found``).
         ConflictError: The process has no terminal.
-        SandboxEndedError: The sandbox has ended.
     """
     if not (await processes.get(sandbox, id_)).pty:
         raise ConflictError(f"Process {id_} has no terminal.", code=ErrorCode.CONFLICT, hint="Start the process with `pty`.")
@@ -51,7 +46,6 @@ async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
         NotFoundError: The sandbox has no such process (code ``process_not_found``).
         ConflictError: The process has no terminal.
         InvalidRequestError: The size is not valid.
-        SandboxEndedError: The sandbox has ended.
     """
     check_terminal_size(rows, cols)
     async with sandbox.connection() as link:
@@ -59,12 +53,7 @@ async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
 
 
 class TerminalInput:
-    """Input that one client has sent to a terminal and that is not written to the process yet.
-
-    Args:
-        sandbox: Sandbox of the process.
-        run: Process on the terminal.
-    """
+    """Input that one client has sent to a terminal and that is not written to the process yet."""
 
     __slots__ = ("_changed", "_ended", "_pending", "_room", "_run", "_sandbox")
 

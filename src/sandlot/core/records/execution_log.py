@@ -171,11 +171,6 @@ class LogEntry:
             )
         )
 
-    def cut(self) -> None:
-        """End the entry as killed, because no more output will arrive. If the execution continues after a restart or a wake, leave the entry open."""
-        continues = (self._sandbox.detaching.is_set() or self._sandbox.is_hibernated) and not self._sandbox.end_requested.is_set()
-        self.end(RUNNING if continues else KILLED)
-
 
 class ExecutionLog:
     """Execution log of one service.

@@ -66,4 +66,4 @@ async def test_concurrent_starts_keep_to_the_limit_of_background_cells(tmp_path:
         started = await asyncio.gather(*starts, return_exceptions=True)
 
         assert [type(each) for each in started if isinstance(each, BaseException)] == [LimitError, LimitError]
-        assert len(node.core.code.state.of(sandbox).background) == 3
+        assert len(node.core.code.background(sandbox)) == 3

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from sandlot.core.execution import followers, unattended
-from sandlot.core.execution.followers import FOLLOWED
+from sandlot.core.execution import execution
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
@@ -23,7 +22,7 @@ ENDLESS = CellSpec("import time\nprint('begun', flush=True)\nwhile True: time.sl
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "AWAY_S", 0.3)
+    monkeypatch.setattr(execution, "AWAY_S", 0.3)
 
 
 @pytest.mark.usefixtures("short")
@@ -31,13 +30,13 @@ async def test_cell_goes_on_for_a_second_client_after_the_first_one_left(at: Ben
     id_ = new_process_id()
     first = await at.core.code.start(sandbox, SLOW, ExecutionDescription(id=id_))
     second = asyncio.create_task(at.core.code.run(sandbox, SLOW, ExecutionDescription(id=id_)))
-    followers = FOLLOWED.of(sandbox).get(id_)
-    assert followers is not None
-    await until(lambda: followers.count == 2)
+    running = at.core.code.executions.get(sandbox, id_)
+    assert running is not None
+    await until(lambda: len(running.clients) == 2)
     await first.close()
     done = await second
     assert (done.outcome.status, done.stdout.text().splitlines()[-1]) == ("ok", "end")
-    await until(lambda: not FOLLOWED.of(sandbox))
+    await until(lambda: not at.core.code.executions.of(sandbox).live)
     await until(lambda: sandbox.activity.held == 0)
     record = await at.core.executions.get(OPERATOR, id_)
     assert (record.status, record.stdout) == ("ok", done.stdout.text())
@@ -62,7 +61,7 @@ async def test_cell_is_interrupted_when_no_client_comes_back(at: Bench, sandbox:
     first, second = [await at.core.code.start(sandbox, ENDLESS, ExecutionDescription(id=id_)) for _ in range(2)]
     await second.close()
     await first.close()
-    await until(lambda: not FOLLOWED.of(sandbox))
+    await until(lambda: not at.core.code.executions.of(sandbox).live)
     done = await at.core.code.collect(sandbox, id_, wait_s=None)
     assert done.outcome.status == "error"
     await until(lambda: sandbox.activity.held == 0)
@@ -70,7 +69,7 @@ async def test_cell_is_interrupted_when_no_client_comes_back(at: Bench, sandbox:
 
 
 async def test_cell_without_an_id_of_the_client_is_interrupted_at_once(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "AWAY_S", 3600.0)
+    monkeypatch.setattr(execution, "AWAY_S", 3600.0)
     running = await at.core.code.start(sandbox, ENDLESS)
     await running.close()
     assert (await at.core.code.collect(sandbox, running.id, wait_s=None)).outcome.status in {"error", "aborted"}
@@ -85,7 +84,7 @@ async def test_joined_cell_is_counted_and_logged_once(at: Bench, sandbox: Sandbo
     assert at.core.execution_counter.used(sandbox.owner) == before + 1
     waiting = new_process_id()
     assert [await at.core.code.launch(sandbox, CellSpec("1"), ExecutionDescription(id=waiting)) for _ in range(2)] == [waiting] * 2
-    await until(lambda: not at.core.code.state.of(sandbox).background)
+    await until(lambda: not at.core.code.background(sandbox))
     assert await at.core.code.launch(sandbox, CellSpec("1"), ExecutionDescription(id=waiting)) == waiting
     assert at.core.execution_counter.used(sandbox.owner) == before + 2
     page = await at.core.executions.page(OPERATOR)
@@ -95,5 +94,5 @@ async def test_joined_cell_is_counted_and_logged_once(at: Bench, sandbox: Sandbo
 def test_clients_repeat_a_call_before_its_cell_is_interrupted() -> None:
     waits_s = [retries.cut_wait_s(tries, once=True, luck=0.0) or 0.0 for tries in range(1, retries.MAX_TRIES)]
     assert waits_s == sorted(waits_s)
-    assert sum(waits_s[:2]) < followers.AWAY_S, "a connection broke, and the service is there"
-    assert max(waits_s) < unattended.BACK_S, "the service was started again, and the client may just have begun its longest wait"
+    assert sum(waits_s[:2]) < execution.AWAY_S, "a connection broke, and the service is there"
+    assert max(waits_s) < execution.BACK_S, "the service was started again, and the client may just have begun its longest wait"

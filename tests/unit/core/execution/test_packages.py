@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import followers, packages
-from sandlot.core.execution.followers import FOLLOWED
+from sandlot.core.execution import execution
+from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
@@ -32,7 +32,7 @@ IGNORES = "#!/bin/sh\ntrap '' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "AWAY_S", 0.5)
+    monkeypatch.setattr(execution, "AWAY_S", 0.5)
 
 
 async def put(core: Core, sandbox: Sandbox, manager: str) -> None:
@@ -45,19 +45,19 @@ async def running(core: Core, sandbox: Sandbox, id_: str) -> bool:
     return (await core.processes.get(sandbox, id_)).running
 
 
-async def begun(core: Core, sandbox: Sandbox) -> packages.Install:
+async def begun(core: Core, sandbox: Sandbox) -> ProcessExecution:
     made = await core.packages.start(sandbox, WHAT, Quota())
-    await anext(aiter(made.run))
+    await anext(aiter(made))
     return made
 
 
 @pytest.mark.real_guest
 async def test_package_manager_that_ignores_sigterm_is_killed(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "GRACE_S", 0.3)
+    monkeypatch.setattr(execution, "INSTALL_GRACE_S", 0.3)
     await put(at.core, sandbox, IGNORES)
     made = await begun(at.core, sandbox)
     await made.close()
-    await until(lambda: ended(at.core, sandbox, made.run.id))
+    await until(lambda: ended(at.core, sandbox, made.id))
 
 
 async def ended(core: Core, sandbox: Sandbox, id_: str) -> bool:
@@ -79,7 +79,7 @@ async def gated(folder: Path) -> AsyncIterator[tuple[Node, Sandbox, MemoryGuest,
 
 
 async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "AWAY_S", 3600.0)
+    monkeypatch.setattr(execution, "AWAY_S", 3600.0)
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
@@ -87,7 +87,7 @@ async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monke
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
-        assert node.core.packages.access.is_open(sandbox)
+        assert node.core.processes.executions.access.is_open(sandbox)
         start.release()
 
         following = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
@@ -99,7 +99,7 @@ async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monke
 
 
 async def test_second_client_joins_an_install_whose_first_client_left_during_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "AWAY_S", 0.0)
+    monkeypatch.setattr(execution, "AWAY_S", 0.0)
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
@@ -112,7 +112,7 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
         start.release()
         await settled(lambda: bool(guest.processes.running))
         await run_pending()
-        assert node.core.packages.access.is_open(sandbox)
+        assert node.core.processes.executions.access.is_open(sandbox)
         gate.set()
 
         assert (await following).outcome.exit_code == 0
@@ -122,11 +122,11 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
         assert node.core.execution_counter.used(sandbox.owner) == 1
         record = await node.core.executions.get(OPERATOR, id_)
         assert (record.status, record.exit_code) == ("exited", 0)
-        await settled(lambda: not node.core.packages.access.is_open(sandbox) and not FOLLOWED.of(sandbox))
+        await settled(lambda: not node.core.processes.executions.access.is_open(sandbox) and not node.core.processes.executions.of(sandbox).live)
 
 
 async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "AWAY_S", 0.0)
+    monkeypatch.setattr(execution, "AWAY_S", 0.0)
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
         leaving = await node.core.packages.start(sandbox, WHAT, Quota(), ExecutionDescription(id=id_))
@@ -135,14 +135,14 @@ async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, 
         await run_pending()
         gate.set()
 
-        assert (await following.run.collect(None)).outcome.exit_code == 0
+        assert (await following.collect(None)).outcome.exit_code == 0
         assert guest.requests("process.signal") == []
         await following.close()
-        await settled(lambda: not node.core.packages.access.is_open(sandbox) and not FOLLOWED.of(sandbox))
+        await settled(lambda: not node.core.processes.executions.access.is_open(sandbox) and not node.core.processes.executions.of(sandbox).live)
 
 
 async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "AWAY_S", 0.0)
+    monkeypatch.setattr(execution, "AWAY_S", 0.0)
     async with gated(tmp_path) as (node, sandbox, guest, _):
         start = guest.hold("process.start")
         leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=new_process_id())))
@@ -152,7 +152,7 @@ async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, 
         start.release()
 
         await settled(lambda: [call["signal"] for call in guest.requests("process.signal")][:1] == [signal.SIGTERM])
-        await settled(lambda: not node.core.packages.access.is_open(sandbox) and not FOLLOWED.of(sandbox))
+        await settled(lambda: not node.core.processes.executions.access.is_open(sandbox) and not node.core.processes.executions.of(sandbox).live)
 
 
 async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
         made = await begun(node.core, sandbox)
         await made.close()
 
-        await settled(lambda: not node.guest(sandbox).processes.running and not node.core.packages.access.is_open(sandbox))
+        await settled(lambda: not node.guest(sandbox).processes.running and not node.core.processes.executions.access.is_open(sandbox))
         assert cleaned.is_set()
-        assert not FOLLOWED.of(sandbox)
-        assert (await node.core.executions.get(OPERATOR, made.run.id)).status == "killed"
+        assert not node.core.processes.executions.of(sandbox).live
+        assert (await node.core.executions.get(OPERATOR, made.id)).status == "killed"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import code, followers, unattended
-from sandlot.core.execution.followers import FOLLOWED
+from sandlot.core.execution import code, execution
 from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
@@ -32,8 +31,8 @@ OPEN = ProcessSpec(argv=("touch", "/tmp/gate"))
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unattended, "BACK_S", 0.5)
-    monkeypatch.setattr(followers, "AWAY_S", 0.3)
+    monkeypatch.setattr(execution, "BACK_S", 0.5)
+    monkeypatch.setattr(execution, "AWAY_S", 0.3)
 
 
 async def found(service: Service, sandbox: Sandbox) -> Sandbox:
@@ -65,7 +64,7 @@ async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, dri
         sandbox = await found(second, sandbox)
         await until(lambda: status_is(second, left.id, "killed"))
         assert (await second.core.code.collect(sandbox, left.id, wait_s=None)).outcome.status == "error"
-        assert not FOLLOWED.of(sandbox)
+        assert set(second.core.code.executions.of(sandbox).live) == {kept}
         assert (sandbox.activity.held, await status(second, kept)) == (1, "running"), (
             "the one in the background goes on, and it alone keeps the sandbox"
         )
@@ -123,12 +122,12 @@ async def test_inherited_install_has_package_access_until_its_end(tmp_path: Path
         await first.core.processes.run(sandbox, put, stdin=manager.encode())
         await first.core.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
         await first.core.processes.launch(sandbox, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
-        assert first.core.packages.access.is_open(sandbox)
+        assert first.core.processes.executions.access.is_open(sandbox)
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
-        assert second.core.packages.access.is_open(sandbox)
+        assert second.core.processes.executions.access.is_open(sandbox)
         await second.core.processes.run(sandbox, OPEN)
-        await until(lambda: not second.core.packages.access.is_open(sandbox))
+        await until(lambda: not second.core.processes.executions.access.is_open(sandbox))
 
 
 async def wait_for_ever(_: object) -> None:
@@ -146,12 +145,12 @@ async def test_inherited_cell_counts_followers_before_its_sandbox_is_recovered(t
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:
         again = node.sandboxes.find(sandbox.id, OPERATOR)
-        followers = FOLLOWED.of(again).get(id_)
-        assert followers is not None
+        running = node.core.code.executions.get(again, id_)
+        assert running is not None
 
         recovery.set()
         follower = await node.core.code.follow(again, id_)
-        assert followers.count >= 1
+        assert len(running.clients) >= 1
         await follower.close()
 
 
@@ -169,11 +168,11 @@ async def test_inherited_install_has_package_access_before_its_sandbox_is_recove
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:
         again = node.sandboxes.find(sandbox.id, OPERATOR)
-        assert node.core.packages.access.is_open(again)
+        assert node.core.processes.executions.access.is_open(again)
 
         recovery.set()
         gate.set()
-        await settled(lambda: not node.core.packages.access.is_open(again))
+        await settled(lambda: not node.core.processes.executions.access.is_open(again))
 
 
 def background(script: str) -> ProcessSpec:
@@ -245,10 +244,10 @@ async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox
 
 
 async def test_waits_for_many_processes_leave_calls_of_the_link_free(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unattended, "MAX_WAITS", 2)
-    monkeypatch.setattr(unattended, "POLL_S", 0.05)
+    monkeypatch.setattr(execution, "MAX_WAITS", 2)
+    monkeypatch.setattr(execution, "POLL_S", 0.05)
     ids = [(await at.core.processes.launch(sandbox, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
-    waits = at.core.processes.unattended.waits
+    waits = at.core.processes.executions.waits
     await until(lambda: waits[sandbox.id] == 2)
     assert [(await ended(at.service, id_)).stdout for id_ in ids] == [f"{number}\n" for number in range(8)]
     assert not waits
@@ -277,9 +276,9 @@ async def test_background_process_does_not_count_as_activity(at: Bench, sandbox:
 async def test_end_of_a_sandbox_ends_the_entries_of_processes_without_a_waiting_call(
     at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unattended, "MAX_WAITS", 1)
+    monkeypatch.setattr(execution, "MAX_WAITS", 1)
     ids = [(await at.core.processes.launch(sandbox, background("sleep 1000")))[0] for _ in range(4)]
-    await until(lambda: at.core.processes.unattended.waits[sandbox.id] == 1)
+    await until(lambda: at.core.processes.executions.waits[sandbox.id] == 1)
     await at.sandboxes.kill(sandbox.id, OPERATOR)
     assert [(await ended(at.service, id_)).status for id_ in ids] == ["killed"] * 4
 

@@ -23,6 +23,6 @@ async def install(sandbox: str, body: PackagesBody, request: Request, idempotenc
     box, what, quota = sandbox_of(request, sandbox), body.asked(), principal_of(request).quota
     packages, description = core_of(request).packages, ExecutionDescription(id=named(box.id, idempotency_key, body))
     if streams.wanted(request):
-        begun = await unless_gone(request, packages.start(box, what, quota, description))
-        return streams.events(request, told_of(begun.run), begun.close)
+        run = await unless_gone(request, packages.start(box, what, quota, description))
+        return streams.events(request, told_of(run), run.close)
     return reply(FinishedAnswer.finished(await unless_gone(request, packages.install(box, what, quota, description)), None))

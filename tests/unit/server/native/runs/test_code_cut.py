@@ -8,7 +8,6 @@ import json
 import httpx
 import pytest
 
-from sandlot.core.execution.followers import FOLLOWED
 from sandlot.model.access import OPERATOR
 from tests.support.service import Bench, tcp_client
 from tests.support.until import until
@@ -32,13 +31,13 @@ async def test_a_connection_that_breaks_interrupts_nothing(at: Bench, http: http
             f"POST {path} HTTP/1.1\r\nhost: x\r\n{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n{content}".encode()
         )
         await writer.drain()
-        await until(lambda: bool(at.core.code.state.of(sandbox).recent))
-        (execution,) = at.core.code.state.of(sandbox).recent
-        followers = FOLLOWED.of(sandbox).get(execution)
-        assert followers is not None
+        await until(lambda: bool(at.core.code.executions.of(sandbox).recent))
+        (execution,) = at.core.code.executions.of(sandbox).recent
+        running = at.core.code.executions.get(sandbox, execution)
+        assert running is not None
         writer.transport.abort()
-        await until(lambda: followers.count == 0)
+        await until(lambda: len(running.clients) == 0)
         done = (await tcp.post(path, json=body, headers={"Idempotency-Key": "mine"})).json()
         assert (done["status"], done["stdout"].splitlines()[-1], done["error"]) == ("ok", "end", None)
-        assert [done["execution"]] == list(at.core.code.state.of(sandbox).recent)
+        assert [done["execution"]] == list(at.core.code.executions.of(sandbox).recent)
     del reader
