@@ -30,12 +30,12 @@ from sandlot.core.lifecycle.idle import IdleMonitor
 from sandlot.core.lifecycle.mounts import mount_step
 from sandlot.core.lifecycle.start import StartSource, template_strategies
 from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor
-from sandlot.core.lifecycle.update import SandboxUpdate, UpdateSandboxParams, Used, used
+from sandlot.core.lifecycle.update import UpdateSandboxParams, Used, update, used
 from sandlot.core.node.allocation import Allocation
 from sandlot.core.node.reservations import Purpose
 from sandlot.core.operations import Operation
 from sandlot.core.registry import MAX_REMEMBERED, SandboxRegistry
-from sandlot.core.sandbox import Sandbox
+from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
@@ -261,10 +261,12 @@ class SandboxManager:
             SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(id_, principal)
-        with self._registry.reserve_name(sandbox.owner, params.name if params.unique_name else None, besides=sandbox):
-            await SandboxUpdate(sandbox, principal, params, self._lifecycle).run()
-        sandbox.activity.touch()
-        return sandbox
+        with contextlib.ExitStack() as held:  # until the operation has ended, which may be later than its client leaves
+            held.callback(Hold(sandbox.activity).release)
+            held.enter_context(self._registry.reserve_name(sandbox.owner, params.name if params.unique_name else None, besides=sandbox))
+            await sandbox.recovered.wait()
+            sandbox.check_live()
+            return await self._submit(sandbox, functools.partial(update, principal=principal, params=params), held)
 
     async def usage(self, id_: str, principal: Principal) -> Used:
         """Return the resources that a sandbox has used, and its limits."""
@@ -311,7 +313,10 @@ class SandboxManager:
             quotas.check_lifetime(principal.quota, timeout_s)
         return await self._submit(sandbox, functools.partial(suspend.resume, timeout_s=timeout_s))
 
-    async def _submit(self, sandbox: Sandbox, operation: Operation[None]) -> Sandbox:
+    async def _submit(self, sandbox: Sandbox, operation: Operation[None], held: contextlib.ExitStack | None = None) -> Sandbox:
         await sandbox.recovered.wait()
-        await sandbox.operations.submit(operation)
+        try:
+            await sandbox.operations.submit(operation, (held or contextlib.ExitStack()).pop_all().close)
+        except (SandboxEndedError, UnavailableError) as error:
+            raise await sandbox.explain(error) from None
         return sandbox

@@ -1,8 +1,8 @@
 """Operations on one sandbox, run one at a time by its supervisor.
 
 Invariants:
-- An operation that has begun is finished, even if its caller is cancelled. An operation that has not begun is dropped when its caller
-  is cancelled.
+- An operation that has begun is finished, even if its caller is cancelled. An operation that has not begun is withdrawn when its caller
+  is cancelled. Only the requested end of the sandbox cuts an operation that has begun; see ``SandboxSupervisor.serve``.
 - Every caller gets a result or an error, even when the sandbox ends or the service detaches from the sandbox.
 """
 
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from sandlot.core.ports import Clock
 from sandlot.model.errors import SandlotError
 
 ResultT = TypeVar("ResultT")
@@ -26,12 +27,16 @@ class QueuedOperation:
 
     Args:
         operation: Operation to run.
+        on_end: Function that is called when the operation has ended or will never begin.
+        submitted_monotonic_s: Monotonic time at which the operation was submitted.
     """
 
-    __slots__ = ("begun", "done", "operation")
+    __slots__ = ("begun", "done", "on_end", "operation", "submitted_monotonic_s")
 
-    def __init__(self, operation: Operation[Any]) -> None:
+    def __init__(self, operation: Operation[Any], on_end: Callable[[], None], submitted_monotonic_s: float) -> None:
         self.operation = operation
+        self.on_end = on_end
+        self.submitted_monotonic_s = submitted_monotonic_s
         self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.begun = False
 
@@ -50,29 +55,38 @@ class QueuedOperation:
         else:
             if not self.done.done():
                 self.done.set_result(result)
+        finally:
+            self.on_end()
 
 
 class OperationQueue:
     """Queue of operations on one sandbox, which the sandbox's supervisor runs one at a time."""
 
-    __slots__ = ("_closed", "_running", "_waiting", "there")
+    __slots__ = ("_clock", "_closed", "_running", "_waiting", "there")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._waiting: deque[QueuedOperation] = deque()
         self._running: QueuedOperation | None = None
         self._closed: Callable[[], SandlotError] | None = None
         self.there = asyncio.Event()
         """Event that is set while an operation waits."""
 
-    async def submit(self, operation: Operation[ResultT]) -> ResultT:
+    async def submit(self, operation: Operation[ResultT], on_end: Callable[[], None] = lambda: None) -> ResultT:
         """Submit an operation and wait for its result.
+
+        Args:
+            operation: Operation to run.
+            on_end: Function that is called once when the operation has ended or will never begin. A cut operation may end after its caller got an
+                error, and any operation after its caller was cancelled.
 
         Raises:
             SandlotError: The operation failed, the sandbox has ended, or the service has detached from the sandbox.
         """
         if self._closed is not None:
+            on_end()
             raise self._closed()
-        queued = QueuedOperation(operation)
+        queued = QueuedOperation(operation, on_end, self._clock.monotonic_s())
         self._waiting.append(queued)
         self.there.set()
         try:
@@ -80,8 +94,13 @@ class OperationQueue:
         except asyncio.CancelledError:
             if not queued.begun and queued in self._waiting:
                 self._waiting.remove(queued)
+                on_end()
             raise
         return result
+
+    def has_earlier(self, monotonic_s: float) -> bool:
+        """Return True if an operation waits that was submitted before a moment."""
+        return bool(self._waiting) and self._waiting[0].submitted_monotonic_s < monotonic_s
 
     async def run_next(self, supervisor: object) -> None:
         """Run the operation that was submitted first, if there is one."""
@@ -103,5 +122,7 @@ class OperationQueue:
             if queued is not None and not queued.done.done():
                 queued.done.set_exception(closed())
                 queued.done.exception()
+        for queued in self._waiting:
+            queued.on_end()
         self._waiting.clear()
         self._running = None

@@ -7,6 +7,8 @@ Invariants:
 - A call to a sandbox that is being recovered after a restart of the service waits for the recovery; the call is not refused.
 - A call to a suspended sandbox resumes the sandbox, if ``auto_resume`` is set; otherwise the call is refused.
 - A service that stops closes its links and ends no sandbox: the processes in the sandboxes keep running.
+- Only ``core/lifecycle`` changes a live sandbox. Other code requests the end, detaches, lets the timeout pass (:meth:`Sandbox.expire`), submits
+  operations, records activity, and pins mounts.
 - Other features add no attributes to :class:`Sandbox`: each feature keeps its data for the sandboxes in its own :class:`SandboxLocal`.
 """
 
@@ -158,7 +160,7 @@ class Sandbox:
         awake: Event that is set while the sandbox is not suspended, and set permanently once the end of the sandbox is requested.
         inherited: True for a sandbox that an earlier service created. Its guest may run executions that this service did not start.
         resume_operation: Operation that resumes the suspended sandbox; set by :class:`~sandlot.core.manager.SandboxManager`.
-        steady: Number of forks and snapshots in progress, during which no volume may be attached or detached.
+        mount_pins: Number of forks and snapshots in progress, during which no volume may be attached or detached.
         tasks: Background tasks of the sandbox. They are cancelled when the sandbox ends or the service stops.
         locals: State that features keep for the sandbox. Only :class:`SandboxLocal` uses this attribute.
         is_removed: True once nothing of the sandbox is left on the host.
@@ -169,7 +171,6 @@ class Sandbox:
         "allocation",
         "awake",
         "buffers",
-        "change_lock",
         "created_at",
         "deadline",
         "detaching",
@@ -184,6 +185,7 @@ class Sandbox:
         "is_removed",
         "locals",
         "metadata",
+        "mount_pins",
         "name",
         "operations",
         "owner",
@@ -195,7 +197,6 @@ class Sandbox:
         "single_use",
         "spec",
         "state",
-        "steady",
         "tasks",
     )
 
@@ -234,13 +235,12 @@ class Sandbox:
         self.allocation: Allocation | None = None
         self.exit: Exit | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.operations = OperationQueue()
+        self.operations = OperationQueue(clock)
         self.awake = asyncio.Event()
         if state not in _SUSPENDED:
             self.awake.set()
         self.resume_operation: Operation[None] | None = None
-        self.change_lock = asyncio.Lock()
-        self.steady = 0
+        self.mount_pins = 0
         self.end_requested = asyncio.Event()
         self.requested_exit: Exit | None = None
         self.ended = asyncio.Event()
@@ -291,6 +291,11 @@ class Sandbox:
         else:
             self.detaching.set()
 
+    def expire(self) -> None:
+        """Let the timeout of a running sandbox pass now. Does nothing in any other state."""
+        if self.state is State.RUNNING:
+            self.deadline.extend(0)
+
     async def wait_reachable(self) -> None:
         """Wait until the sandbox is recovered, and resume the sandbox if it is suspended. Also return if the sandbox has ended.
 
@@ -315,6 +320,25 @@ class Sandbox:
         """True while the sandbox is hibernated, or is being hibernated or woken. In these states its guest does not report the state of processes."""
         return self.state in {State.HIBERNATING, State.HIBERNATED, State.WAKING} and not self.end_requested.is_set()
 
+    def check_live(self) -> None:
+        """Refuse a call to a sandbox that is still being created, has ended, or is left to the next service.
+
+        Raises:
+            ConflictError: The sandbox is still being created.
+            SandboxEndedError: The sandbox has ended, or its end is requested.
+            UnavailableError: The service is stopping and leaves the sandbox to the next service; code ``service_stopping``.
+        """
+        if self.end_requested.is_set() or is_terminal(self.state):
+            raise self.ended_error()
+        if self.detaching.is_set():
+            raise self.stopping_error()
+        if self.state is State.CREATING:
+            raise ConflictError(
+                f"Sandbox {self.id} is still being created.",
+                hint="Wait until its state is 'running'.",
+                fields={"sandbox": self.id, "state": str(self.state)},
+            )
+
     def require_link(self) -> Link:
         """Return the link to the guest of a running sandbox.
 
@@ -323,19 +347,12 @@ class Sandbox:
             SandboxEndedError: The sandbox has ended, or its end is requested.
             UnavailableError: The service is stopping and leaves the sandbox to the next service; code ``service_stopping``.
         """
-        if self.detaching.is_set() and not self.end_requested.is_set():
-            raise self.stopping_error()
-        if self.state in _REACHABLE and self.link is not None and not self.end_requested.is_set():
-            return self.link
-        if self.state is State.CREATING and not self.end_requested.is_set():
-            raise ConflictError(
-                f"Sandbox {self.id} is still being created.",
-                hint="Wait until its state is 'running'.",
-                fields={"sandbox": self.id, "state": str(self.state)},
-            )
-        if self.state in _SUSPENDED and not self.end_requested.is_set():
+        self.check_live()
+        if self.state in _SUSPENDED:
             raise self.suspended_error()
-        raise self.ended_error()
+        if self.state not in _REACHABLE or self.link is None:
+            raise self.ended_error()
+        return self.link
 
     def require_instance(self) -> Instance:
         """Return the driver's instance of the sandbox.

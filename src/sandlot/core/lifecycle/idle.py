@@ -155,13 +155,13 @@ class IdleMonitor:
                 return
         if 0 < background.missed < MISSES:
             return
-        # A client may have begun to use the sandbox while the guest responded, so the activity is checked again.
-        if not self._is_held(sandbox) and has_idled(limit_s, self._quiet_s(sandbox), background.seen_s(), tasks):
+        # A client may have begun to use or suspended the sandbox while the guest responded, so both are checked again.
+        if sandbox.state is State.RUNNING and not self._is_held(sandbox) and has_idled(limit_s, self._quiet_s(sandbox), background.seen_s(), tasks):
             _log.info("sandbox.idle", sandbox=sandbox.id, idle_timeout_s=limit_s)
             if sandbox.spec.on_timeout is OnTimeout.KILL:
                 sandbox.request_end(Exit(ExitReason.KILLED, f"it was idle for {limit_s:g} s"))
             else:
-                sandbox.deadline.extend(0)
+                sandbox.expire()
 
     def _quiet_s(self, sandbox: Sandbox) -> float:
         return self._clock.monotonic_s() - sandbox.activity.quiet_since_s

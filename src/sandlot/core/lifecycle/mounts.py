@@ -103,22 +103,24 @@ async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
             hint="Resume the sandbox if it is suspended, and retry.",
             fields={"sandbox": sandbox.id},
         )
-    sandbox.steady += 1
+    sandbox.mount_pins += 1
     try:
         yield
     finally:
-        sandbox.steady -= 1
+        sandbox.mount_pins -= 1
 
 
 async def settle(supervisor: SandboxSupervisor) -> None:
     """Finish interrupted attachments and detachments: attach each volume that is marked as *moving* or, if this fails, detach the volume."""
     sandbox = supervisor.sandbox
-    if not _moving(sandbox) or sandbox.state is not State.RUNNING:
+    if not _moving(sandbox) or sandbox.state is not State.RUNNING or sandbox.end_requested.is_set():
         return
     for mount in _moving(sandbox):
         try:
             await _put(supervisor, mount)
         except SandlotError as error:
+            if sandbox.end_requested.is_set():
+                return
             _log.warning("volume.not_attached", sandbox=sandbox.id, volume=mount.volume, path=mount.path, error=str(error))
             await _undo(supervisor, mount)
         else:
@@ -152,8 +154,9 @@ async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: 
         _become(sandbox, moving, replace(moving, changing=False))
         await supervisor.dependencies.recorder.save_update(sandbox, WHAT)
     except BaseException:
-        await _undo(supervisor, moving)
-        await supervisor.dependencies.recorder.save_eventually(sandbox)
+        if not sandbox.end_requested.is_set():
+            await _undo(supervisor, moving)
+            await supervisor.dependencies.recorder.save_eventually(sandbox)
         raise
     _log.info("volume.attached", sandbox=sandbox.id, volume=requested.volume, path=requested.path, read_only=requested.read_only)
 
@@ -196,13 +199,9 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
         SandlotError: The sandbox has ended or cannot be resumed.
     """
     sandbox = supervisor.sandbox
-    if sandbox.state is not State.RUNNING:  # the sandbox was suspended while this operation waited
-        if not sandbox.spec.auto_resume or sandbox.resume_operation is None:
-            raise sandbox.suspended_error()
-        await sandbox.resume_operation(supervisor)
-    supervisor.check_end()
+    await supervisor.ensure_running()
     await settle(supervisor)
-    if sandbox.steady:
+    if sandbox.mount_pins:
         raise ConflictError(
             f"Sandbox {sandbox.id} is being forked or written to a snapshot; its volumes cannot be changed meanwhile.",
             hint="Retry when the fork or the snapshot is complete.",
@@ -247,8 +246,6 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     """Detach a volume whose attachment failed. A volume in use stays attached. If the result is unknown, the volume stays marked as *moving*."""
     sandbox = supervisor.sandbox
-    if sandbox.end_requested.is_set():
-        return
     try:
         await _take(supervisor, mount)
     except SandlotError as error:
@@ -348,7 +345,7 @@ class MountManager:
         owner = principal if sandbox.owner == principal.owner else replace(principal, owner=sandbox.owner, operator=False)
         self._volumes.resolve(owner, (mount,))  # a request for a missing volume must not resume the sandbox
         await self._check(sandbox)
-        await self._ordered(sandbox, functools.partial(attach, principal=owner, mount=mount))
+        await self._submit(sandbox, functools.partial(attach, principal=owner, mount=mount))
         return sandbox
 
     async def detach(self, sandbox_id: str, principal: Principal, which: str) -> Sandbox:
@@ -370,7 +367,7 @@ class MountManager:
         sandbox = self._registry.find(sandbox_id, principal)
         await self._check(sandbox)
         found(sandbox, which)
-        await self._ordered(sandbox, functools.partial(detach, which=which))
+        await self._submit(sandbox, functools.partial(detach, which=which))
         return sandbox
 
     async def _check(self, sandbox: Sandbox) -> None:
@@ -385,8 +382,7 @@ class MountManager:
                     fields={"ability": str(ability)},
                 )
 
-    async def _ordered(self, sandbox: Sandbox, work: Operation[None]) -> None:
-        await sandbox.wait_reachable()
-        async with sandbox.change_lock:
-            await sandbox.operations.submit(work)
+    async def _submit(self, sandbox: Sandbox, operation: Operation[None]) -> None:
+        await sandbox.recovered.wait()
+        await sandbox.operations.submit(operation)
         sandbox.activity.touch()

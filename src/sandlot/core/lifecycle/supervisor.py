@@ -3,7 +3,11 @@
 Invariants:
 - All resources that the driver made for the sandbox are released by this task and by no other, whatever fails.
 - If the end of the sandbox is requested during its start, the start stops before the next step. No step of the driver is interrupted.
-- Operations on the sandbox (:mod:`sandlot.core.operations`) and its ``on_timeout`` run in this task, one at a time.
+- Every change of the live sandbox is an operation (:mod:`sandlot.core.operations`). Operations and the sandbox's ``on_timeout`` run one at a time.
+- The requested end cuts an operation: the operation is cancelled, and the end begins when the operation has ended, after ``CUT_S`` at the latest.
+  Code that repairs the sandbox after a failed operation does nothing once the end is requested. Nothing else interrupts an operation.
+- When the deadline passes, the operations that were submitted before the deadline run first, because they may move the deadline. Operations that are
+  submitted later run after ``on_timeout``, so no client can postpone the expiry.
 - If a guest violates the protocol of the link or closes the link, its sandbox is ended. No other sandbox is affected.
 - A new state is recorded before the response. If the service is killed, the next service therefore recovers all sandboxes that clients know, and
   removes all others.
@@ -17,6 +21,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -38,6 +43,7 @@ from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.volumes import VolumeManager
+from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import InternalError, SandlotError
 from sandlot.model.ports import Attachment, Driver, Exit, ExitReason, Resources
@@ -47,6 +53,8 @@ GUEST_GRACE_S: Final = 60.0
 """Seconds by which the guest's deadline is later than the service's. The guest ends its sandbox only if no service has ended it by then."""
 RECORD_TIMEOUT_S: Final = 1.0
 """Maximum seconds that the end of a sandbox waits for the store. A slow disk or database must not keep a sandbox alive."""
+CUT_S: Final = 2.0
+"""Maximum seconds that the end of a sandbox waits for an operation that it has cancelled."""
 EXIT_TIMEOUT_S: Final = 3.0
 """Seconds to wait, after the link to a guest was lost, until the driver reports how the sandbox ended."""
 
@@ -124,6 +132,10 @@ class SandboxSupervisor:
         self.dependencies = dependencies
         self.driver: Driver = dependencies.drivers[sandbox.spec.isolation]
         sandbox.allocation = allocation
+        self._cut_operation: asyncio.Task[None] | None = None
+        """Operation that still runs although the end of the sandbox has cancelled it."""
+        self._cut_reservation: Reservation | None = None
+        """Reservation for the resources that ``_cut_operation`` may still make."""
         self._image_reservation: Reservation | None = None
         """Reservation of the disk space of the hibernation image; None while the sandbox is not hibernated."""
         self._recorded_ref: str | None = None
@@ -195,13 +207,31 @@ class SandboxSupervisor:
                     raise SupervisionDetachedError
                 if lost is not None and lost in done:
                     return await self.exit_after_link_lost(lost.result())
-                if expiry in done and moved not in done:
-                    await self.dependencies.on_timeout(self)
+                has_expired = deadline.monotonic_s <= self.dependencies.clock.monotonic_s()
+                if has_expired and not sandbox.operations.has_earlier(deadline.monotonic_s):
+                    await self._run_operation(self.dependencies.on_timeout(self))
                 elif submitted in done:
-                    await sandbox.operations.run_next(self)
+                    await self._run_operation(sandbox.operations.run_next(self))
         finally:
             requested.cancel()
             detaching.cancel()
+
+    async def _run_operation(self, operation: Coroutine[Any, Any, None]) -> None:
+        """Await an operation, or cut the operation when the end of the sandbox is requested."""
+        task = asyncio.ensure_future(operation)
+        requested = asyncio.ensure_future(self.sandbox.end_requested.wait())
+        await asyncio.wait({task, requested}, return_when=asyncio.FIRST_COMPLETED)
+        requested.cancel()
+        if not task.done():
+            task.cancel()
+            clock = self.dependencies.clock
+            timeout = asyncio.ensure_future(clock.sleep_until(clock.monotonic_s() + CUT_S))
+            await asyncio.wait({task, timeout}, return_when=asyncio.FIRST_COMPLETED)
+            timeout.cancel()
+        if not task.done():
+            self._cut_operation = task
+        elif not (task.cancelled() and self.sandbox.end_requested.is_set()):
+            task.result()
 
     # Steps ----------------------------------------------------------------------------------------------------------------
 
@@ -238,8 +268,9 @@ class SandboxSupervisor:
     async def until_end(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Await ``work`` and return its result. Cancel ``work`` if the end of the sandbox is requested, the sandbox ends, or the service detaches.
 
-        The method waits until cancelled work has ended. If cancelled work returns a result nevertheless, the method returns this result: otherwise a
-        start slot that was acquired at the last moment would be lost.
+        The method waits until cancelled work has ended, even if its caller is cancelled as well. If cancelled work returns a result nevertheless, the
+        method returns this result: otherwise a start slot that was acquired at the last moment would be lost. The cancellation of the caller is then
+        raised at its next ``await``.
 
         Raises:
             SupervisionEndedError: The end of the sandbox was requested, or the sandbox has ended.
@@ -250,14 +281,24 @@ class SandboxSupervisor:
         requested = asyncio.ensure_future(sandbox.end_requested.wait())
         detaching = asyncio.ensure_future(sandbox.detaching.wait())
         others: set[asyncio.Future[Any]] = {requested, detaching} if self.exited is None else {requested, detaching, self.exited}
+        caller, is_cancelled = asyncio.current_task(), False
         try:
             await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            requested.cancel()
-            detaching.cancel()
-            if not task.done():
-                task.cancel()
+        except asyncio.CancelledError:
+            is_cancelled = True
+        requested.cancel()
+        detaching.cancel()
+        if not task.done():
+            task.cancel()
+        while not task.done():
+            try:
                 await asyncio.wait({task})
+            except asyncio.CancelledError:
+                is_cancelled = True
+        if is_cancelled:
+            if task.cancelled() or task.exception() is not None or caller is None:
+                raise asyncio.CancelledError
+            caller.cancel()
         if task.cancelled():
             self.check_end()
             if sandbox.detaching.is_set():
@@ -265,6 +306,28 @@ class SandboxSupervisor:
             if self.exited is not None and self.exited.done():
                 raise SupervisionEndedError(self.exited.result())
         return task.result()
+
+    @property
+    def link(self) -> Link:
+        """Link to the guest, for operations on the running sandbox. Raises ``SandboxEndedError`` if there is no link."""
+        if self.sandbox.link is None:
+            raise self.sandbox.ended_error()
+        return self.sandbox.link
+
+    async def ensure_running(self) -> None:
+        """Resume the sandbox if it is suspended, for an operation that needs the guest.
+
+        Raises:
+            ConflictError: The sandbox is suspended and its ``auto_resume`` is not set; code ``sandbox_paused``.
+            SandlotError: The sandbox cannot be resumed.
+            SupervisionEndedError: The end of the sandbox was requested.
+        """
+        sandbox = self.sandbox
+        if sandbox.state is not State.RUNNING:
+            if not sandbox.spec.auto_resume or sandbox.resume_operation is None:
+                raise sandbox.suspended_error()
+            await sandbox.resume_operation(self)
+        self.check_end()
 
     @asynccontextmanager
     async def start_slot(self) -> AsyncIterator[None]:
@@ -402,6 +465,8 @@ class SandboxSupervisor:
         await asyncio.wait({saving}, timeout=RECORD_TIMEOUT_S)
         allocation = sandbox.allocation
         if allocation is not None:
+            if self._cut_operation is not None:
+                allocation.also_release(functools.partial(self._reserve_for_cut_operation, allocation.reservation))
             self._releases.add(allocation.release())
         try:
             if allocation is not None:
@@ -419,15 +484,31 @@ class SandboxSupervisor:
                 sandbox.ready.exception()  # mark the error as retrieved: if the client has disconnected, nothing awaits `ready`
         _log.info("sandbox.ended", sandbox=sandbox.id, reason=str(exit_.reason), detail=exit_.detail)
         await self._detach()
+        await self._wait_cut_operation()
         await asyncio.gather(*self._releases)
         await saving
         await self.dependencies.memory_images.remove(sandbox.id)
-        if self._image_reservation is not None:
-            self._image_reservation.release()
+        for reservation in (self._image_reservation, self._cut_reservation):
+            if reservation is not None:
+                reservation.release()
 
     async def _record_end(self, before: asyncio.Future[None]) -> None:
         await before  # saves of one sandbox never overlap
         await self.dependencies.recorder.save_end(self.sandbox)
+
+    def _reserve_for_cut_operation(self, released: Reservation) -> None:
+        self._cut_reservation = self.dependencies.reservations.record(released.purpose, released.amount, owner=released.owner)
+
+    async def _wait_cut_operation(self) -> None:
+        """Wait until an operation has ended that outlasted ``CUT_S``, and release the resources that the operation has made meanwhile."""
+        if self._cut_operation is None:
+            return
+        await asyncio.wait({self._cut_operation})
+        if not self._cut_operation.cancelled() and (error := self._cut_operation.exception()) is not None:
+            _log.warning("sandbox.cut_operation_failed", sandbox=self.sandbox.id, error=str(error))
+        await self._detach()
+        if self.sandbox.allocation is not None:
+            self._releases.add(self.sandbox.allocation.release())
 
     async def _wait_processes_dead(self, allocation: Allocation) -> None:
         """Wait until the processes of the sandbox are dead.

@@ -69,7 +69,7 @@ async def pause(supervisor: SandboxSupervisor) -> None:
             sandbox.deadline.extend(dependencies.policy.max_suspended_s)
             await _both(_freeze(sandbox, instance), dependencies.recorder.save(sandbox, "sandbox.paused", state=State.PAUSED))
     except BaseException as error:
-        if not isinstance(error, SandboxEndedError):
+        if not isinstance(error, SandboxEndedError) and not sandbox.end_requested.is_set():
             await _go_on(supervisor, instance)
         raise
     sandbox.become(State.PAUSED)
@@ -142,7 +142,7 @@ async def _write_hibernation_image(supervisor: SandboxSupervisor, instance: Inst
         writing = instance.snapshot(into, keep_running=False, headroom_bytes=headroom_bytes)
         return await driver_step("hibernate", writing, WRITE_TIMEOUT_S)
     except BaseException as error:
-        if isinstance(error, SandboxEndedError) and sandbox.link is not None:
+        if sandbox.end_requested.is_set() or (isinstance(error, SandboxEndedError) and sandbox.link is not None):
             raise  # the supervisor notices the end of the sandbox because the link is lost
         if was is State.PAUSED:
             sandbox.deadline.extend(sandbox.spec.timeout_s)  # the sandbox runs until it is paused again below
@@ -181,11 +181,11 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
         try:
             if was is State.PAUSED:
                 await driver_step("resume", instance.resume())
-            async with _armed(await _linked(supervisor), stays=was is State.PAUSED):
+            async with _armed(sandbox, await _linked(supervisor), stays=was is State.PAUSED):
                 writing = instance.snapshot(into, keep_running=True, durable=durable, headroom_bytes=headroom_bytes)
                 return await driver_step("write", writing, WRITE_TIMEOUT_S)
         finally:
-            if not supervisor.has_exited:
+            if not supervisor.has_exited and not sandbox.end_requested.is_set():
                 if was is State.PAUSED:
                     await _pause_again(supervisor, instance)
                 else:
@@ -262,10 +262,11 @@ async def _thaw(supervisor: SandboxSupervisor) -> None:
     try:
         with sandbox.deadline.restored_on_error():
             link = await _linked(supervisor)
+            supervisor.check_end()
             sandbox.deadline.extend(sandbox.spec.timeout_s)
             await _both(_goes_on(sandbox, link), dependencies.recorder.save(sandbox, "sandbox.resumed", state=State.RUNNING))
     except BaseException as error:
-        if not isinstance(error, SandboxEndedError):
+        if not isinstance(error, SandboxEndedError) and not sandbox.end_requested.is_set():
             with contextlib.suppress(SandlotError):
                 await _freeze(sandbox, instance)
             await dependencies.recorder.save_eventually(sandbox)
@@ -278,15 +279,19 @@ async def _thaw(supervisor: SandboxSupervisor) -> None:
 async def _wake(supervisor: SandboxSupervisor) -> None:
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     await supervisor.reserve_again()
+    supervisor.check_end()
     sandbox.become(State.WAKING)
     try:
         with sandbox.deadline.restored_on_error():
             await MemoryImageStart(dependencies.memory_images.image(sandbox.id)).start(supervisor)
             await _restart_timeout(sandbox)
+            supervisor.check_end()
             await dependencies.recorder.save(sandbox, "sandbox.woken", state=State.RUNNING)
     except (SupervisionEndedError, SupervisionDetachedError):
         raise
     except BaseException:
+        if sandbox.end_requested.is_set():
+            raise
         sandbox.become(State.HIBERNATED)
         supervisor.release_memory(await dependencies.memory_images.size_bytes(sandbox.id))
         await dependencies.recorder.save_eventually(sandbox)
@@ -324,13 +329,13 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
+async def _armed(sandbox: Sandbox, link: Link, *, stays: bool) -> AsyncIterator[None]:
     """Stop the guest's clock while the body of the ``async with`` block runs. Start the clock again afterwards, unless ``stays`` is True."""
     await driver_step("quiesce", link.checkpoint(armed=True))
     try:
         yield
     finally:
-        if not stays:
+        if not stays and not sandbox.end_requested.is_set():
             with contextlib.suppress(SandboxEndedError):
                 await driver_step("go on", link.checkpoint(armed=False))
 

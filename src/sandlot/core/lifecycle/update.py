@@ -1,7 +1,7 @@
 """Update a sandbox: change its deadline, idle timeout, metadata, name and limits. Measure the resources that a sandbox has used.
 
 Invariants:
-- An update makes all its changes or none, and is recorded before the response.
+- An update is one operation of the sandbox's supervisor. It makes all its changes or none, and is recorded before the response.
 - The guest gets a new deadline before the service uses the deadline. If the guest refuses, the guest and the service keep the old
   deadline.
 - A suspended sandbox is resumed only for new limits. A new timeout of a suspended sandbox begins when the sandbox is resumed.
@@ -14,8 +14,8 @@ Invariants:
 - Warm sandboxes are evicted to make room for a sandbox that grows, as for a new sandbox.
 - If an update changes the process limit, the guest must accept the new process limit before the host adds memory. If the guest refuses or does not
   respond, no memory is added.
-- A change that fails half-way is undone. Resources that cannot be withdrawn, such as memory in use, remain in the sandbox's limits and reservation.
-  Clients therefore always see the limits that are in force.
+- A change that fails half-way is undone, unless the end of the sandbox is requested. Resources that cannot be withdrawn, such as memory in use,
+  remain in the sandbox's limits and reservation. Clients therefore always see the limits that are in force: those of ``Instance.limits``.
 - Numbers that a guest reports are bounded and affect only its own sandbox.
 """
 
@@ -23,16 +23,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from sandlot.core import admission
-from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor, guest_deadline_s
-from sandlot.core.node.reservations import grown_amounts
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor, guest_deadline_s
+from sandlot.core.node.drivers import driver_step
+from sandlot.core.node.reservations import grown_amounts, largest_limits
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
@@ -42,10 +44,13 @@ from sandlot.model.states import SUSPENDED, State
 
 COUNT_TIMEOUT_S = 2.0
 """Seconds that a guest has to count its processes. Afterwards the usage is returned without the number of processes."""
-BACK_TIMEOUT_S = 5.0
-"""Seconds that a guest has to accept its old limits after a failed update. Afterwards only the host's limits are restored."""
+CONFIGURE_TIMEOUT_S = 600.0
+"""Seconds that the host has to change limits. The kernel may have to write memory to disk before a lower limit holds."""
+UNDO_TIMEOUT_S = 5.0
+"""Seconds that a guest has to accept its old limits or its old deadline after a failed update."""
 _NOTHING = Usage(cpu_s=0.0, memory_bytes=0, memory_peak_bytes=0, pids=0, disk_bytes=0)
 """Usage of a hibernated sandbox."""
+Undo = Callable[[], Awaitable[None]]
 _log = structlog.get_logger("sandlot.core")
 
 
@@ -99,74 +104,6 @@ async def used(sandbox: Sandbox) -> Used:
             async with asyncio.timeout(COUNT_TIMEOUT_S):
                 pids = (await link.info()).tasks
     return Used(usage, pids, sandbox.spec.limits)
-
-
-@dataclass(slots=True)
-class _Keepers:
-    """Limits that the host and the guest of a sandbox enforce at this moment.
-
-    Args:
-        host: Limits that the host enforces. After a failed change, the largest limits that may be in force.
-        guest_pids: Process limit that the guest enforces.
-    """
-
-    host: Limits
-    guest_pids: int
-
-
-async def _move(sandbox: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: float | None = None) -> None:
-    """Change the limits that the host and the guest enforce. ``keepers`` is updated with each change, so that it is also correct after a failure."""
-    async with sandbox.connection() as link:
-        if to.pids > keepers.host.pids:
-            await _configure(sandbox, keepers, replace(keepers.host, pids=to.pids))
-        if to.pids != keepers.guest_pids:
-            async with asyncio.timeout(guest_timeout_s):
-                await link.set_limits(pids=to.pids)
-            keepers.guest_pids = to.pids
-        if to != keepers.host:
-            memory_bytes = keepers.host.memory_bytes
-            await _configure(sandbox, keepers, to)
-            if to.memory_bytes != memory_bytes:
-                # Errors are ignored, because the host enforces the limit. The guest uses the limit only to kill one large process before the host
-                # kills all processes of the sandbox.
-                with contextlib.suppress(SandlotError, TimeoutError):
-                    async with asyncio.timeout(guest_timeout_s):
-                        await link.set_limits(pids=keepers.guest_pids, memory_bytes=to.memory_bytes)
-
-
-async def _back(sandbox: Sandbox, keepers: _Keepers, before: Limits) -> None:
-    """Restore the sandbox's earlier limits on the host and in the guest, as far as possible."""
-    try:
-        await _move(sandbox, keepers, before, BACK_TIMEOUT_S)
-    except SandboxEndedError:
-        pass  # the end of the sandbox releases its resources and its reservation
-    except Exception as error:  # noqa: BLE001 - the client gets the error that made the update fail
-        _log.warning("sandbox.limits_not_restored", sandbox=sandbox.id, error=str(error))
-        if keepers.guest_pids > before.pids:  # more processes may run than the old process limit allows
-            with contextlib.suppress(Exception):
-                await _move(sandbox, keepers, replace(before, pids=keepers.guest_pids))
-
-
-async def _configure(sandbox: Sandbox, keepers: _Keepers, to: Limits) -> None:
-    change = Change(memory_bytes=to.memory_bytes, cpus=to.cpus, pids=to.pids, disk_bytes=to.disk_bytes)
-    instance = sandbox.require_instance()
-    try:
-        await instance.configure(change)
-    except (ConflictError, InvalidRequestError, UnsupportedError):
-        raise  # the driver refused the change, so the limits are unchanged
-    except BaseException:
-        keepers.host = _most(keepers.host, to)  # after a failure, the old or the new limits may be in force
-        raise
-    keepers.host = to
-
-
-def _most(one: Limits, other: Limits) -> Limits:
-    return Limits(
-        cpus=max(one.cpus, other.cpus),
-        memory_bytes=max(one.memory_bytes, other.memory_bytes),
-        pids=max(one.pids, other.pids),
-        disk_bytes=max(one.disk_bytes, other.disk_bytes),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,140 +162,225 @@ class UpdateSandboxParams:
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxUpdate:
-    """One update of one sandbox.
+class HostStep:
+    """Set the limits that the host enforces. The guest is then told a new memory limit, so that it can kill one large process in time.
 
     Args:
-        sandbox: The sandbox.
-        principal: Caller. The update must fit the quota of this principal.
-        params: The changes.
-        dependencies: Parts of the service.
+        limits: Limits to set.
+        before: Limits before the step.
+        guest_pids: Process limit that the guest enforces during the step.
     """
 
-    sandbox: Sandbox
-    principal: Principal
-    params: UpdateSandboxParams
-    dependencies: LifecycleDependencies
+    limits: Limits
+    before: Limits
+    guest_pids: int
 
-    async def run(self) -> None:
-        """Apply all changes or none.
+    @property
+    def undo(self) -> HostStep:
+        """Step that restores the limits before this step."""
+        return HostStep(self.before, self.limits, self.guest_pids)
 
-        Raises:
-            InvalidRequestError: A value is out of bounds.
-            UnsupportedError: A limit cannot be changed while the sandbox runs.
-            ConflictError: The sandbox uses more than the new limits allow, or is still being created.
-            UnavailableError: The node does not have enough free resources now; code ``busy``.
-            LimitError: The changes would exceed the caller's quota; code ``quota_exceeded``.
-            SandboxEndedError: The sandbox has ended.
-            HostError: The changes cannot be recorded.
-        """
-        sandbox, params = self.sandbox, self.params
-        if params.timeout_s is not None:
-            replace(sandbox.spec, timeout_s=params.timeout_s)  # raises an error if the timeout is out of bounds
-        can = await self.dependencies.drivers.capabilities(sandbox.spec.isolation)
-        await sandbox.recovered.wait()
-        if sandbox.state in SUSPENDED and params.limits == Change() and await sandbox.operations.submit(self._while_suspended):
-            return
-        await sandbox.wait_reachable()
-        sandbox.require_link()
-        async with sandbox.change_lock:
-            sandbox.require_link()  # again: the sandbox may have ended while this update waited for the lock
-            admission.check_reserved_names(params.metadata or {}, sandbox.metadata)
-            check_able(params.limits, sandbox.spec.limits, can)
-            await self._while_running()
 
-    def check_quota(self) -> None:
-        """Refuse changes that the caller's quota does not allow. There must be no ``await`` between this check and the change.
+@dataclass(frozen=True, slots=True)
+class GuestStep:
+    """Set the process limit that the guest enforces.
 
-        Raises:
-            LimitError: The changes would exceed the quota; code ``quota_exceeded``.
-        """
-        timeout_s = math.inf if self.params.persistent else self.params.timeout_s
-        self.dependencies.scheduler.check_update(self.sandbox, self.principal, timeout_s, self.params.limits)
+    Args:
+        pids: Limit to set.
+        before: Limit before the step.
+    """
 
-    async def _while_running(self) -> None:
-        sandbox, params = self.sandbox, self.params
-        async with changed(self):
-            try:
-                with sandbox.deadline.restored_on_error():
-                    if params.moves_deadline:
-                        async with sandbox.connection() as link:
-                            await link.set_deadline(guest_deadline_s(params.timeout_s))
-                        sandbox.deadline.extend(params.timeout_s)
-                    await self._apply_and_record()
-            except BaseException:
-                if params.moves_deadline:
-                    sandbox.tasks.spawn(_restore_guest_deadline(sandbox))
-                raise
+    pids: int
+    before: int
 
-    async def _while_suspended(self, _supervisor: SandboxSupervisor) -> bool:
-        """Apply the changes to a suspended sandbox. Return False, without a change, if the sandbox is no longer suspended or is being updated."""
-        sandbox, params = self.sandbox, self.params
-        if sandbox.state not in SUSPENDED or sandbox.change_lock.locked():
-            return False
-        async with sandbox.change_lock:
-            admission.check_reserved_names(params.metadata or {}, sandbox.metadata)
-            self.check_quota()
-            await self._apply_and_record()
-        return True
+    @property
+    def undo(self) -> GuestStep:
+        """Step that restores the limit before this step."""
+        return GuestStep(self.before, self.pids)
 
-    async def _apply_and_record(self) -> None:
-        """Apply and record all changes except those of the deadline and the limits. If the store refuses the record, nothing is changed."""
-        sandbox = self.sandbox
-        spec, metadata, idle_timeout_s, name = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
+
+Step = HostStep | GuestStep
+
+
+def plan_limits(now: Limits, guest_pids: int, to: Limits) -> list[Step]:
+    """Return the steps that change the limits of a running sandbox. Pure.
+
+    After each step, and after the undo of each step in reverse order, the guest's process limit is not higher than the host's.
+
+    Args:
+        now: Limits that the host enforces.
+        guest_pids: Process limit that the guest enforces.
+        to: New limits.
+    """
+    steps: list[Step] = []
+    if to.pids > now.pids:
+        raised = replace(now, pids=to.pids)
+        steps.append(HostStep(raised, now, guest_pids))
+        now = raised
+    if to.pids != guest_pids:
+        steps.append(GuestStep(to.pids, guest_pids))
+    if to != now:
+        steps.append(HostStep(to, now, to.pids))
+    return steps
+
+
+async def update(supervisor: SandboxSupervisor, *, principal: Principal, params: UpdateSandboxParams) -> None:
+    """Apply all changes of an update, or none. This is an operation (:mod:`sandlot.core.operations`).
+
+    Args:
+        supervisor: Supervisor of the sandbox. A suspended sandbox is resumed if the update changes limits.
+        principal: Caller. The update must fit the quota of this principal.
+        params: The changes.
+
+    Raises:
+        SandlotError: See :meth:`~sandlot.core.manager.SandboxManager.update`.
+    """
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    if params.timeout_s is not None:
+        replace(sandbox.spec, timeout_s=params.timeout_s)  # raises an error if the timeout is out of bounds
+    admission.check_reserved_names(params.metadata or {}, sandbox.metadata)
+    if params.limits == Change():
+        _check_quota(supervisor, principal, params)
+        if sandbox.state in SUSPENDED:
+            await _record(supervisor, params)
+        else:
+            async with _undone_on_error(sandbox) as undo:
+                await _move_deadline_and_record(supervisor, params, undo)
+        return
+    check_able(params.limits, sandbox.spec.limits, await dependencies.drivers.capabilities(sandbox.spec.isolation))
+    await supervisor.ensure_running()
+    now = sandbox.require_instance().limits
+    to = params.limits.over(now)
+    async with _reserved(supervisor, principal, params, now, to), _undone_on_error(sandbox) as undo:
+        for step in plan_limits(now, now.pids, to):
+            await _carry_out(supervisor, step, undo)
+        sandbox.spec = replace(sandbox.spec, limits=to)
+        await _move_deadline_and_record(supervisor, params, undo)
+    if to != now:
+        _log.info("sandbox.limits_changed", sandbox=sandbox.id, cpus=to.cpus, memory_bytes=to.memory_bytes, pids=to.pids)
+
+
+def _check_quota(supervisor: SandboxSupervisor, principal: Principal, params: UpdateSandboxParams) -> None:
+    """Refuse changes that the caller's quota does not allow. There must be no ``await`` between this check and the reservation or the change.
+
+    Raises:
+        LimitError: The changes would exceed the quota; code ``quota_exceeded``.
+    """
+    timeout_s = math.inf if params.persistent else params.timeout_s
+    supervisor.dependencies.scheduler.check_update(supervisor.sandbox, principal, timeout_s, params.limits)
+
+
+@asynccontextmanager
+async def _reserved(supervisor: SandboxSupervisor, principal: Principal, params: UpdateSandboxParams, now: Limits, to: Limits) -> AsyncIterator[None]:
+    """Reserve the larger of the present and the new limits during the body of the ``async with`` block, and the limits in force afterwards.
+
+    Raises:
+        InvalidRequestError: The limits can never fit on this node.
+        UnavailableError: The node does not have enough free resources now; code ``busy``.
+        LimitError: The new limits would exceed the caller's quota; code ``quota_exceeded``.
+    """
+    sandbox, driver, reservations = supervisor.sandbox, supervisor.driver, supervisor.dependencies.reservations
+    _check_quota(supervisor, principal, params)  # before make_room: an update that exceeds the quota must evict no warm sandbox
+    if to == now:
+        yield
+        return
+    takes, reservation = driver.max_resources(to), supervisor.allocation.reservation
+    reading = await reservations.make_room(grown_amounts(driver.max_resources(now), takes), replacing=reservation)
+    supervisor.check_end()
+    _check_quota(supervisor, principal, params)
+    with reservation.resize(takes, to, reading) as resize:
         try:
-            _apply(sandbox, self.params)
-            await self.dependencies.recorder.save_update(sandbox, *self.params.names())
+            yield
         except BaseException:
-            sandbox.metadata, sandbox.idle_timeout_s, sandbox.name = metadata, idle_timeout_s, name
-            sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
+            if sandbox.end_requested.is_set():  # nothing was undone, so either limits may be in force until the sandbox is removed
+                kept, shown = largest_limits(now, to), now
+            else:
+                kept = shown = sandbox.require_instance().limits
+            resize.actual = driver.max_resources(kept), kept
+            sandbox.spec = replace(sandbox.spec, limits=shown)
             raise
 
 
 @asynccontextmanager
-async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
-    """Change the limits of a sandbox, then run the body of the ``async with`` block. If the body fails, restore the old limits.
+async def _undone_on_error(sandbox: Sandbox) -> AsyncIterator[list[Undo]]:
+    """Provide a list for the undo functions of the steps in the body of the ``async with`` block. If the body fails, call them in reverse order.
 
-    The caller holds ``Sandbox.change_lock``, so that only one update changes the limits at a time.
-
-    Args:
-        update: The update.
-
-    Raises:
-        InvalidRequestError: A limit is out of bounds, or the limits can never fit on this node.
-        UnavailableError: The node does not have enough free resources now; code ``busy``.
-        ConflictError: The sandbox uses more than the new limits allow.
-        LimitError: The new limits would exceed the caller's quota; code ``quota_exceeded``.
-        SandboxEndedError: The sandbox has ended.
+    The undo stops at the first function that fails: only complete reverse steps keep the guest's process limit below the host's. Nothing is undone
+    once the end of the sandbox is requested.
     """
-    sandbox, reservations = update.sandbox, update.dependencies.reservations
-    driver = update.dependencies.drivers[sandbox.spec.isolation]
-    before, after = sandbox.spec.limits, update.params.limits.over(sandbox.spec.limits)
-    if after == before:
-        update.check_quota()
-        yield
-        return
-    takes, allocation = driver.max_resources(after), sandbox.allocation
-    if allocation is None:
-        raise sandbox.ended_error()
-    update.check_quota()  # before make_room: an update that exceeds the quota must evict no warm sandbox
-    reading = await reservations.make_room(grown_amounts(driver.max_resources(before), takes), replacing=allocation.reservation)
-    sandbox.require_link()  # nothing must be reserved for a sandbox that has ended meanwhile
-    update.check_quota()
-    with allocation.reservation.resize(takes, after, reading) as resize:
-        keepers = _Keepers(host=before, guest_pids=before.pids)
-        try:
+    undo: list[Undo] = []
+    try:
+        yield undo
+    except Exception:
+        if not sandbox.end_requested.is_set():
             try:
-                await _move(sandbox, keepers, after)
-                sandbox.spec = replace(sandbox.spec, limits=after)  # the body records these limits
-                yield
-            except BaseException:
-                await _back(sandbox, keepers, before)
-                raise
-        finally:
-            resize.actual = driver.max_resources(keepers.host), keepers.host
-            sandbox.spec = replace(sandbox.spec, limits=keepers.host)
-    _log.info("sandbox.limits_changed", sandbox=sandbox.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
+                for each in reversed(undo):
+                    await each()
+            except SandboxEndedError:
+                pass  # the end of the sandbox releases its resources and its reservation
+            except Exception as error:  # noqa: BLE001 - the client gets the error that made the update fail
+                _log.warning("sandbox.limits_not_restored", sandbox=sandbox.id, error=str(error))
+        raise
+
+
+async def _carry_out(supervisor: SandboxSupervisor, step: Step, undo: list[Undo]) -> None:
+    """Carry out a step of a plan, and add its undo function to ``undo`` unless the step was refused and changed nothing."""
+    undo_step = functools.partial(_set_limits, supervisor, step.undo, UNDO_TIMEOUT_S)
+    try:
+        await _set_limits(supervisor, step)
+    except (ConflictError, InvalidRequestError, UnsupportedError):
+        raise
+    except Exception:
+        undo.append(undo_step if isinstance(step, HostStep) else functools.partial(_attempt, undo_step))
+        raise
+    undo.append(undo_step)
+
+
+async def _set_limits(supervisor: SandboxSupervisor, step: Step, guest_timeout_s: float | None = None) -> None:
+    if isinstance(step, GuestStep):
+        await driver_step("answer", supervisor.link.set_limits(pids=step.pids), guest_timeout_s)
+        return
+    to = step.limits
+    change = Change(memory_bytes=to.memory_bytes, cpus=to.cpus, pids=to.pids, disk_bytes=to.disk_bytes)
+    await driver_step("change the limits of", supervisor.sandbox.require_instance().configure(change), CONFIGURE_TIMEOUT_S)
+    if to.memory_bytes != step.before.memory_bytes:
+        # Errors are ignored, because the host enforces the limit.
+        await _attempt(lambda: driver_step("answer", supervisor.link.set_limits(pids=step.guest_pids, memory_bytes=to.memory_bytes), guest_timeout_s))
+
+
+async def _attempt(work: Undo) -> None:
+    with contextlib.suppress(SandlotError):
+        await work()
+
+
+async def _move_deadline_and_record(supervisor: SandboxSupervisor, params: UpdateSandboxParams, undo: list[Undo]) -> None:
+    """Move the deadline of a running sandbox, first in the guest and then in the service, and record all changes."""
+    sandbox = supervisor.sandbox
+    with sandbox.deadline.restored_on_error():
+        if params.moves_deadline:
+            undo.append(functools.partial(_restore_guest_deadline, supervisor))
+            await driver_step("answer", supervisor.link.set_deadline(guest_deadline_s(params.timeout_s)))
+            sandbox.deadline.extend(params.timeout_s)
+        await _record(supervisor, params)
+
+
+async def _restore_guest_deadline(supervisor: SandboxSupervisor) -> None:
+    """Set the deadline in the guest to the deadline that the service keeps. If this fails, the service still ends the sandbox at its deadline."""
+    deadline_s = guest_deadline_s(supervisor.sandbox.deadline.remaining_s())
+    await _attempt(lambda: driver_step("answer", supervisor.link.set_deadline(deadline_s), UNDO_TIMEOUT_S))
+
+
+async def _record(supervisor: SandboxSupervisor, params: UpdateSandboxParams) -> None:
+    """Apply and record all changes except those of the deadline and the limits. If the store refuses the record, nothing is changed."""
+    sandbox = supervisor.sandbox
+    spec, metadata, idle_timeout_s, name = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
+    try:
+        _apply(sandbox, params)
+        await supervisor.dependencies.recorder.save_update(sandbox, *params.names())
+    except BaseException:
+        sandbox.metadata, sandbox.idle_timeout_s, sandbox.name = metadata, idle_timeout_s, name
+        sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
+        raise
 
 
 def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
@@ -378,9 +400,3 @@ def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
     if params.idle_timeout_s is not None:
         sandbox.idle_timeout_s = params.idle_timeout_s or None
     sandbox.name = sandbox.name if params.name is None else params.name
-
-
-async def _restore_guest_deadline(sandbox: Sandbox) -> None:
-    """Set the deadline in the guest to the deadline that the service keeps. If this fails, the service still ends the sandbox at its deadline."""
-    async with sandbox.connection() as link:
-        await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))

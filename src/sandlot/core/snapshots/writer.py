@@ -64,7 +64,7 @@ async def reserve_disk(reservations: Reservations, sandbox: Sandbox, kind: Snaps
 async def write_image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
     """Write an image of a sandbox's memory and files, and return its size in bytes. The sandbox then continues as before.
 
-    A cancelled call still waits until the driver has stopped writing to the folder.
+    A call that is cancelled, or whose sandbox ends, still waits until the driver has stopped writing to the folder.
 
     Args:
         sandbox: Running, paused or hibernated sandbox.
@@ -75,12 +75,11 @@ async def write_image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
         SandlotError: The image cannot be written.
     """
     await sandbox.recovered.wait()
-    task = asyncio.ensure_future(sandbox.operations.submit(functools.partial(suspend.write_image, into=into, durable=durable)))
+    ended = asyncio.Event()
     try:
-        return await asyncio.shield(task)
+        return await sandbox.operations.submit(functools.partial(suspend.write_image, into=into, durable=durable), ended.set)
     finally:
-        if not task.done():
-            await asyncio.wait({task})
+        await ended.wait()
 
 
 @contextmanager

@@ -11,9 +11,12 @@ from sandlot.core.lifecycle import idle
 from sandlot.core.lifecycle.idle import BUSY_SHARE, TICK_S, WINDOW_S, Background, Sample, has_idled, wants_look
 from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.sandbox import Sandbox
+from sandlot.link.client import Link
+from sandlot.link.types import GuestInfo
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import ProcessSpec
+from sandlot.model.specs import OnTimeout, ProcessSpec
+from sandlot.model.states import State
 from tests.support.clock import ManualClock
 from tests.support.service import BASE, Bench
 from tests.support.until import until
@@ -30,6 +33,30 @@ async def test_idle_sandbox_ends_with_the_reason(at: Bench, clock: ManualClock) 
     await sandbox.ended.wait()
     assert sandbox.exit is not None
     assert sandbox.exit.detail == "it was idle for 30 s"
+
+
+@pytest.mark.parametrize("on_timeout", [OnTimeout.KILL, OnTimeout.PAUSE])
+async def test_sandbox_that_is_paused_while_its_guest_is_asked_does_not_count_as_idle(
+    at: Bench, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, on_timeout: OnTimeout
+) -> None:
+    sandbox = await at.sandboxes.create(replace(IDLE, on_timeout=on_timeout), OPERATOR)
+    asked, release = asyncio.Event(), asyncio.Event()
+
+    async def info(_link: Link) -> GuestInfo:
+        asked.set()
+        await release.wait()
+        return GuestInfo(generation=1, identity=sandbox.id, uptime_s=1.0, processes=1, tasks=0, cpu_s=0.0, streams=0)
+
+    monkeypatch.setattr(Link, "info", info)
+    clock.advance(LIMIT_S)
+    await asked.wait()
+    await at.sandboxes.pause(sandbox.id, OPERATOR)
+    release.set()
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+    assert sandbox.state is State.PAUSED
+    assert not sandbox.end_requested.is_set()
 
 
 async def test_work_for_a_client_keeps_a_sandbox_alive(at: Bench, clock: ManualClock) -> None:

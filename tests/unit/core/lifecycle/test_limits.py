@@ -18,6 +18,7 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import (
     ConflictError,
     ErrorCode,
+    HostError,
     InternalError,
     InvalidRequestError,
     LimitError,
@@ -147,7 +148,7 @@ async def test_memory_is_added_only_after_the_guest_has_agreed(at: Bench, sandbo
 async def test_limits_whose_change_failed_on_the_host_are_set_again(at: Bench, sandbox: Sandbox) -> None:
     at.driver.faults.raises["configure"] = [OSError(5, "Input/output error")]
 
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(HostError, match="Input/output error"):
         await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=2 * GIB)))
 
     assert [change.memory_bytes for change in at.driver.booted[0].changes] == [LIMITS.memory_bytes]
@@ -266,10 +267,16 @@ class TestAQuota:
     async def test_update_that_waited_is_checked_again(self, at: Bench) -> None:
         one = await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
         await at.sandboxes.update(one.id, self.WHO, UpdateSandboxParams(limits=Change(memory_bytes=GIB)))
-        async with one.change_lock:
-            waiting = asyncio.create_task(at.sandboxes.update(one.id, self.WHO, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB))))
-            await asyncio.sleep(0)
-            await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
+        at.driver.fail_next("configure", ConflictError("It holds more.", code=ErrorCode.CONFLICT))
+        release = at.driver.hold("configure")
+        first = asyncio.create_task(at.sandboxes.update(one.id, self.WHO, UpdateSandboxParams(limits=Change(cpus=0.5))))
+        await at.driver.faults.reach("configure")
+        waiting = asyncio.create_task(at.sandboxes.update(one.id, self.WHO, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB))))
+        await asyncio.sleep(0)
+        await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
+        release.set()
+        with pytest.raises(ConflictError):
+            await first
         with pytest.raises(LimitError):
             await waiting
         assert one.spec.limits.memory_bytes == GIB
