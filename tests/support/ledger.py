@@ -14,7 +14,7 @@ from typing import Final
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import GIB
-from sandlot.model.states import LIFECYCLE, State, is_transient
+from sandlot.model.states import LIFECYCLE, State
 
 VOLUMES: Final = ("data", "logs")
 """Names of the volumes of a schedule."""
@@ -104,7 +104,7 @@ def can_reach(before: State, after: State, *, through_running: bool) -> bool:
         for state in LIFECYCLE[waiting.pop()].successors:
             if state is after:
                 return True
-            if state not in seen and (is_transient(state) or (through_running and state is State.RUNNING)):
+            if state not in seen and (LIFECYCLE[state].transient or (through_running and state is State.RUNNING)):
                 seen.add(state)
                 waiting.append(state)
     return False

@@ -17,7 +17,7 @@ from pathlib import Path
 from sandlot.core.lifecycle import suspend
 from sandlot.core.node.reservations import Purpose, Reservations
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.errors import ErrorCode, HostError, LimitError, SandlotError
+from sandlot.model.errors import ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError
 from sandlot.model.ports import Resources, Usage
 from sandlot.model.specs import SnapshotKind
 
@@ -51,7 +51,7 @@ async def reserve_disk(reservations: Reservations, sandbox: Sandbox, kind: Snaps
         InvalidRequestError: The node can never have enough disk space.
         LimitError: The disk became full while the block ran (``disk_full``).
     """
-    usage = None if sandbox.instance is None else await sandbox.instance.usage()
+    usage = await _usage(sandbox)
     needed = Resources(memory_bytes=0, disk_bytes=max(1, max_size_bytes(usage, kind)), pids=0)
     reservation = reservations.reserve(Purpose.SNAPSHOT, needed, await reservations.make_room(needed), owner=sandbox.owner)
     try:
@@ -59,6 +59,18 @@ async def reserve_disk(reservations: Reservations, sandbox: Sandbox, kind: Snaps
             yield
     finally:
         reservation.release()
+
+
+async def _usage(sandbox: Sandbox) -> Usage | None:
+    """Return the usage of a sandbox, or None if it is hibernated."""
+    if sandbox.instance is None:
+        return None
+    try:
+        return await sandbox.instance.usage()
+    except SandboxEndedError:
+        if sandbox.end_requested.is_set():
+            raise
+        return None  # the processes have ended because the sandbox is being hibernated; an end of another kind ends the operation that writes
 
 
 async def write_image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
