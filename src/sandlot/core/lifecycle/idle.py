@@ -107,12 +107,7 @@ def has_idled(idle_timeout_s: float, quiet_s: float, seen_s: float, tasks: int) 
 
 
 class IdleMonitor:
-    """Kills, pauses or hibernates sandboxes whose idle timeout has passed, according to their ``on_timeout``.
-
-    Args:
-        registry: Sandboxes of this service.
-        clock: Clock of the service.
-    """
+    """Kills, pauses or hibernates sandboxes whose idle timeout has passed, according to their ``on_timeout``."""
 
     def __init__(self, registry: SandboxRegistry, clock: Clock) -> None:
         self._registry = registry

@@ -68,9 +68,6 @@ async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
         sandbox: The sandbox.
         request: Request to the program: the lists ``gone`` (paths to unmount, even if they are in use), ``free`` (volumes to unmount if they are not
             in use) and ``there`` (volumes to mount).
-
-    Raises:
-        SandlotError: The program failed; the message gives the reason.
     """
     helper = await helpers.start(sandbox, VOLUMES, {"gone": [], "there": [], **request}, user=User.ROOT)
     try:
@@ -93,7 +90,6 @@ async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
 
     Raises:
         ConflictError: A volume was not completely attached or detached, and the change cannot be completed now.
-        SandboxEndedError: The sandbox has ended.
     """
     if _moving(sandbox):
         await sandbox.operations.submit(settle)  # runs after the operations that are in progress
@@ -135,9 +131,6 @@ async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: 
         supervisor: Supervisor of the sandbox. A suspended sandbox is resumed.
         principal: Owner of the volume.
         mount: Name or id of the volume, its path inside the sandbox, and ``read_only``.
-
-    Raises:
-        SandlotError: See :meth:`MountManager.attach`.
     """
     sandbox = supervisor.sandbox
     await _awake(supervisor)
@@ -167,9 +160,6 @@ async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
     Args:
         supervisor: Supervisor of the sandbox. A suspended sandbox is resumed.
         which: Path, name or id of the volume.
-
-    Raises:
-        SandlotError: See :meth:`MountManager.detach`.
     """
     sandbox = supervisor.sandbox
     await _awake(supervisor)
@@ -196,7 +186,6 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
 
     Raises:
         ConflictError: A fork or a snapshot needs the volumes unchanged, or the sandbox is suspended and its ``auto_resume`` is not set.
-        SandlotError: The sandbox has ended or cannot be resumed.
     """
     sandbox = supervisor.sandbox
     await supervisor.ensure_running()
@@ -224,7 +213,6 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 
     Raises:
         ConflictError: The volume is in use inside the sandbox.
-        SandlotError: The guest or the driver failed.
     """
     sandbox, instance = supervisor.sandbox, supervisor.sandbox.require_instance()
     place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MAX_VOLUMES}"]
@@ -310,13 +298,7 @@ def found(sandbox: Sandbox, which: str) -> VolumeMount:
 
 
 class MountManager:
-    """Attaches volumes to running sandboxes and detaches them.
-
-    Args:
-        registry: Sandboxes of this service.
-        drivers: Drivers by isolation name.
-        volumes: Volumes of this node.
-    """
+    """Attaches volumes to running sandboxes and detaches them."""
 
     def __init__(self, registry: SandboxRegistry, drivers: Drivers, volumes: VolumeManager) -> None:
         self._registry = registry
@@ -339,7 +321,6 @@ class MountManager:
             ConflictError: The sandbox has the volume at another path, has another volume at the path, has the maximum number of volumes, or is being
                 forked or written to a snapshot. Or the sandbox is suspended and its ``auto_resume`` is not set; code ``sandbox_paused``.
             HostError: The host cannot mount the volume, or the change cannot be recorded; nothing is attached.
-            SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(sandbox_id, principal)
         owner = principal if sandbox.owner == principal.owner else replace(principal, owner=sandbox.owner, operator=False)
@@ -362,7 +343,6 @@ class MountManager:
             ConflictError: A process inside uses the volume, or the sandbox is being forked or written to a snapshot. Or the sandbox is suspended and
                 its ``auto_resume`` is not set; code ``sandbox_paused``.
             HostError: The host cannot unmount the volume, or the change cannot be recorded; the volume stays attached.
-            SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(sandbox_id, principal)
         await self._check(sandbox)

@@ -130,7 +130,6 @@ async def begin(supervisor: SandboxSupervisor, strategies: Sequence[StartStrateg
         setup: Steps that run after the guest's first response and before the response to the client.
 
     Raises:
-        SandlotError: The sandbox could not be started.
         SupervisionEndedError: The end of the sandbox was requested, or the sandbox has ended.
     """
     sandbox = supervisor.sandbox
@@ -155,8 +154,6 @@ class WarmStart:
     """Strategy that turns a claimed warm sandbox into the sandbox of a create request.
 
     Args:
-        claim: Result of the search for a warm sandbox in the pools.
-        warm: The claimed warm sandbox.
         records: True: record the sandbox as running while the guest wakes up. False: the caller records the sandbox after the setup steps.
     """
 
@@ -199,11 +196,7 @@ class WarmStart:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSnapshotStart:
-    """Strategy that restores a sandbox from the snapshot of its template.
-
-    Args:
-        claim: Result of the search for a warm sandbox in the pools.
-    """
+    """Strategy that restores a sandbox from the snapshot of its template."""
 
     claim: PoolClaim
 
@@ -227,11 +220,7 @@ class TemplateSnapshotStart:
 
 @dataclass(frozen=True, slots=True)
 class MemoryImageStart:
-    """Strategy that restores a sandbox from a snapshot image, or from its own hibernation image.
-
-    Args:
-        image: Folder with the image that the driver wrote.
-    """
+    """Strategy that restores a sandbox from a snapshot image, or from its own hibernation image."""
 
     image: Path
 
@@ -331,11 +320,7 @@ async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: Resolv
 
 
 async def reconnect_guest(supervisor: SandboxSupervisor) -> Link:
-    """Connect again to the guest of a running sandbox, after the service has restarted or the link was lost. A guest that is asleep is woken.
-
-    Raises:
-        SandlotError: The guest cannot be reached.
-    """
+    """Connect again to the guest of a running sandbox, after the service has restarted or the link was lost. A guest that is asleep is woken."""
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     link = await _connect(supervisor)
     try:
@@ -354,10 +339,6 @@ async def reconnect_guest(supervisor: SandboxSupervisor) -> Link:
 
 async def wait_first_response(supervisor: SandboxSupervisor, connecting: Coroutine[Any, Any, Link]) -> Link:
     """Wait for the first response of the guest of a sandbox that was just started or adopted, and return the link to the guest.
-
-    Args:
-        supervisor: Supervisor of the sandbox.
-        connecting: Coroutine that connects to the guest and returns the link.
 
     Raises:
         InvalidRequestError: The sandbox has too little memory to start.

@@ -64,11 +64,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class SupervisionEndedError(Exception):
-    """The end of the sandbox was requested, or the sandbox has ended.
-
-    Args:
-        exit_: Reason of the end.
-    """
+    """The end of the sandbox was requested, or the sandbox has ended."""
 
     def __init__(self, exit_: Exit) -> None:
         super().__init__(exit_.detail)
@@ -84,18 +80,6 @@ class LifecycleDependencies:
     """Parts of the service that all supervisors share.
 
     Args:
-        drivers: Drivers by isolation name.
-        templates: Templates and their builds.
-        recorder: Records of sandboxes.
-        reservations: Reservations of this node.
-        scheduler: Reserves resources for hibernated sandboxes that are woken, and checks quotas.
-        pools: Pools of warm sandboxes.
-        volumes: Volumes of this node.
-        memory_images: Folders of hibernation images.
-        package_access: Access of guests to the package indexes.
-        link_factory: Connects to guests.
-        clock: Clock of the service.
-        policy: Policy of the operator.
         start_slots: Semaphore with ``max_creates`` slots, for starts and recoveries.
         on_timeout: Operation that runs when the deadline of a sandbox has passed.
         on_wake: Functions that are called with the sandbox when a suspended sandbox runs again.
@@ -122,9 +106,7 @@ class SandboxSupervisor:
     """Owner of the allocations of one sandbox: the resources that it has on the host.
 
     Args:
-        sandbox: The sandbox.
         allocation: Allocation of the sandbox. The supervisor releases it.
-        dependencies: Parts of the service that all supervisors share.
     """
 
     def __init__(self, sandbox: Sandbox, allocation: Allocation, dependencies: LifecycleDependencies) -> None:
@@ -319,7 +301,6 @@ class SandboxSupervisor:
 
         Raises:
             ConflictError: The sandbox is suspended and its ``auto_resume`` is not set; code ``sandbox_paused``.
-            SandlotError: The sandbox cannot be resumed.
             SupervisionEndedError: The end of the sandbox was requested.
         """
         sandbox = self.sandbox
@@ -355,11 +336,7 @@ class SandboxSupervisor:
         return await driver_step("attach a volume to", self.dependencies.volumes.attach(self.allocation, sandbox.spec.volumes))
 
     async def save_starting(self) -> None:
-        """Record the sandbox before resources are made for it. After a failed claim that was recorded, the sandbox stays recorded as running.
-
-        Raises:
-            SandlotError: The store refused the record.
-        """
+        """Record the sandbox before resources are made for it. After a failed claim that was recorded, the sandbox stays recorded as running."""
         await self.dependencies.recorder.save(self.sandbox, state=None if self._recorded_ref is None else State.RUNNING)
 
     async def save_running(self) -> None:
@@ -367,9 +344,6 @@ class SandboxSupervisor:
 
         The first call commits the event ``sandbox.created`` with the record. A later call only writes the record, if the sandbox has another instance
         since the last call.
-
-        Raises:
-            SandlotError: The store refused the record.
         """
         sandbox, recorder, recorded = self.sandbox, self.dependencies.recorder, self._recorded_ref
         if recorded is not None and recorded == sandbox.ref:
@@ -386,9 +360,6 @@ class SandboxSupervisor:
         """Return the reason of the sandbox's end after the link to its guest was lost.
 
         If the driver reports an exit within ``EXIT_TIMEOUT_S``, return this exit. Otherwise the reason is that the link was lost.
-
-        Args:
-            lost: Reason why the link was closed.
         """
         if self.exited is None:
             return Exit(ExitReason.CRASHED, lost.detail)

@@ -318,7 +318,6 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
 
     Raises:
         SandlotError: The store refused the record; the state was not changed.
-        SupervisionEndedError: The end of the sandbox was requested.
     """
     sandbox = supervisor.sandbox
     supervisor.check_end()

@@ -59,10 +59,8 @@ class Used:
     """Resources that a sandbox has used, and its limits.
 
     Args:
-        usage: Usage, measured by the host.
         pids: Number of processes and threads that count against the process limit, measured by the guest. None: the sandbox is suspended, or the
             guest did not respond in time.
-        limits: Limits of the sandbox.
     """
 
     usage: Usage
@@ -87,11 +85,7 @@ def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
 
 
 async def used(sandbox: Sandbox) -> Used:
-    """Return the resources that a sandbox has used until now, and its limits. A suspended sandbox is not resumed.
-
-    Raises:
-        SandboxEndedError: The sandbox has ended.
-    """
+    """Return the resources that a sandbox has used until now, and its limits. A suspended sandbox is not resumed."""
     await sandbox.recovered.wait()
     if sandbox.state is State.HIBERNATED:  # a hibernated sandbox uses nothing, and is not woken
         return Used(_NOTHING, None, sandbox.spec.limits)
@@ -115,10 +109,8 @@ class UpdateSandboxParams:
         persistent: True to remove the deadline.
         idle_timeout_s: New idle timeout in seconds; 0 removes the idle timeout.
         metadata: New metadata. Entries with reserved names, which the service has set, stay.
-        limits: New limits.
         on_timeout: Action when the timeout or the idle timeout passes.
         auto_resume: True to resume the suspended sandbox when a request needs it.
-        name: New name.
         unique_name: True to refuse the update if another live sandbox of the owner has the name.
     """
 
@@ -166,8 +158,6 @@ class HostStep:
     """Set the limits that the host enforces. The guest is then told a new memory limit, so that it can kill one large process in time.
 
     Args:
-        limits: Limits to set.
-        before: Limits before the step.
         guest_pids: Process limit that the guest enforces during the step.
     """
 
@@ -183,12 +173,7 @@ class HostStep:
 
 @dataclass(frozen=True, slots=True)
 class GuestStep:
-    """Set the process limit that the guest enforces.
-
-    Args:
-        pids: Limit to set.
-        before: Limit before the step.
-    """
+    """Set the process limit that the guest enforces."""
 
     pids: int
     before: int
@@ -231,9 +216,6 @@ async def update(supervisor: SandboxSupervisor, *, principal: Principal, params:
         supervisor: Supervisor of the sandbox. A suspended sandbox is resumed if the update changes limits.
         principal: Caller. The update must fit the quota of this principal.
         params: The changes.
-
-    Raises:
-        SandlotError: See :meth:`~sandlot.core.manager.SandboxManager.update`.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if params.timeout_s is not None:
@@ -275,7 +257,6 @@ async def _reserved(supervisor: SandboxSupervisor, principal: Principal, params:
     """Reserve the larger of the present and the new limits during the body of the ``async with`` block, and the limits in force afterwards.
 
     Raises:
-        InvalidRequestError: The limits can never fit on this node.
         UnavailableError: The node does not have enough free resources now; code ``busy``.
         LimitError: The new limits would exceed the caller's quota; code ``quota_exceeded``.
     """

@@ -44,9 +44,7 @@ class Allocation:
     The steps of a start run one after another. The release may begin between two steps, or during a step that was cancelled.
 
     Args:
-        driver: Driver of the sandbox.
         reservation: Reservation of the sandbox. The allocation releases the reservation.
-        clock: Clock of the service.
         sandbox: Id of the sandbox, for logs.
 
     Attributes:
@@ -208,7 +206,6 @@ class Allocation:
             is_hibernation: True for a hibernation, which waits for the suspend reserve if the node is full.
 
         Raises:
-            InvalidRequestError: The headroom can never fit on this node.
             UnavailableError: The headroom does not fit now; code ``busy``.
         """
         if self._withdrawal is not None:

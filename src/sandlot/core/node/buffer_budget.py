@@ -24,11 +24,7 @@ class BufferBudget:
     """Limited number of bytes, which callers take and give back.
 
     Args:
-        max_bytes: Size of the budget.
         whole: Budget of which this budget is a share. Bytes taken from the share are also taken from ``whole``. None: this budget is not a share.
-
-    Attributes:
-        taken_bytes: Number of bytes that are taken now.
     """
 
     __slots__ = ("_max_bytes", "_whole", "taken_bytes")

@@ -32,11 +32,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class Drivers(Mapping[str, Driver]):
-    """Drivers by isolation name, and their capabilities on this host.
-
-    Args:
-        drivers: Isolation name -> driver.
-    """
+    """Drivers by isolation name, and their capabilities on this host."""
 
     def __init__(self, drivers: Mapping[str, Driver]) -> None:
         self._drivers = drivers
@@ -82,11 +78,7 @@ class Drivers(Mapping[str, Driver]):
 
 
 class Templates:
-    """Templates of a service and their root filesystem images.
-
-    Args:
-        store: Builds and keeps the root filesystem images.
-    """
+    """Templates of a service and their root filesystem images."""
 
     def __init__(self, store: TemplateStore) -> None:
         self._store = store
@@ -117,11 +109,7 @@ class Templates:
             )
 
     async def resolve(self, name: str) -> ResolvedTemplate:
-        """Return the current build of a template. A template without a build is built first.
-
-        Raises:
-            SandlotError: The template cannot be built.
-        """
+        """Return the current build of a template. A template without a build is built first."""
         build = self._builds.get(name)
         if build is None:
             build = self._builds[name] = asyncio.create_task(self._find_or_build(name))
@@ -135,7 +123,6 @@ class Templates:
 
         Raises:
             ConflictError: The build with this digest has been removed (``snapshot_unusable``).
-            SandlotError: The template cannot be built.
         """
         if not spec.root:
             return await self.resolve(spec.template)

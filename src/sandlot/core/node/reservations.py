@@ -105,7 +105,6 @@ class NodeCapacity:
 
     Args:
         allocatable: Maximum total of all reservations at present.
-        reserved: Total of all reservations.
         available: ``allocatable - reserved``, never negative.
         sandboxes: Number of reservations of sandboxes, warm and prepared sandboxes included.
     """
@@ -150,14 +149,7 @@ def max_allocatable(reading: HostReading, overcommit: OvercommitConfig) -> Resou
 
 
 def node_capacity(reserved: Iterable[Resources], sandboxes: int, reading: HostReading, overcommit: OvercommitConfig) -> NodeCapacity:
-    """Return the capacity of a node.
-
-    Args:
-        reserved: Amounts of all reservations.
-        sandboxes: Number of reservations of sandboxes.
-        reading: Reading of the host.
-        overcommit: Share of the host that may be reserved.
-    """
+    """Return the capacity of a node."""
     limit, total = allocatable(reading, overcommit), combine(sum, *reserved)
     available = Resources(
         memory_bytes=max(0, limit.memory_bytes - total.memory_bytes),
@@ -288,9 +280,6 @@ class Reservation:
     """Resources that are reserved on this node. :class:`Reservations` makes reservations.
 
     Attributes:
-        reservations: All reservations of the node.
-        purpose: Purpose of the reservation.
-        amount: Reserved resources.
         owner: Owner of the sandbox; None for a reservation of the node itself.
         limits: Limits that count against the owner's quota and as one of the service's sandboxes. None: the reservation counts as no sandbox.
         is_set_aside: True if the amount is the suspend reserve, which is not allocatable and therefore not part of the sum of all reservations.
@@ -315,9 +304,6 @@ class Reservation:
             owner: Owner of the sandbox.
             limits: Limits of the sandbox.
             amount: New amount; no resource may exceed the reserved amount.
-
-        Raises:
-            InternalError: The amount exceeds the reserved amount. Nothing is changed.
         """
         if combine(max, self.amount, amount) != self.amount:
             raise InternalError(f"A claimed sandbox of {owner} needs more than was reserved for it.")
@@ -347,9 +333,7 @@ class Reservation:
             reading: Reading of the host, from :meth:`Reservations.make_room`.
 
         Raises:
-            InvalidRequestError: The target can never fit on this node.
             UnavailableError: The target does not fit now (``busy``).
-            InternalError: The reservation was released.
         """
         self.reservations.check_resize(self, target, reading)
         resize, after = Resize(), (self.amount, self.limits)
@@ -384,8 +368,6 @@ class Reservations:
 
     Args:
         read_host: Function that reads the host's resources. The function blocks for some milliseconds, so it is called in a thread.
-        overcommit: Share of the host that may be reserved.
-        clock: Clock of the service.
     """
 
     def __init__(self, read_host: Callable[[], HostReading], overcommit: OvercommitConfig, clock: Clock) -> None:
@@ -438,7 +420,6 @@ class Reservations:
 
         Raises:
             InvalidRequestError: The amount can never fit on this node.
-            HostError: The host cannot be read.
         """
         ignored = set() if replacing is None else {replacing}
         until_s = self._clock.monotonic_s() + ROOM_TIMEOUT_S
@@ -479,16 +460,7 @@ class Reservations:
         return False
 
     def fits(self, needed: Resources, reading: HostReading, *, ignoring: Collection[Reservation] = ()) -> bool:
-        """Return whether an amount could be reserved now.
-
-        Args:
-            needed: The amount.
-            reading: Reading of the host.
-            ignoring: Reservations that do not count.
-
-        Raises:
-            InvalidRequestError: The amount can never fit on this node.
-        """
+        """Return whether an amount could be reserved now."""
         try:
             self.check_available(needed, reading, ignoring=ignoring)
         except UnavailableError:
@@ -499,7 +471,6 @@ class Reservations:
         """Refuse an amount that cannot be reserved now; see :meth:`fits`.
 
         Raises:
-            InvalidRequestError: The amount can never fit on this node.
             UnavailableError: The amount does not fit now (``busy``).
         """
         # An amount that can never fit must not get the retryable error of check_pressure, so check_available comes first.
@@ -522,7 +493,6 @@ class Reservations:
 
         Raises:
             UnavailableError: Less than half of the reserve is free on the disk (``busy``).
-            HostError: The host cannot be read.
         """
         self.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self.read_host())
 
@@ -530,9 +500,7 @@ class Reservations:
         """Refuse a resize that does not fit. Only resources that grow are checked.
 
         Raises:
-            InvalidRequestError: The target can never fit on this node.
             UnavailableError: The target does not fit now (``busy``).
-            InternalError: The reservation was released.
         """
         if reservation not in self._all:
             raise InternalError("A reservation that was released cannot be resized.")
@@ -571,7 +539,6 @@ class Reservations:
         """Reserve memory for a snapshot or restore: as much of the range as fits. Warm sandboxes are evicted only for the least amount.
 
         Raises:
-            InvalidRequestError: The least amount can never fit on this node.
             UnavailableError: The least amount does not fit now (``busy``).
         """
         least, reading = _memory(needed.least_bytes), await self.read_host()
@@ -620,10 +587,6 @@ class Reservations:
         """Return the limits that count against an owner's quota: those of sandboxes that are being created, live or being removed.
 
         Hibernated sandboxes and warm sandboxes do not count. While limits are changed, the larger of the old and the new value counts.
-
-        Args:
-            owner: The owner.
-            besides: Reservation that does not count.
         """
         return [each.limits for each in self._all if each.limits is not None and each.owner == owner and each is not besides]
 
@@ -632,11 +595,7 @@ class Reservations:
         return sum(1 for each in self._all if each.limits is not None)
 
     async def capacity(self) -> NodeCapacity:
-        """Return the capacity of this node.
-
-        Raises:
-            HostError: The host cannot be read.
-        """
+        """Return the capacity of this node."""
         sandboxes = sum(1 for each in self._all if each.purpose in {Purpose.SANDBOX, Purpose.POOL})
         return node_capacity(self._amounts(), sandboxes, await self.read_host(), self._overcommit)
 

@@ -43,7 +43,6 @@ async def connect_guest(
     Raises:
         ExitedError: The processes ended before the guest was connected.
         TimeoutError: The guest did not respond in time.
-        SandlotError: The guest cannot be reached.
     """
 
     async def connect() -> Link:
