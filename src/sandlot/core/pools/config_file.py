@@ -35,7 +35,6 @@ class _Content:
 
     Args:
         format: Version of the format. Raise it with each change of this class or of :class:`PoolConfig`.
-        pools: Configuration of all pools that requests have created, changed or deleted.
     """
 
     format: Literal[3]
@@ -75,9 +74,6 @@ class PoolConfigFile:
 
     def write(self, configs: Iterable[PoolConfig]) -> None:
         """Replace the file.
-
-        Args:
-            configs: Configuration of all pools that requests have created, changed or deleted.
 
         Raises:
             HostError: The file cannot be written. The old file is unchanged.

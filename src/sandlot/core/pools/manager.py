@@ -40,7 +40,6 @@ class PoolStatus:
     """Status of a pool.
 
     Args:
-        pool: The pool.
         snapshot: Template snapshot from which the pool is filled. None: the pool has no template snapshot now.
         error: Reason why the last attempt to fill the pool or to make its template snapshot failed; empty if the attempt succeeded.
     """
@@ -61,7 +60,6 @@ class PoolClaim:
     """Result of a search for a warm sandbox for a create request.
 
     Args:
-        spec: Spec of the request.
         warm: Warm sandbox for the request, which is no longer in its pool. None: no pool had a warm sandbox for the request.
         tried: Pools that were searched, in order. The start path of the request is counted for each of these pools.
     """
@@ -72,19 +70,7 @@ class PoolClaim:
 
 
 class PoolManager:
-    """All pools of a service.
-
-    Args:
-        registry: The pools and their configuration.
-        refiller: Keeps the pools full.
-        snapshots: Template snapshots that the service uses.
-        drivers: Drivers by isolation name.
-        templates: Templates and their builds.
-        reservations: Reservations of the node.
-        policy: Admission policy of the operator.
-        clock: Clock of the service.
-        metrics: Metrics of the service.
-    """
+    """All pools of a service."""
 
     def __init__(
         self,
@@ -127,10 +113,6 @@ class PoolManager:
         """Take a warm sandbox out of a pool for a create request, if a suitable pool has one. Never waits.
 
         The caller then owns the allocation of the warm sandbox.
-
-        Args:
-            spec: Spec of the request.
-            owner: Owner of the request.
         """
         self._refiller.notify_after_request()
         tried: list[Pool] = []
@@ -155,10 +137,6 @@ class PoolManager:
         """Take a prepared sandbox of the given shape out of its pool and release its reservation. Return None if no pool has one.
 
         The reservation is not needed, because the caller has made one for the sandbox that is restored into the prepared sandbox.
-
-        Args:
-            isolation: Name of the driver.
-            shape: Root filesystem and limits that the prepared sandbox must have.
         """
         for pool in self._registry.pools.values():
             for entry in pool.prepared:
@@ -289,8 +267,6 @@ class PoolManager:
             metadata: New metadata. None: unchanged.
 
         Raises:
-            NotFoundError: The principal may see no such pool; code ``pool_not_found``.
-            ConflictError: The principal has several pools of the template.
             InvalidRequestError: A size or the metadata is invalid.
             LimitError: The quota allows fewer sandboxes than the new ``warm``; code ``quota_exceeded``.
             ForbiddenError: A private pool would have prepared sandboxes.
@@ -303,12 +279,7 @@ class PoolManager:
             return await self._configure(pool, replace(pool.config, sizes=sizes, metadata=pool.metadata if metadata is None else metadata))
 
     async def delete(self, id_or_template: str, principal: Principal) -> None:
-        """Delete a pool and start to remove its warm and prepared sandboxes. The pool stays deleted when the service restarts.
-
-        Raises:
-            NotFoundError: The principal may see no such pool; code ``pool_not_found``.
-            ConflictError: The principal has several pools of the template.
-        """
+        """Delete a pool and start to remove its warm and prepared sandboxes. The pool stays deleted when the service restarts."""
         async with self._registry.lock:
             pool = ownership.find_pool(self._registry.pools, id_or_template, principal)
             await self._registry.save(replace(pool.config, sizes=None, metadata={}))

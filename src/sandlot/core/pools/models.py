@@ -73,9 +73,7 @@ class PoolSpec:
     """Template, isolation and limits of the sandboxes of a pool.
 
     Args:
-        template: Name of the template.
         isolation: Name of the driver. In the settings of the service also ``auto``, the default isolation of the service.
-        limits: Limits of each sandbox.
     """
 
     template: str
@@ -97,7 +95,6 @@ class PoolId:
 
     Args:
         owner: Owner of the pool; ``LOCAL`` for a shared pool.
-        spec: Spec of the pool.
     """
 
     owner: OwnerId
@@ -153,9 +150,6 @@ class PoolSizes:
             warm: Number of warm sandboxes that the pool always keeps ready.
             max: Largest number of warm sandboxes. None: the larger of ``warm`` and ``DEFAULT_MAX``, or 0 if ``warm`` is 0.
             prepared: Number of prepared sandboxes that the pool keeps ready.
-
-        Raises:
-            InvalidRequestError: A number is out of range, or ``max`` is less than ``warm``.
         """
         if max is None:
             max = builtins.max(warm, DEFAULT_MAX) if warm else 0  # noqa: A001 - the name of the API
@@ -168,9 +162,6 @@ class PoolSizes:
             warm: New ``warm``. None: unchanged.
             max: New ``max``. None: the larger of the old ``max`` and the new ``warm``.
             prepared: New ``prepared``. None: unchanged.
-
-        Raises:
-            InvalidRequestError: A number is out of range, or ``max`` is less than ``warm``.
         """
         new_warm = self.warm if warm is None else warm
         return PoolSizes(
@@ -185,10 +176,8 @@ class PoolConfig:
     """Configuration of a pool, from the settings or from a request.
 
     Args:
-        spec: Spec of the pool.
         sizes: Sizes of the pool. None: a request has deleted the pool, which does not exist even if the settings name it.
         owner: Owner of the pool; ``LOCAL`` for a shared pool.
-        metadata: Metadata that the client chose.
         is_implied: True for a pool of ``DEFAULT_POOLS``, which exists if no setting names pools. It is filled only if the image of its template is
             built already.
     """
@@ -249,11 +238,6 @@ class TemplateSnapshotSpec:
 
     Pools share a snapshot if they have the same template, isolation, cores and memory, and if their disk limits, capped at ``SNAPSHOT_DISK_BYTES``,
     are equal.
-
-    Args:
-        template: Name of the template.
-        isolation: Name of the driver.
-        limits: Limits of the sandbox whose snapshot is taken.
     """
 
     template: str

@@ -59,12 +59,7 @@ class PoolOwners:
                 yield from ready[: excess_count(principal.quota, self.live_limits(owner), unfinished, limits)]
 
     def quota_left(self, pool: Pool, pools: Iterable[Pool]) -> int | None:
-        """Return how many further warm sandboxes the quota of a pool's owner allows in the pool. None: no limit.
-
-        Args:
-            pool: The pool.
-            pools: All pools.
-        """
+        """Return how many further warm sandboxes the quota of a pool's owner allows in the pool. None: no limit."""
         if not pool.is_private:
             return None
         principal = self.principal_of(pool.owner)
@@ -74,12 +69,7 @@ class PoolOwners:
         return quota_left(principal.quota, self.live_limits(pool.owner), warm, pool.spec.limits)
 
     def can_have_warm(self, pool: Pool, pools: Iterable[Pool]) -> bool:
-        """Return True if the sizes of a pool and the quota of its owner allow a warm sandbox now.
-
-        Args:
-            pool: The pool.
-            pools: All pools.
-        """
+        """Return True if the sizes of a pool and the quota of its owner allow a warm sandbox now."""
         return policy.wanted_warm(pool.sizes, pool.growth) > 0 and (pool.total_warm > 0 or self.quota_left(pool, pools) != 0)
 
 
@@ -166,12 +156,7 @@ def serving_pools(pools: Iterable[Pool], spec: PoolSpec, owner: OwnerId) -> list
 
 
 def fill_priority(pool: Pool, pools: Iterable[Pool]) -> tuple[bool, int]:
-    """Return the sort key by which pools are filled: shared pools first, then private pools of the owners with the fewest warm sandboxes.
-
-    Args:
-        pool: The pool.
-        pools: All pools.
-    """
+    """Return the sort key by which pools are filled: shared pools first, then private pools of the owners with the fewest warm sandboxes."""
     return pool.is_private, sum(each.total_warm for each in pools if each.owner == pool.owner)
 
 

@@ -31,8 +31,6 @@ class WarmSandbox:
 
     Args:
         id: Id of the sandbox. The sandbox keeps its id when it is claimed.
-        spec: Template, isolation and limits of the sandbox.
-        template: Root file system and environment of the sandbox.
         allocation: Resources of the sandbox on the host, which a claim takes over.
         started_at_s: Monotonic time of the first response of the guest.
         snapshot_key: Key of the template snapshot from which the sandbox was restored; empty if the sandbox was booted.
@@ -66,8 +64,6 @@ class PreparedPoolEntry:
 
     Args:
         spec: Template, isolation and limits of the sandboxes that can be restored into the prepared sandbox.
-        template: Root file system and environment of the template.
-        prepared: The driver's object for the prepared sandbox.
         allocation: Resources of the prepared sandbox on the host, until a request takes the prepared sandbox.
         snapshot_key: Key of the template snapshot that was current when the sandbox was prepared; empty if the template had no snapshot.
     """
@@ -85,18 +81,12 @@ PoolEntry = WarmSandbox | PreparedPoolEntry
 class Pool:
     """A pool of warm and prepared sandboxes.
 
-    Args:
-        config: Configuration of the pool.
-
     Attributes:
         id: Id of the pool in the API.
-        spec: Template, isolation and limits of the pool's sandboxes.
         snapshot_spec: Spec of the template snapshot from which the sandboxes are restored.
         owner: Owner of the pool; ``LOCAL`` for a shared pool.
         is_private: True unless the pool is shared.
         config: Configuration of the pool; :meth:`configure` replaces it.
-        sizes: Sizes of the pool.
-        metadata: Metadata that the client chose.
         ready: Finished warm sandboxes, oldest first.
         prepared: Finished prepared sandboxes, oldest first.
         filling: Tasks that make warm sandboxes. A task leaves the set in the step in which its sandbox is added to ``ready``.
@@ -152,9 +142,6 @@ class Pool:
 
         If the pool has no warm sandbox, return None and increase :attr:`growth` by one, so that the pool keeps one warm sandbox more, up to
         ``sizes.max``.
-
-        Args:
-            now_s: Current monotonic time.
         """
         self.last_request_s = now_s
         self.waiting_since_s = now_s if self.waiting_since_s is None else self.waiting_since_s
@@ -166,12 +153,7 @@ class Pool:
         return warm
 
     def take_prepared(self, entry: PreparedPoolEntry, now_s: float) -> None:
-        """Take a prepared sandbox out of the pool for a request.
-
-        Args:
-            entry: The prepared sandbox.
-            now_s: Current monotonic time.
-        """
+        """Take a prepared sandbox out of the pool for a request."""
         self.last_request_s = now_s
         self.waiting_since_s = now_s if self.waiting_since_s is None else self.waiting_since_s
         self.prepared.remove(entry)

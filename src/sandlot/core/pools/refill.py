@@ -60,7 +60,6 @@ class _Fill:
     """A running fill.
 
     Args:
-        pool: Pool of the entry that is made.
         allocation: Allocation of the entry. None: no resources are reserved yet.
     """
 
@@ -75,18 +74,9 @@ class PoolRefiller:
     """Fills pools, removes entries that are no longer wanted, and evicts entries whose room is needed.
 
     Args:
-        registry: All pools.
-        owners: Owners of private pools.
-        snapshots: Template snapshots.
         extra_snapshots: Specs for which template snapshots are made even if no pool has the spec. A spec is skipped until the image of its template
             is built.
-        drivers: Drivers by isolation name.
-        templates: Templates and their builds.
-        reservations: Reservations of the node.
-        link_factory: Connects to guests.
-        clock: Clock of the service.
         new_id: Creates sandbox ids of this node.
-        metrics: Metrics of the service.
         start_slots: Start slots of create requests. While no slot is free, no fill starts.
     """
 
@@ -203,10 +193,6 @@ class PoolRefiller:
 
     def make_room_for_shared(self, needed: Resources, reading: HostReading) -> bool:
         """Start to evict private entries and to cancel private fills, so that ``needed`` fits when all evictions and cancellations are complete.
-
-        Args:
-            needed: Resources that a shared pool needs.
-            reading: Reading of the host.
 
         Returns:
             False if ``needed`` would not fit even without any private entry and fill. Nothing is evicted or cancelled then.

@@ -23,12 +23,9 @@ class PoolRegistry:
     """All pools of a service.
 
     Args:
-        file: File that stores the configuration of pools that requests created or changed.
-        settings: Configuration from the settings of the operator.
         default_isolation: Isolation of a pool whose settings have the isolation ``auto``.
 
     Attributes:
-        pools: All pools by their ids in the API.
         lock: Held while a pool is created, changed or deleted.
     """
 

@@ -49,7 +49,6 @@ class TemplateSnapshot:
     """A template snapshot that this service uses. The snapshot cannot be removed from the disk until it is released.
 
     Args:
-        key: Key of the snapshot.
         image: Folder of the driver's snapshot.
         manifest: Content of ``made.json``.
         descriptor: Open descriptor of ``made.json``, which holds the shared lock.
@@ -67,11 +66,7 @@ class TemplateSnapshot:
 
 
 class TemplateSnapshotCache:
-    """Template snapshots of a cache directory.
-
-    Args:
-        cache_dir: The cache directory.
-    """
+    """Template snapshots of a cache directory."""
 
     __slots__ = ("_folder", "_locks", "_scratch")
 

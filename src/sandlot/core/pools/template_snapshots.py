@@ -70,7 +70,6 @@ class _State:
     Args:
         snapshot: Snapshot in use. None: the spec has no snapshot now.
         checked_s: Monotonic time at which the key of the snapshot was last computed.
-        failures: Number of consecutive failures.
         not_before_s: Monotonic time before which no attempt is made.
         error: Reason of the last failure; empty after a success.
         unusable_key: Key of a snapshot that could not be restored. The next attempt removes this snapshot. Empty: there is none.
@@ -95,14 +94,7 @@ class TemplateSnapshotManager:
     """The template snapshots that this service uses.
 
     Args:
-        cache: Snapshots on disk.
-        drivers: Drivers by isolation name.
-        templates: Templates and their builds.
-        reservations: Reservations of the node.
-        link_factory: Connects to guests.
-        clock: Clock of the service.
         new_id: Creates sandbox ids of this node.
-        metrics: Metrics of the service.
         version: Version of Sandlot. It is a part of the key of each snapshot: another version may arrange the files of a sandbox differently.
     """
 
@@ -145,12 +137,7 @@ class TemplateSnapshotManager:
         return "" if state is None else state.error
 
     def discard(self, snapshot: TemplateSnapshot, reason: str) -> None:
-        """Stop using a snapshot that could not be restored. The next call of :meth:`ensure` removes it and makes a new snapshot.
-
-        Args:
-            snapshot: The snapshot.
-            reason: Reason why the restore failed.
-        """
+        """Stop using a snapshot that could not be restored. The next call of :meth:`ensure` removes it and makes a new snapshot."""
         for spec, state in self._states.items():
             if state.snapshot is snapshot:
                 _log.warning("template_snapshot.not_restored", template=spec.template, isolation=spec.isolation, error=reason)

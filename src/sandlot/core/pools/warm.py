@@ -35,14 +35,7 @@ _STEP_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WarmSandboxFactory:
-    """Makes warm sandboxes of one spec.
-
-    Args:
-        link_factory: Connects to guests.
-        clock: Clock of the service.
-        spec: Spec of the sandboxes.
-        template: Root file system and environment of the spec's template.
-    """
+    """Makes warm sandboxes of one spec."""
 
     link_factory: GuestLinkFactory
     clock: Clock
@@ -61,9 +54,6 @@ class WarmSandboxFactory:
             allocation: Allocation for the resources of the sandbox.
             id_: Id of the sandbox.
             snapshot: Template snapshot to restore. None: the sandbox is booted.
-
-        Raises:
-            SandlotError: The sandbox could not be made.
         """
         if snapshot is None:
             warm = await self.boot(allocation, id_)
@@ -78,9 +68,6 @@ class WarmSandboxFactory:
         Args:
             allocation: Allocation for the resources of the sandbox.
             snapshot: Template snapshot that the runtime must be able to restore. None: the template has no snapshot, and the runtime is not started.
-
-        Raises:
-            SandlotError: The sandbox could not be prepared.
         """
         prepared = await allocation.prepare(self.shape, snapshot=None if snapshot is None else snapshot.image)
         if snapshot is not None:
@@ -88,11 +75,7 @@ class WarmSandboxFactory:
         return PreparedPoolEntry(self.spec, self.template, prepared, allocation, "" if snapshot is None else snapshot.key)
 
     async def boot(self, allocation: Allocation, id_: SandboxId) -> WarmSandbox:
-        """Boot a sandbox, warm up its spare kernel, and quiesce its guest.
-
-        Raises:
-            SandlotError: The sandbox could not be made.
-        """
+        """Boot a sandbox, warm up its spare kernel, and quiesce its guest."""
         await allocation.boot(await allocation.prepare(self.shape), self._sandbox_spec(id_))
         warm = await self._connect(allocation, id_)
         await self._warm_up(warm)
@@ -106,9 +89,6 @@ class WarmSandboxFactory:
             id_: Id of the sandbox.
             image: Folder of the driver's snapshot.
             snapshot_key: Key of the template snapshot; empty for a snapshot that is not published yet.
-
-        Raises:
-            SandlotError: The sandbox could not be restored.
         """
         await allocation.restore(image, self.shape, self._sandbox_spec(id_), is_template=True)
         warm = await self._connect(allocation, id_, snapshot_key)
@@ -123,9 +103,6 @@ class WarmSandboxFactory:
         """Restore a sandbox, wake its guest once with the neutral identity, and quiesce the guest again.
 
         This loads the memory pages that a later claim needs, so that the claim is fast. The arguments are those of :meth:`restore`.
-
-        Raises:
-            SandlotError: The sandbox could not be made.
         """
         warm = await self.restore(allocation, id_, image, snapshot_key)
         await self._warm_up(warm, rehearse=True)

@@ -135,7 +135,6 @@ class ForkParams:
     share_volumes: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an invalid number of children."""
         if not 1 <= self.count <= MAX_CHILDREN:
             raise InvalidRequestError(f"`count` is {self.count}; it must be from 1 to {MAX_CHILDREN}.", fields={"field": "count"})
 
@@ -162,7 +161,6 @@ class Promoted:
     """Result of a promotion.
 
     Args:
-        kept: The promoted sandbox.
         ended: Sandboxes that were ended: siblings and their descendants.
         failed: Id of each sandbox that could not be ended -> reason.
     """
@@ -174,17 +172,6 @@ class Promoted:
 
 class ForkManager:
     """Forks sandboxes, and finds and prunes the trees of forks.
-
-    Args:
-        manager: Creates the children.
-        scheduler: Reserves the resources of all children together.
-        registry: Sandboxes of this service.
-        store: Records of the sandboxes.
-        memory_images: Folders for the images of parents.
-        reservations: Reservations of this node.
-        events: Feed for the events of forks.
-        clock: Clock of the service.
-        node: Id of this node.
 
     Attributes:
         tasks: Tasks that record the events of finished requests or remove images. Wait for these tasks when the service stops.
@@ -227,13 +214,11 @@ class ForkManager:
 
         Raises:
             InvalidRequestError: A parameter or the key is invalid, or the children can never fit on this node.
-            NotFoundError: The caller has no sandbox with this id (``sandbox_not_found``).
             ConflictError: The key was used for a different request, or the parent has writable volumes and ``share_volumes`` is not set.
             LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``disk_full``).
             UnsupportedError: The isolation cannot save the memory of a sandbox; the message gives the reason.
             UnavailableError: There is no room for all children (``busy``).
             HostError: The image could not be written or a child could not be started. No child is kept.
-            SandboxEndedError: The parent has ended.
         """
         parent = await self._registry.load(sandbox_id, principal)
         await parent.recovered.wait()
@@ -253,11 +238,7 @@ class ForkManager:
         raise AssertionError  # unreachable: the loop above ends only with a return or an exception
 
     async def get_tree(self, sandbox_id: str, principal: Principal) -> Tree:
-        """Return the tree of a sandbox.
-
-        Raises:
-            NotFoundError: The caller has no sandbox with this id (``sandbox_not_found``).
-        """
+        """Return the tree of a sandbox."""
         sandbox = await self._registry.load(sandbox_id, principal)
         known = {each.id: each for each in (sandbox, *self._registry.list(principal, ended=True))}
         top = sandbox
@@ -279,7 +260,6 @@ class ForkManager:
             among: End only siblings that have all these entries in their metadata.
 
         Raises:
-            NotFoundError: The caller has no sandbox with this id (``sandbox_not_found``).
             ConflictError: The sandbox is not a child of a fork.
             SandboxEndedError: The sandbox has ended; its siblings keep running.
         """

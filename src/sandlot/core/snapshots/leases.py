@@ -15,12 +15,7 @@ from sandlot.model.ids import SnapshotId
 
 
 class FolderLeases:
-    """Leases on the folders of snapshots.
-
-    Args:
-        images: Folders of the snapshots.
-        tasks: Task set of the background tasks that remove unused folders.
-    """
+    """Leases on the folders of snapshots."""
 
     def __init__(self, images: MemoryImages, tasks: TaskSet) -> None:
         self._images = images

@@ -60,19 +60,6 @@ _log = structlog.get_logger("sandlot.core")
 class SnapshotManager:
     """All snapshots of this node.
 
-    Args:
-        manager: Creates sandboxes from snapshots.
-        registry: Sandboxes of this service.
-        store: Records of snapshots and sandboxes.
-        memory_images: Folders of the snapshots.
-        drivers: Drivers by isolation name.
-        templates: Templates and their builds.
-        reservations: Reservations of this node.
-        api_keys: API keys, with the quotas of their owners.
-        events: Event feed, which is notified after an event is committed.
-        clock: Clock of the service.
-        node: Id of this node.
-
     Attributes:
         verifier: Verifies new snapshots in the background.
     """
@@ -125,9 +112,6 @@ class SnapshotManager:
 
         Returns:
             Ids of the snapshots that exist. The caller removes the folders of all other snapshots.
-
-        Raises:
-            SandlotError: The store cannot be read or written.
         """
         kept = []
         for record in await self._table.list_by_node(self._node):
@@ -165,13 +149,11 @@ class SnapshotManager:
 
         Raises:
             InvalidRequestError: The name or the key is invalid.
-            NotFoundError: The caller has no sandbox with this id (``sandbox_not_found``).
             ConflictError: The owner has another snapshot of that name, or the key was used for a different request.
             LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``disk_full``).
             UnsupportedError: The isolation cannot save the memory of a sandbox; the message gives the reason.
             UnavailableError: There is not enough disk space now (``busy``).
             HostError: The snapshot could not be written; the sandbox keeps running.
-            SandboxEndedError: The sandbox has ended.
         """
         if name is not None:
             check_name(name)
@@ -309,7 +291,6 @@ class SnapshotManager:
 
     @asynccontextmanager
     async def _source_of(self, id_: str, principal: Principal) -> AsyncIterator[StartSource]:
-        """Lease a snapshot and yield its start source."""
         record = await self.get(id_, principal)
         if record.node != self._node:
             raise restore.unusable(record, f"it is on another node ({record.node})")

@@ -102,15 +102,6 @@ class VerifiableSnapshots(Protocol):
 class SnapshotVerifier:
     """Verifies the snapshots of a queue, one after the other.
 
-    Args:
-        manager: Starts sandboxes from the snapshots.
-        memory_images: Folders of the snapshots.
-        leases: Leases on the folders of the snapshots.
-        snapshots: Records and start sources of the snapshots.
-        drivers: Drivers by isolation name.
-        templates: Templates and their builds.
-        reservations: Reservations of this node.
-
     Attributes:
         idle: Event that is set while the queue is empty and no snapshot is being verified.
     """
@@ -192,11 +183,7 @@ class SnapshotVerifier:
                 await self._snapshots.save_problem(replace(record, problem=problem))
 
     async def _verify(self, record: SnapshotRecord) -> None:
-        """Restore a snapshot once, and pack its files if the quota of its owner allows them.
-
-        Raises:
-            SandlotError: The snapshot could not be restored, or there is no room for the sandbox now.
-        """
+        """Restore a snapshot once, and pack its files if the quota of its owner allows them."""
         try:
             source = await self._snapshots.start_source(record)
         except ConflictError:

@@ -41,14 +41,8 @@ def max_size_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
 async def reserve_disk(reservations: Reservations, sandbox: Sandbox, kind: SnapshotKind) -> AsyncIterator[None]:
     """Reserve the disk space for a snapshot while the block writes it, and report a full disk as ``disk_full``.
 
-    Args:
-        reservations: Reservations of this node.
-        sandbox: Sandbox whose snapshot is written.
-        kind: Kind of the snapshot.
-
     Raises:
         UnavailableError: There is not enough disk space now (``busy``).
-        InvalidRequestError: The node can never have enough disk space.
         LimitError: The disk became full while the block ran (``disk_full``).
     """
     usage = await _usage(sandbox)
@@ -82,9 +76,6 @@ async def write_image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
         sandbox: Running, paused or hibernated sandbox.
         into: Folder to create for the image. The folder must not exist.
         durable: True to sync the image to disk, so that it survives a loss of power.
-
-    Raises:
-        SandlotError: The image cannot be written.
     """
     await sandbox.recovered.wait()
     ended = asyncio.Event()
