@@ -50,13 +50,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class SandboxManager:
-    """Creates, changes and ends the sandboxes of this service.
-
-    Args:
-        registry: Sandboxes of this service.
-        scheduler: Admits sandboxes and reserves their resources.
-        lifecycle: Parts of the service that supervisors need.
-    """
+    """Creates, changes and ends the sandboxes of this service."""
 
     def __init__(self, *, registry: SandboxRegistry, scheduler: Scheduler, lifecycle: LifecycleDependencies) -> None:
         self._registry = registry
@@ -74,9 +68,6 @@ class SandboxManager:
         Sandboxes that were not completely created, and other resources of the earlier service, are removed. The recoveries continue after this method
         has returned: a call to a sandbox waits until the sandbox is recovered. Call this method before all others, and only while the service holds
         the lock of the data directory.
-
-        Raises:
-            SandlotError: The store cannot be read or written.
         """
         for record in await self._recorder.ended_lately(MAX_REMEMBERED):
             self._registry.remember(self._registry.revive(record))
@@ -209,7 +200,6 @@ class SandboxManager:
         task.add_done_callback(lambda _: self._registry.remove(sandbox))
 
     def _recover(self, sandbox: Sandbox) -> None:
-        """Recover a sandbox that an earlier service left behind."""
         lifecycle, limits = self._lifecycle, sandbox.spec.limits
         driver = lifecycle.drivers[sandbox.spec.isolation]
         counted = None if sandbox.state is State.HIBERNATED else limits
@@ -233,11 +223,7 @@ class SandboxManager:
         self._registry.without_driver[record.id] = record
 
     async def kill(self, id_: str, principal: Principal) -> None:
-        """End a sandbox and return when its processes are dead. Idempotent.
-
-        Raises:
-            NotFoundError: The sandbox does not exist; code ``sandbox_not_found``.
-        """
+        """End a sandbox and return when its processes are dead. Idempotent."""
         sandbox = await self._registry.load(id_, principal)
         sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
         task = self._registry.tasks.get(sandbox.id)
@@ -252,13 +238,11 @@ class SandboxManager:
         """Apply all changes to a sandbox, or none.
 
         Raises:
-            NotFoundError: The sandbox does not exist; code ``sandbox_not_found``.
             LimitError: The changes would exceed the caller's quota; code ``quota_exceeded``.
             InvalidRequestError: A value is out of bounds.
             UnsupportedError: A limit cannot be changed while the sandbox runs.
             ConflictError: The sandbox uses more than the new limits allow, or is still being created.
             UnavailableError: The node does not have enough free resources now; code ``busy``.
-            SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(id_, principal)
         with contextlib.ExitStack() as held:  # until the operation has ended, which may be later than its client leaves
@@ -276,9 +260,7 @@ class SandboxManager:
         """Freeze a sandbox. Does nothing if the sandbox is suspended already.
 
         Raises:
-            NotFoundError: The sandbox does not exist; code ``sandbox_not_found``.
             UnsupportedError: The isolation cannot pause sandboxes.
-            SandboxEndedError: The sandbox has ended.
         """
         return await self._submit(self._registry.find(id_, principal), suspend.pause)
 
@@ -286,10 +268,8 @@ class SandboxManager:
         """Write the memory and files of a sandbox to disk, then release the memory. Does nothing if the sandbox is hibernated already.
 
         Raises:
-            NotFoundError: The sandbox does not exist; code ``sandbox_not_found``.
             UnsupportedError: The isolation cannot hibernate sandboxes.
             HostError: The sandbox cannot be written to disk; it keeps running.
-            SandboxEndedError: The sandbox has ended.
         """
         return await self._submit(self._registry.find(id_, principal), suspend.hibernate)
 
@@ -302,11 +282,9 @@ class SandboxManager:
             timeout_s: New timeout in seconds. None: no timeout. ``suspend.SAME``: the timeout does not change.
 
         Raises:
-            NotFoundError: The sandbox does not exist; code ``sandbox_not_found``.
             LimitError: The sandbox or its new timeout would exceed the owner's quota; code ``quota_exceeded``.
             UnavailableError: The node has no room for the hibernated sandbox now; code ``busy``.
             ConflictError: The hibernation image can no longer be restored; code ``snapshot_unusable``.
-            SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(id_, principal)
         if timeout_s is None or timeout_s != suspend.SAME:

@@ -26,9 +26,7 @@ class QueuedOperation:
     """A submitted operation and its result.
 
     Args:
-        operation: Operation to run.
         on_end: Function that is called when the operation has ended or will never begin.
-        submitted_monotonic_s: Monotonic time at which the operation was submitted.
     """
 
     __slots__ = ("begun", "done", "on_end", "operation", "submitted_monotonic_s")
@@ -79,9 +77,6 @@ class OperationQueue:
             operation: Operation to run.
             on_end: Function that is called once when the operation has ended or will never begin. A cut operation may end after its caller got an
                 error, and any operation after its caller was cancelled.
-
-        Raises:
-            SandlotError: The operation failed, the sandbox has ended, or the service has detached from the sandbox.
         """
         if self._closed is not None:
             on_end()

@@ -53,7 +53,6 @@ class Template:
     """Template from which sandboxes start.
 
     Args:
-        name: Name in requests.
         description: Description for users, in one line.
         digest: SHA-256 of the root filesystem image, in hexadecimal; None until the image is built.
         building: Current step of the build, as a text for users; None if no build is running.
@@ -70,7 +69,6 @@ class ResolvedTemplate:
     """Root filesystem and environment that a template gives its sandboxes.
 
     Args:
-        root: Root filesystem.
         env: Environment of all processes; the environment of the sandbox overrides it.
     """
 

@@ -87,9 +87,7 @@ class SandboxRegistry:
     """The live and the recently ended sandboxes of this service, in memory.
 
     Args:
-        recorder: Records of sandboxes.
         buffers: Memory of the service for buffered client data; each sandbox gets a part.
-        clock: Clock of the service.
 
     Attributes:
         known: Id -> sandbox in memory, including recently ended sandboxes.
@@ -157,7 +155,6 @@ class SandboxRegistry:
 
         Raises:
             NotFoundError: The principal can see no such sandbox (code ``sandbox_not_found``).
-            SandlotError: The store cannot be read.
         """
         if SandboxId(id_) not in self.known and (record := await self._recorder.store.sandboxes.get(SandboxId(id_))) is not None:
             sandbox = self.revive(record)
@@ -195,9 +192,6 @@ class SandboxRegistry:
             wanted: Conditions that the sandboxes meet.
             after: Position of the last sandbox of the previous page. None: the first page.
             limit: Maximum number of sandboxes to return.
-
-        Raises:
-            SandlotError: The store cannot be read.
         """
         start = ("", "") if after is None else (after.at.isoformat(timespec="microseconds"), after.id)
         found = {

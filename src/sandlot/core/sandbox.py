@@ -54,11 +54,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class Hold:
-    """Keeps a sandbox from counting as idle while a client uses the sandbox: from the creation of the hold until its release.
-
-    Args:
-        activity: Activity of the sandbox.
-    """
+    """Keeps a sandbox from counting as idle while a client uses the sandbox: from the creation of the hold until its release."""
 
     __slots__ = ("_activity",)
 
@@ -76,9 +72,6 @@ class Hold:
 
 class ActivityTracker:
     """Number of clients that use a sandbox now, and the time of the last activity.
-
-    Args:
-        clock: Clock of the service.
 
     Attributes:
         held: Number of holds that are not released.
@@ -102,7 +95,6 @@ class Deadline:
     """Moment at which the timeout of a sandbox passes.
 
     Args:
-        clock: Clock of the service.
         expires_at: The deadline in UTC, for records and clients. None: no deadline.
         monotonic_s: The deadline on the monotonic clock; infinite without a deadline.
         changed: Event that is set when the deadline changes. The supervisor clears the event before it reads the deadline.
@@ -145,11 +137,9 @@ class Sandbox:
 
     Args:
         spec: Spec of the sandbox. Its limits are the limits that the driver last applied.
-        owner: Owner of the sandbox.
         name: Name that the client chose; None if the sandbox has no name.
         created_at: Time of the create request, UTC.
         buffers: The sandbox's part of the service's memory for buffered client data.
-        clock: Clock of the service.
         idle_timeout_s: Idle timeout in seconds. None: the sandbox has no idle timeout.
         state: ``CREATING``, or the recorded state of a sandbox of an earlier service.
         single_use: True for a sandbox that serves one request. No client learns its id, so it is ended when the service stops.
@@ -301,7 +291,6 @@ class Sandbox:
 
         Raises:
             ConflictError: The sandbox is suspended and its ``auto_resume`` is not set; code ``sandbox_paused``.
-            SandlotError: The sandbox could not be resumed.
         """
         await self.recovered.wait()
         if self.state not in _SUSPENDED or self.end_requested.is_set() or self.detaching.is_set() or self.resume_operation is None:
@@ -466,11 +455,7 @@ class SandboxLocal(Generic[T]):
         self.close = close
 
     def of(self, sandbox: Sandbox) -> T:
-        """Return the feature's state for a sandbox. Create the state on first use.
-
-        Raises:
-            SandboxEndedError: The sandbox is removed.
-        """
+        """Return the feature's state for a sandbox. Create the state on first use."""
         if self not in sandbox.locals:
             if sandbox.is_removed:
                 raise sandbox.ended_error()

@@ -60,7 +60,6 @@ class Admitted:
     """A sandbox whose resources are reserved and which has not been started.
 
     Args:
-        sandbox: The sandbox.
         allocation: Allocation with the reservation of the sandbox, and with the claimed warm sandbox if there is one.
         claim: Result of the search for a warm sandbox. None: the request cannot use a pool.
         setup: Steps that write the files of the request into the sandbox.
@@ -76,17 +75,7 @@ class Scheduler:
     """Admits sandboxes on this node.
 
     Args:
-        registry: Sandboxes of this service.
-        drivers: Drivers by isolation name.
-        templates: Templates and their builds.
-        reservations: Reservations of this node.
-        policy: Policy of the operator.
-        pools: Pools of warm sandboxes.
-        volumes: Volumes of this node.
-        files: Stored files that a create request can name.
-        api_keys: API keys, with the quotas of their owners.
         buffers: Memory of the service for buffered client data. Each sandbox gets a part of it.
-        clock: Clock of the service.
         new_id: Returns a new sandbox id of this node.
     """
 
@@ -151,9 +140,6 @@ class Scheduler:
             principal: Caller; the sandbox belongs to its owner.
             source: Properties that the sandbox takes from the snapshot or sandbox that it starts from. None: the sandbox starts from its template.
             reservation: Reservation for the sandbox, from :meth:`admit_batch`. None: the method makes one.
-
-        Raises:
-            SandlotError: The request is refused; see ``SandboxManager.create``.
         """
         if params.snapshot is not None and source is None:
             raise InternalError("The create request names a snapshot but has no source. Call SnapshotManager.create for such a request.")
@@ -290,11 +276,7 @@ class Scheduler:
         admission.check_room(self._reservations.count_live(), creating - self._policy.max_creates, self._policy)
 
     def _spec(self, params: CreateSandboxParams, source: StartSourceConstraints | None) -> SandboxSpec:
-        """Return the spec of a new sandbox, without its volumes.
-
-        Raises:
-            SandlotError: The operator or this version does not allow the isolation or the network, or a value is out of bounds.
-        """
+        """Return the spec of a new sandbox, without its volumes."""
         spec = SandboxSpec(
             id=self._new_id(),
             template=params.template,

@@ -33,36 +33,7 @@ from sandlot.model.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Services of one node, as routes and compatibility APIs use them.
-
-    Args:
-        node: Id of the node.
-        registry: Finds and lists sandboxes.
-        manager: Creates, changes and ends sandboxes.
-        drivers: Drivers by isolation name.
-        templates: Templates and their builds.
-        reservations: Reservations of the node.
-        pools: Pools of warm sandboxes.
-        code: Runs cells.
-        processes: Runs processes.
-        stdin: Writes to the input of processes.
-        packages: Installs packages.
-        one_shots: Runs programs, each once and in a new sandbox.
-        clock: Clock of the service.
-        buffers: Memory for client data.
-        files: File store.
-        events: Events of sandboxes and snapshots.
-        webhooks: Webhooks, which get the events.
-        executions: Execution log.
-        metrics: Metrics for Prometheus.
-        snapshots: Snapshots of sandboxes.
-        volumes: Volumes.
-        mounts: Attaches volumes to running sandboxes and detaches them.
-        forks: Forks of sandboxes, and their trees.
-        url_signer: Signer of URLs that need no API key.
-        api_keys: API keys.
-        execution_counter: Executions of each owner in the current month.
-    """
+    """Services of one node, as routes and compatibility APIs use them."""
 
     node: NodeId
     registry: SandboxRegistry

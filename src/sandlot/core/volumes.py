@@ -50,7 +50,6 @@ class Volume:
     """The current state of a volume.
 
     Args:
-        id: Id of the volume.
         name: Name that is unique among the owner's volumes.
         owner: Owner of the volume.
         size_bytes: Maximum size of the content.
@@ -87,13 +86,7 @@ class VolumeManager:
     """All volumes of this node.
 
     Args:
-        table: Records of the volumes.
-        disks: Filesystems of the volumes.
-        node: Id of this node.
-        clock: Clock of the service.
-        events: Event feed, which is notified after an event is committed.
         reservations: Reservations of this node. Each volume reserves its disk space.
-        registry: Sandboxes of this service, and the volumes that are attached to them.
 
     Attributes:
         tasks: Tasks that unmount volumes. Wait for these tasks when the service stops. Volumes of sandboxes that keep running stay mounted.
@@ -131,11 +124,7 @@ class VolumeManager:
         self.tasks = TaskSet("volume.internal_error")
 
     async def open(self) -> None:
-        """Load the volumes of this node, and remove unfinished volumes. Call this before any other method.
-
-        Raises:
-            SandlotError: The store cannot be read or written.
-        """
+        """Load the volumes of this node, and remove unfinished volumes. Call this before any other method."""
         for record in await self._table.list_by_node(self._node):
             if record.ready:
                 self._add(record)

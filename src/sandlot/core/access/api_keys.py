@@ -80,12 +80,7 @@ class ActiveRequests:
 
 
 class ApiKeys:
-    """All API keys of a store. Call :meth:`refresh` before the first :meth:`verify`.
-
-    Args:
-        table: Stored keys.
-        clock: Clock of the service.
-    """
+    """All API keys of a store. Call :meth:`refresh` before the first :meth:`verify`."""
 
     def __init__(self, table: KeyRepository, clock: Clock) -> None:
         self._table = table

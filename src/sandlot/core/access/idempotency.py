@@ -61,9 +61,6 @@ def execution_id(sandbox: SandboxId, key: str, request: str) -> ProcessId:
             able to choose the id of another client's execution.
         key: Key of the client.
         request: Body of the request.
-
-    Raises:
-        InvalidRequestError: The key is invalid.
     """
     return ProcessId(hashlib.blake2b(f"{sandbox}\0{check_key(key)}\0{request}".encode(), digest_size=16).hexdigest())
 
@@ -73,7 +70,6 @@ class IdempotencyKey:
     """An idempotency key and the digest of the request that was sent with it.
 
     Args:
-        key: Key that the client chose.
         digest: SHA-256 of the request, in hexadecimal.
     """
 
@@ -81,7 +77,6 @@ class IdempotencyKey:
     digest: str
 
     def __post_init__(self) -> None:
-        """Refuse an invalid key."""
         check_key(self.key)
 
     def check(self, earlier_digest: str | None) -> None:

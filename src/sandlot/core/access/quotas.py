@@ -32,14 +32,7 @@ _SMALLER: Final = {"snapshot": "take a snapshot of kind `files`", "volume": "req
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Resources of all live sandboxes of one owner together.
-
-    Args:
-        sandboxes: Number of sandboxes.
-        cpus: Cores of all sandboxes together.
-        memory_bytes: Memory of all sandboxes together.
-        disk_bytes: Disk space of all sandboxes together.
-    """
+    """Resources of all live sandboxes of one owner together."""
 
     sandboxes: int
     cpus: float
@@ -65,9 +58,6 @@ def check_live(quota: Quota, limits: Limits, live: Sequence[Limits], count: int 
         limits: Limits of each additional sandbox.
         live: Limits of the owner's live sandboxes, including sandboxes that are being created or woken.
         count: Number of additional sandboxes.
-
-    Raises:
-        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     for field, unit in _LIVE_QUOTAS:
         limit = getattr(quota, field)
@@ -96,9 +86,6 @@ def check_update(quota: Quota, before: Limits, after: Limits, timeout_s: float |
         after: Limits after the update.
         timeout_s: New timeout; ``math.inf`` removes the timeout, None leaves it unchanged.
         others: Limits of the owner's other live sandboxes.
-
-    Raises:
-        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     if timeout_s is not None:
         check_lifetime(quota, timeout_s)
@@ -117,9 +104,6 @@ def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
     Args:
         quota: Quota of the caller.
         timeout_s: Timeout of the sandbox. None and ``math.inf`` mean no timeout.
-
-    Raises:
-        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     if quota.lifetime_s is None or (timeout_s is not None and timeout_s <= quota.lifetime_s):
         return
@@ -144,9 +128,6 @@ def check_stored(quota: Quota, kind: str, kept: int, kept_bytes: int, more_bytes
         kept: Number of existing snapshots or volumes, without the new one.
         kept_bytes: Total size of the existing snapshots or volumes in bytes.
         more_bytes: Size of the new snapshot or volume in bytes. 0 if the size is unknown: the request is then refused only if the quota is used up.
-
-    Raises:
-        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     check_count(quota, f"{kind}s", kept)
     limit = getattr(quota, f"{kind}_bytes")
@@ -169,9 +150,6 @@ def check_count(quota: Quota, kind: str, kept: int) -> None:
         quota: Quota of the owner.
         kind: Field of the quota: ``pools``, ``snapshots`` or ``volumes``.
         kept: Number of existing pools, snapshots or volumes.
-
-    Raises:
-        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     limit = getattr(quota, kind)
     if limit is not None and kept >= limit:
@@ -192,9 +170,6 @@ def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
         quota: Quota of the owner.
         limits: Limits of each sandbox of the pool.
         warm: Number of warm sandboxes that the pool keeps.
-
-    Raises:
-        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     # A pool whose ``warm`` is 0 also needs quota for one sandbox: its template snapshot is made in a sandbox, and the pool grows on demand.
     warm = max(1, warm)
@@ -216,9 +191,6 @@ def check_upload(quota: Quota, size_bytes: int) -> None:
     Args:
         quota: Quota of the caller.
         size_bytes: Announced size, or the number of bytes that have arrived so far.
-
-    Raises:
-        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     if quota.upload_bytes is not None and size_bytes > quota.upload_bytes:
         raise quota_exceeded(

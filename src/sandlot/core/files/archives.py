@@ -43,11 +43,7 @@ class Unpacked:
 
 
 class ArchiveStream:
-    """An archive that is being packed. Iterate over its bytes, then close the stream.
-
-    Args:
-        helper: Helper program that packs the archive.
-    """
+    """An archive that is being packed. Iterate over its bytes, then close the stream."""
 
     __slots__ = ("_helper",)
 
@@ -82,7 +78,6 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
         NotFoundError: The path does not exist (``path_not_found``).
         ForbiddenError: The user may not read the path (``permission_denied``).
         InvalidRequestError: The path is neither a file nor a folder.
-        SandlotError: The sandbox has ended, or cannot start another process.
     """
     check_path(path)
     helper = await helpers.start(sandbox, PACK, {"path": path, "gzip": compress}, user=user)

@@ -50,12 +50,7 @@ class ChangedFile:
 
 
 class ChangeTracker:
-    """Compares folders with their state before an execution. Call :meth:`changed` or :meth:`report` once, or :meth:`close`.
-
-    Args:
-        sandbox: Sandbox that has the folders.
-        helper: Helper program that has recorded the state of the folders.
-    """
+    """Compares folders with their state before an execution. Call :meth:`changed` or :meth:`report` once, or :meth:`close`."""
 
     __slots__ = ("_helper", "_sandbox")
 
@@ -68,7 +63,6 @@ class ChangeTracker:
 
         Raises:
             ConflictError: A process in the sandbox ended the helper program, or the report of the program is invalid or too long.
-            SandboxEndedError: The sandbox has ended.
         """
         found: list[ChangedFile] = []
         messages = 0
@@ -108,7 +102,6 @@ async def track(sandbox: Sandbox, folders: Sequence[str], user: User) -> ChangeT
 
     Raises:
         InvalidRequestError: ``folders`` has no path or more than 16 paths, or a path is invalid.
-        SandlotError: The folders could not be read, or the sandbox has ended or cannot start another process.
     """
     if not 0 < len(folders) <= MAX_FOLDERS:
         raise InvalidRequestError(f"The request names {len(folders)} folders; 1 to {MAX_FOLDERS} are allowed.", fields={"field": "folders"})

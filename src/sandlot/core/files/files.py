@@ -15,12 +15,7 @@ MAX_MODE = 0o7777
 
 
 class FileDownload:
-    """A file that is being read. Iterate over its content, then close the download.
-
-    Args:
-        sandbox: Sandbox that has the file.
-        reader: Stream of the file's content from the guest.
-    """
+    """A file that is being read. Iterate over its content, then close the download."""
 
     __slots__ = ("_hold", "_reader", "_sandbox")
 
@@ -35,11 +30,7 @@ class FileDownload:
         return self._reader.entry
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the content in pieces. While the caller does not read, at most one stream window is buffered.
-
-        Raises:
-            SandboxEndedError: The sandbox ended during the download; the message says why.
-        """
+        """Yield the content in pieces. While the caller does not read, at most one stream window is buffered."""
         try:
             async for piece in self._reader:
                 yield piece
@@ -66,7 +57,6 @@ async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, leng
         NotFoundError: The path does not exist (``path_not_found``).
         ForbiddenError: The user may not read the file (``permission_denied``).
         InvalidRequestError: The path is invalid or not a regular file, or a number is out of range.
-        SandboxEndedError: The sandbox has ended.
     """
     check_path(path)
     _check_range("offset", offset)

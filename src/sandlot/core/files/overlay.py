@@ -57,7 +57,6 @@ async def pack_overlay(sandbox: Sandbox, into: Path, root: Path) -> int:
     Raises:
         LimitError: The overlay exceeds its maximum size (``limit_exceeded``), or the host's disk is full (``disk_full``).
         HostError: The host's disk failed. The incomplete file is removed.
-        SandlotError: A file in the sandbox could not be read, or the sandbox has ended.
     """
     max_bytes = sandbox.spec.limits.disk_bytes + sandbox.spec.limits.memory_bytes + SLACK_BYTES
     helper = await helpers.start(sandbox, OVERLAY, {"do": PACK_LAYER}, user=User.ROOT)
@@ -90,8 +89,6 @@ async def apply_overlay(sandbox: Sandbox, file: Path) -> None:
     Raises:
         ConflictError: The overlay is damaged.
         LimitError: The overlay needs more space than the sandbox's disk has (``disk_full``).
-        HostError: The overlay cannot be read from the host's disk.
-        SandlotError: The sandbox has ended, or a file in the sandbox could not be written.
     """
     helper = await helpers.start(sandbox, OVERLAY, {"do": APPLY_LAYER}, user=User.ROOT)
     await helper.feed(_chunks(file))
@@ -102,7 +99,6 @@ class OverlayDraft:
 
     Args:
         path: Temporary name of the file.
-        max_bytes: Maximum size of the file.
     """
 
     __slots__ = ("_fd", "_max_bytes", "_path", "_pending", "_pending_bytes", "_size")
@@ -120,7 +116,6 @@ class OverlayDraft:
 
         Raises:
             LimitError: The disk is full (``disk_full``).
-            HostError: The disk failed.
         """
         await _on_disk(self._open)
 
@@ -129,7 +124,6 @@ class OverlayDraft:
 
         Raises:
             LimitError: The file would exceed its maximum size (``limit_exceeded``), or the disk is full (``disk_full``).
-            HostError: The disk failed.
         """
         self._size += len(data)
         if self._size > self._max_bytes:
@@ -150,7 +144,6 @@ class OverlayDraft:
 
         Raises:
             LimitError: The disk is full (``disk_full``).
-            HostError: The disk failed.
         """
         await self._flush()
         return await _on_disk(self._finish, into)

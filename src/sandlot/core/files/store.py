@@ -55,9 +55,6 @@ class FileStore:
     """All files of this service.
 
     Args:
-        records: Records of the files.
-        blobs: Content of the files.
-        clock: Clock of the service.
         max_bytes: Maximum size of a file. The quota of a caller can be lower.
         check_room: Function that is called before a file is stored, and raises an error while the host is short of disk space. None: no check.
 
@@ -132,9 +129,6 @@ class FileStore:
             filename: Name of the copy. None: the last part of the path, in which ``_`` replaces characters that a name cannot have.
             quota: Quota of the caller, which limits the size.
             max_bytes: Maximum size, in addition to the maximum of the service. None: only the maximum of the service applies.
-
-        Raises:
-            SandlotError: As for :func:`sandlot.core.files.files.read` and :meth:`upload`.
         """
         if filename is not None:
             check_filename(filename)
@@ -230,11 +224,7 @@ class FileStore:
         return [await files.write(sandbox, posixpath.join(folder, record.filename), self.read(record), user=user) for record in records]
 
     async def injects(self, principal: Principal, ids: Sequence[str]) -> Callable[[Sandbox], Coroutine[Any, Any, object]]:
-        """Find files, and return a function that copies these files into a new sandbox. The function is a ``SetupStep``.
-
-        Raises:
-            SandlotError: As for :meth:`get_many`.
-        """
+        """Find files, and return a function that copies these files into a new sandbox. The function is a ``SetupStep``."""
         records = await self.get_many(principal, ids)
         return lambda sandbox: self.inject(sandbox, records)
 
@@ -331,8 +321,6 @@ class _Content:
     """Content of a file that is being stored. Iterating over the content limits its size and computes its hash.
 
     Args:
-        chunks: The content.
-        max_bytes: Maximum size.
         quota: Quota of the caller, which also limits the size.
 
     Attributes:

@@ -70,7 +70,6 @@ class FolderWatch:
     """A stream of the events of one folder. Iterate over the events, then close the watch.
 
     Args:
-        helper: Helper program that watches the folder.
         path: Path of the folder as the caller named it.
         by: Method of the helper program, ``inotify`` or ``scan``.
         root: Path of the folder with all symbolic links resolved. The paths of all events begin with this path.
@@ -89,7 +88,6 @@ class FolderWatch:
 
         Raises:
             ConflictError: A process in the sandbox ended the helper program, or the program sent an invalid message.
-            SandboxEndedError: The sandbox has ended.
         """
         async for message in self._helper:
             for event in _events(message):
@@ -116,7 +114,6 @@ async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = Fa
         NotFoundError: The folder does not exist (``path_not_found``).
         InvalidRequestError: The path is not a folder.
         LimitError: More than 1,000 folders are below the folder (``limit_exceeded``).
-        SandlotError: The sandbox has ended, or cannot start another process.
     """
     check_path(path)
     helper = await helpers.start(sandbox, WATCH, {"path": path, "recursive": recursive, "folders": MAX_FOLDERS, "by": by}, user=user, holds=holds)
@@ -166,9 +163,6 @@ class BufferedFolderWatch:
     """A watched folder and its events since the last :meth:`take`. The HTTP API calls this object a watcher.
 
     Args:
-        sandbox: Sandbox that has the folder.
-        path: Absolute path of the folder.
-        user: User that watches the folder.
         recursive: Also watch all folders below this folder.
     """
 
@@ -194,22 +188,14 @@ class BufferedFolderWatch:
         return bool(self._events) and self._events[-1].kind == OVERFLOW
 
     async def begin(self) -> None:
-        """Start to watch the folder.
-
-        Raises:
-            SandlotError: As for :func:`sandlot.core.files.watch.watch`.
-        """
+        """Start to watch the folder."""
         folder_watch = await watch(self._sandbox, self.path, user=self.user, recursive=self.recursive, holds=False)
         self.root, self.by = folder_watch.root, folder_watch.by
         self._task = self._sandbox.tasks.create_task(self._run(folder_watch))
         self._task.add_done_callback(lambda _: self._free_if_ended())
 
     async def take(self) -> Sequence[FileEvent]:
-        """Remove and return the events that the watcher keeps, oldest first. A ``gone`` event is always the last event.
-
-        Raises:
-            SandlotError: The helper program ended and could not be started again.
-        """
+        """Remove and return the events that the watcher keeps, oldest first. A ``gone`` event is always the last event."""
         async with self._lock:
             if self._task is None or not self._task.done() or (self._events and self._events[-1].kind == GONE):
                 return self._drain()
@@ -282,7 +268,6 @@ async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
 
     Raises:
         LimitError: The sandbox has 32 watchers, or more than 1,000 folders are below the folder (``limit_exceeded``).
-        SandlotError: As for :func:`sandlot.core.files.watch.watch`.
     """
     _check_live(sandbox)
     watchers = WATCHERS.of(sandbox)
@@ -307,7 +292,6 @@ def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
 
     Raises:
         NotFoundError: The sandbox has no watcher with this id (``not_found``).
-        SandboxEndedError: The sandbox has ended.
     """
     _check_live(sandbox)
     watcher = WATCHERS.of(sandbox).get(id_)
@@ -320,11 +304,7 @@ def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
 
 
 def listing(sandbox: Sandbox) -> list[BufferedFolderWatch]:
-    """Return the watchers of a sandbox, oldest first.
-
-    Raises:
-        SandboxEndedError: The sandbox has ended.
-    """
+    """Return the watchers of a sandbox, oldest first."""
     _check_live(sandbox)
     return list(WATCHERS.of(sandbox).values())
 
@@ -334,7 +314,6 @@ async def take(sandbox: Sandbox, id_: str) -> Sequence[FileEvent]:
 
     Raises:
         NotFoundError: The sandbox has no watcher with this id (``not_found``).
-        SandlotError: The helper program ended and could not be started again.
     """
     watcher = find(sandbox, id_)
     events = await watcher.take()

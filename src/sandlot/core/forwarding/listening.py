@@ -40,7 +40,6 @@ class Listening:
     """A listening TCP socket.
 
     Args:
-        port: Port number.
         address: Address to which the socket is bound. ``0.0.0.0`` and ``::`` stand for all addresses.
     """
 
@@ -49,11 +48,7 @@ class Listening:
 
 
 async def ports(sandbox: Sandbox) -> list[Listening]:
-    """Return the listening TCP sockets of a sandbox, sorted by port.
-
-    Raises:
-        SandboxEndedError: The sandbox has ended.
-    """
+    """Return the listening TCP sockets of a sandbox, sorted by port."""
     found: set[Listening] = set()
     for table in TABLES:
         try:

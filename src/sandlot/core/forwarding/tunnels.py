@@ -53,11 +53,6 @@ class Peer(Protocol):
 class Tunnel:
     """A connection to a port inside a sandbox. Iterate over the tunnel for the data that the listening program sends.
 
-    Args:
-        sandbox: Sandbox that has the port.
-        port: Port number.
-        call: Call to the guest that carries the bytes of the connection.
-
     Attributes:
         sent_bytes: Bytes sent to the program.
         received_bytes: Bytes received from the program.
@@ -83,7 +78,6 @@ class Tunnel:
 
         Raises:
             ConflictError: The program reset the connection, or the sandbox was suspended.
-            SandboxEndedError: The sandbox has ended.
         """
         try:
             piece = await anext(self._call)
@@ -99,7 +93,6 @@ class Tunnel:
         Raises:
             ConflictError: The tunnel has ended.
             UnavailableError: The buffer budget has no memory for the data (``busy``).
-            SandboxEndedError: The sandbox has ended.
         """
         self._sandbox.buffers.take(len(data))
         try:
@@ -117,11 +110,7 @@ class Tunnel:
         self._call.end()
 
     async def wait_ended(self) -> None:
-        """Wait until both directions are closed, or until the program has closed the connection.
-
-        Raises:
-            SandlotError: The connection was interrupted.
-        """
+        """Wait until both directions are closed, or until the program has closed the connection."""
         try:
             await self._call.wait()
         except (SandboxEndedError, UnavailableError) as error:
@@ -158,7 +147,6 @@ async def connect(sandbox: Sandbox, port: int) -> Tunnel:
         NotFoundError: No program listens on the port (``port_not_found``).
         LimitError: The sandbox has the maximum number of tunnels (``limit_exceeded``).
         TimeoutExceededError: The program on the port does not accept the connection.
-        SandlotError: The sandbox has ended, or is suspended and does not resume automatically.
     """
     if not 0 < port <= MOST_PORT:
         raise InvalidRequestError(f"`port` is {port}; it must be from 1 to {MOST_PORT}.", fields={"field": "port"})
@@ -169,15 +157,8 @@ async def connect(sandbox: Sandbox, port: int) -> Tunnel:
 async def carry(tunnel: Tunnel, peer: Peer) -> bool:
     """Forward data in both directions until the tunnel has ended or the client has disconnected.
 
-    Args:
-        tunnel: Connection to the port.
-        peer: Connection to the client.
-
     Returns:
         True if the tunnel has ended and the client is still connected.
-
-    Raises:
-        SandlotError: The connection was interrupted.
     """
     sending, receiving = asyncio.create_task(_send(tunnel, peer)), asyncio.create_task(_receive(tunnel, peer))
     leaving = asyncio.create_task(peer.gone.wait())

@@ -49,9 +49,7 @@ class Language:
     """Programming language of one-shot runs.
 
     Args:
-        name: Name of the language.
         aliases: Other names that requests may use.
-        interpreter: Program that runs the code.
         filename: File name of the code in the working directory.
     """
 
@@ -87,9 +85,7 @@ class OneShotParams:
         output_bytes: Maximum number of bytes, up to 8 MiB, that the program may write to standard output. The same limit applies to standard
             error. A program that writes more is killed.
         limits: Limits of the sandbox.
-        template: Template of the sandbox.
         isolation: ``auto`` or an isolation that the operator allows.
-        metadata: Metadata of the sandbox.
         origin: API of the request: ``native`` or the name of a compatibility API.
     """
 
@@ -110,7 +106,6 @@ class OneShotParams:
     origin: str = "native"
 
     def __post_init__(self) -> None:
-        """Refuse invalid values."""
         language_of(self.language)
         size = len(check_text("code", self.code))
         if size > MAX_CODE_BYTES:

@@ -73,7 +73,6 @@ class BatchItem:
 
     Args:
         index: Index of the item, from 0.
-        outcome: Result or error.
     """
 
     index: int
@@ -84,9 +83,6 @@ class OneShotRunner:
     """Runs programs, each once and in a new sandbox, and grades their output.
 
     Args:
-        manager: Creates the sandboxes.
-        processes: Runs the programs.
-        execution_counter: Counts the executions of each owner in the current month.
         grading: Executor that compares long outputs, which can take seconds. Do not pass the default executor of the event loop: requests that
             create a sandbox wait for the threads of the default executor.
     """

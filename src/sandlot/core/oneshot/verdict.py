@@ -62,7 +62,6 @@ class Result:
 
     Args:
         status: Outcome of the run.
-        language: Name of the language.
         stdout: Standard output, up to the output limit.
         stderr: Standard error, up to the output limit.
         exit_code: Exit code as in a shell: 128 + signal if a signal ended the program.
@@ -118,12 +117,7 @@ class Observation:
 
 
 def grade(params: OneShotParams, observation: Observation) -> Result:
-    """Return the result of a one-shot run.
-
-    Args:
-        params: Parameters of the run.
-        observation: Behaviour of the program.
-    """
+    """Return the result of a one-shot run."""
     outcome = observation.outcome
     status, detail = _exceeded_limit(params, observation) or _status_at_end(params, observation)
     return Result(
@@ -163,7 +157,6 @@ def matches(written: str, expected: str, comparison: Comparison = Comparison.TRI
 
 
 def _exceeded_limit(params: OneShotParams, observation: Observation) -> tuple[Status, str] | None:
-    """Return the status and the explanation for a program that exceeded a limit, or None if the program exceeded no limit."""
     outcome, sandbox_error = observation.outcome, observation.sandbox_error
     reason, code = ("", 0) if outcome is None else (outcome.reason, outcome.exit_code)
     sandbox_was_killed = sandbox_error is not None and sandbox_error.fields.get("reason") == ExitReason.OOM
@@ -205,7 +198,6 @@ def _same_words(written: list[str], expected: list[str], tolerance: float) -> bo
 
 
 def _equal_numbers(written: str, expected: str, tolerance: float) -> bool:
-    """Return whether two words are numbers and differ at most by the tolerance."""
     if max(len(written), len(expected)) > MAX_NUMBER_CHARS or not (_NUMBER.fullmatch(written) and _NUMBER.fullmatch(expected)):
         return False
     # Exponents have at most six digits, far below the limits of Decimal, so no operation overflows or raises.

@@ -28,11 +28,7 @@ POLL_S = 5.0
 
 
 class EventFeed:
-    """All events of this service.
-
-    Args:
-        table: Stored events.
-    """
+    """All events of this service."""
 
     def __init__(self, table: EventRepository) -> None:
         self._table = table

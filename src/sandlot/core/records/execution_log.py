@@ -87,13 +87,9 @@ class LogEntry:
     """Log entry of one running execution. Add the output of the execution, then end the entry or leave it to the next service.
 
     Args:
-        execution_log: Log that contains the entry.
-        sandbox: Sandbox of the execution.
         record: Record of the execution, without its output and its result.
-        started_monotonic_s: Monotonic time at which the execution started.
 
     Attributes:
-        id: Id of the process or cell.
         captures: Channel -> kept part of the output that was added.
         is_over: True after the entry ended or was left to the next service.
     """
@@ -175,15 +171,7 @@ class LogEntry:
 class ExecutionLog:
     """Execution log of one service.
 
-    Args:
-        table: Stored entries.
-        node: This node.
-        clock: Clock of the service.
-        metrics: Counts executions and failed writes.
-
     Attributes:
-        clock: Clock of the service.
-        metrics: Counts executions and failed writes.
         running: Id -> entry of an execution that has not ended.
         listeners: Sandbox -> functions that get the output of the sandbox's executions.
         memory: Memory of the entries that wait for the store, and of the output of running executions.
@@ -330,7 +318,6 @@ class ExecutionLog:
         self.writer.changed.set()
 
     def _drop(self, id_: ExecutionId) -> None:
-        """Drop a pending record, and release its memory."""
         if (pending := self._pending.pop(id_, None)) is not None:
             record, size = pending
             self.memory_of[record.owner].give(size)

@@ -108,10 +108,6 @@ class Piece:
 class LogFollower:
     """Queue that collects the new output of a sandbox's executions for one follower, from the creation of the queue until it is closed.
 
-    Args:
-        execution_log: Execution log of the service.
-        sandbox: Sandbox to follow.
-
     Attributes:
         wakeup: Set when :meth:`take` has pieces to return.
     """
@@ -172,7 +168,6 @@ class _Progress:
     """Part of an execution's output that the follower already has.
 
     Args:
-        is_complete: True if the follower has all output.
         ends: Channel -> offset after the last byte that the follower has.
         decoders: Channel -> decoder, which keeps the beginning of an unfinished character.
     """
@@ -189,14 +184,7 @@ class _Progress:
 
 
 async def read(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]) -> tuple[Sequence[Entry], bool]:
-    """Return the output of a sandbox's executions up to now, and True if older output was left out.
-
-    Args:
-        execution_log: Execution log of the service.
-        sandbox: Sandbox to read.
-        principal: Reader of the log.
-        channels: Channels to read.
-    """
+    """Return the output of a sandbox's executions up to now, and True if older output was left out."""
     records, more = await _newest(execution_log, sandbox, principal)
     entries: list[Entry] = []
     chars = 0
@@ -214,12 +202,6 @@ async def follow(
     execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]
 ) -> AsyncIterator[Entry | Wrote | Missed | Over]:
     """Yield the existing output of a sandbox's executions, and then new output until the sandbox ends.
-
-    Args:
-        execution_log: Execution log of the service.
-        sandbox: Sandbox to follow.
-        principal: Reader of the log.
-        channels: Channels to follow.
 
     Raises:
         UnavailableError: The service is stopping.
@@ -249,7 +231,6 @@ async def follow(
 
 
 async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal) -> tuple[list[ExecutionRecord], bool]:
-    """Return the newest executions of a sandbox, newest first, and True if there are older executions."""
     records: list[ExecutionRecord] = []
     chars, before = 0, None
     while len(records) < MAX_RUNS and chars <= MAX_CHARS:

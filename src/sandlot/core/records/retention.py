@@ -43,14 +43,7 @@ class Keep:
 
 
 class Retention:
-    """Removes old rows from a store.
-
-    Args:
-        store: Store to clean.
-        keep: Maximum age and maximum number of the rows that are kept.
-        clock: Clock of the service.
-        metrics: Counts failures.
-    """
+    """Removes old rows from a store."""
 
     def __init__(self, store: Store, keep: Keep, clock: Clock, metrics: Metrics) -> None:
         self._store = store

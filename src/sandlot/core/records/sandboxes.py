@@ -63,15 +63,7 @@ _RECORDED = SandboxLocal[_Recorded](lambda sandbox: _Recorded(sandbox.state))
 
 
 class SandboxRecorder:
-    """Writes the records of a node's sandboxes.
-
-    Args:
-        store: Store of the records.
-        node: This node.
-        clock: Clock of the service.
-        events: Event feed, which is notified after an event is committed.
-        metrics: Counts the create requests.
-    """
+    """Writes the records of a node's sandboxes."""
 
     def __init__(self, store: Store, node: NodeId, clock: Clock, events: EventFeed, metrics: Metrics) -> None:
         self.store = store
@@ -111,7 +103,6 @@ class SandboxRecorder:
 
         Raises:
             InternalError: :func:`~sandlot.model.states.can_become` does not allow the state after the recorded one.
-            SandlotError: The store refused the record.
         """
         record = to_record(sandbox, self._node)
         recorded, new_state = _RECORDED.of(sandbox).state, sandbox.state if state is None else state
@@ -144,11 +135,7 @@ class SandboxRecorder:
                 self._retrying = asyncio.create_task(self._retry())
 
     async def save_created(self, sandbox: Sandbox) -> None:
-        """Record that a new sandbox runs, with its event. Call this once per sandbox, before the client gets the response.
-
-        Raises:
-            SandlotError: The store refused the record.
-        """
+        """Record that a new sandbox runs, with its event. Call this once per sandbox, before the client gets the response."""
         spec = sandbox.spec
         data: dict[str, Any] = {"template": spec.template, "isolation": spec.isolation, "name": sandbox.name}
         source = {"snapshot": spec.snapshot, "parent": spec.parent, "restored": spec.restored}
@@ -166,10 +153,6 @@ class SandboxRecorder:
         Args:
             sandbox: Sandbox that was updated.
             changed: Names of the changed properties, such as ``timeout``, ``metadata`` or ``limits``.
-
-        Raises:
-            SandboxEndedError: The sandbox has ended, or its end is requested.
-            SandlotError: The store refused the record.
         """
         if sandbox.end_requested.is_set():
             raise sandbox.ended_error()
@@ -184,16 +167,7 @@ class SandboxRecorder:
         await self.save_eventually(sandbox, "sandbox.ended", reason=reason, detail=detail, state=str(sandbox.state))
 
     async def settle(self, record: SandboxRecord, exit_: Exit, state: State) -> None:
-        """Record the end of a sandbox whose end an earlier service did not record.
-
-        Args:
-            record: Record that the earlier service wrote.
-            exit_: Reason of the end.
-            state: Final state.
-
-        Raises:
-            SandlotError: The store refused the record.
-        """
+        """Record the end of a sandbox whose end an earlier service did not record."""
         ended = replace(
             record,
             spec=replace(record.spec, env={}),
@@ -267,13 +241,7 @@ def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
 
 
 def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> Sandbox:
-    """Create the sandbox object for a record of an ended sandbox, or of a live sandbox that has not been recovered yet.
-
-    Args:
-        record: Stored record.
-        buffers: The sandbox's share of the memory for buffered client data.
-        clock: Clock of the service.
-    """
+    """Create the sandbox object for a record of an ended sandbox, or of a live sandbox that has not been recovered yet."""
     sandbox = Sandbox(
         replace(record.spec, volumes=placed(record.spec.volumes)),  # records of earlier versions have no volume slots
         owner=record.owner,

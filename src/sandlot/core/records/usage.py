@@ -35,12 +35,7 @@ class MonthlyExecutionCounter:
     """Counts the executions of each owner in the current month.
 
     Args:
-        table: Stored counts.
         clock: Clock of the service; months are those of UTC.
-        quota_of: Returns the quota of an owner.
-
-    Attributes:
-        writer: Writes new counts to the store, and reads the counts of other nodes.
     """
 
     def __init__(self, table: ExecutionRepository, clock: Clock, quota_of: Callable[[OwnerId], Quota]) -> None:

@@ -79,13 +79,8 @@ class WebhookDispatcher:
     """Delivers events to all webhooks that this node may call.
 
     Args:
-        webhooks: Stored webhooks and their progress.
-        events: Events to deliver.
-        sender: Sends the requests.
-        api_keys: Resolves an owner to its principal.
         formats: Payload format by name, for webhooks that are not in the native format.
         node: Id of this node, under which the dispatcher takes leases.
-        clock: Clock of the service.
     """
 
     def __init__(
@@ -174,7 +169,6 @@ class WebhookDispatcher:
 
         Raises:
             _DeliveryEnded: The webhook may get no further event.
-            SandlotError: The store failed.
         """
         cursor = max(webhook.progress.cursor, self._read_up_to.get(webhook.id, 0))
         while principal := self._api_keys.principal_of(webhook.owner):

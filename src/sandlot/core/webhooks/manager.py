@@ -40,11 +40,7 @@ class WebhookManager:
     """All webhooks of a store.
 
     Args:
-        webhooks: Stored webhooks and their progress.
-        dispatcher: Delivers the events.
-        sender: Checks the URLs of webhooks.
         events: Events of the service. A new webhook gets only events that occur after its creation.
-        clock: Clock of the service.
     """
 
     def __init__(self, *, webhooks: WebhookRepository, dispatcher: WebhookDispatcher, sender: WebhookSender, events: EventFeed, clock: Clock) -> None:
