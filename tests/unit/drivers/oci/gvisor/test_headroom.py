@@ -21,7 +21,12 @@ def test_small_sandbox_needs_little_and_may_use_its_limit_again() -> None:
     assert for_snapshot(memory(13, 40), 64 * MIB).most_bytes == 256 * MIB
 
 
-@pytest.mark.parametrize("heap, peak", [(80, 240), (84, 232), (124, 226), (140, 444), (290, 937), (313, 885), (446, 858), (885, 1113), (937, 1394)])
+FILES = [(80, 240), (84, 232), (124, 226), (140, 444), (290, 937), (313, 885), (446, 858), (885, 1113), (937, 1394)]
+PROCESSES = [(30, 105), (39, 103), (105, 137), (103, 153), (26, 65), (65, 86)]
+"""Heap before a save, and its peak during the save, in MiB: sandboxes with many files, and with 50 or 100 processes."""
+
+
+@pytest.mark.parametrize("heap, peak", [*FILES, *PROCESSES])
 @pytest.mark.parametrize("limit", [128, 256, 512, 1024])
 def test_least_headroom_of_a_snapshot_is_enough_for_what_was_measured(heap: int, peak: int, limit: int) -> None:
     assert limit + for_snapshot(memory(heap, 19), limit * MIB).least_bytes / MIB >= peak + 19
