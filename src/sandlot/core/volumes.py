@@ -144,7 +144,7 @@ class VolumeManager:
         for mount in mounts:
             self._users.setdefault(VolumeId(mount.volume), set()).add(holder)
         if isinstance(holder, Allocation):
-            holder.also_release(lambda: self.release(holder))
+            holder.also_release(self.release)
 
     def unmount_unused(self) -> None:
         """Unmount all unused volumes in the background. Call this method once, after :meth:`hold` was called for all sandboxes."""

@@ -21,7 +21,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -437,7 +436,7 @@ class SandboxSupervisor:
         allocation = sandbox.allocation
         if allocation is not None:
             if self._cut_operation is not None:
-                allocation.also_release(functools.partial(self._reserve_for_cut_operation, allocation.reservation))
+                allocation.also_release(self._reserve_for_cut_operation)
             self._releases.add(allocation.release())
         try:
             if allocation is not None:
@@ -467,7 +466,8 @@ class SandboxSupervisor:
         await before  # saves of one sandbox never overlap
         await self.dependencies.recorder.save_end(self.sandbox)
 
-    def _reserve_for_cut_operation(self, released: Reservation) -> None:
+    def _reserve_for_cut_operation(self, allocation: Allocation) -> None:
+        released = allocation.reservation
         self._cut_reservation = self.dependencies.reservations.record(released.purpose, released.amount, owner=released.owner)
 
     async def _wait_cut_operation(self) -> None:

@@ -80,7 +80,7 @@ class Allocation:
         self.failed = asyncio.Event()
         self._clock = clock
         self._resource: PreparedSandbox | Instance | None = None
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: dict[Callable[[Allocation], None], None] = {}
         self._release: asyncio.Task[None] | None = None
         self._headroom: list[Reservation] = []
         self._withdrawal: asyncio.Task[None] | None = None
@@ -273,9 +273,9 @@ class Allocation:
 
     # Release --------------------------------------------------------------------------------------------------------------
 
-    def also_release(self, callback: Callable[[], None]) -> None:
-        """Call a function when the resources are removed, before the reservation is released."""
-        self._callbacks.append(callback)
+    def also_release(self, callback: Callable[[Allocation], None]) -> None:
+        """Call a function with the allocation, once, when the resources are removed and still reserved."""
+        self._callbacks[callback] = None
 
     def release(self) -> asyncio.Task[None]:
         """Begin to close the link and to remove all resources from the host, and return the task that ends when nothing is left. Idempotent.
@@ -308,7 +308,7 @@ class Allocation:
         if after is not None:
             await after
         for callback in self._callbacks:
-            callback()
+            callback(self)
         self._callbacks.clear()
         if self._withdrawal is not None:
             self._withdrawal.cancel()

@@ -120,10 +120,19 @@ async def test_release_is_idempotent(reservations: Reservations, clock: ManualCl
 async def test_callbacks_run_once_when_the_resources_are_removed_and_still_reserved(reservations: Reservations, clock: ManualClock) -> None:
     resource, seen = Resource(), []
     allocation = allocate(reservations, clock, resource)
-    allocation.also_release(lambda: seen.append((resource.attempts, allocation.reservation in reservations.leaving())))
+    allocation.also_release(lambda _: seen.append((resource.attempts, allocation.reservation in reservations.leaving())))
     await allocation.release()
     assert seen == [(1, True)]
     assert await reserved(reservations) == 0
+
+
+async def test_callback_that_is_passed_twice_runs_once(reservations: Reservations, clock: ManualClock) -> None:
+    allocation = allocate(reservations, clock)
+    seen: list[Allocation] = []
+    for _ in range(2):
+        allocation.also_release(seen.append)
+    await allocation.release()
+    assert seen == [allocation]
 
 
 async def test_resource_that_is_made_after_the_release_has_begun_is_removed(reservations: Reservations, clock: ManualClock) -> None:
