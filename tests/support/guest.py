@@ -28,6 +28,7 @@ class ManualLoop:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
+        self._soon: list[Callable[[], object]] = []
         self._numbers = itertools.count()
         self._timers: list[tuple[float, int, Timer]] = []
 
@@ -38,6 +39,15 @@ class ManualLoop:
         timer = Timer(self.now_s + delay_s, callback)
         heapq.heappush(self._timers, (timer.due_s, next(self._numbers), timer))
         return timer
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        self._soon.append(callback)
+
+    def turn(self) -> None:
+        """End one iteration: call back what was to be called soon."""
+        soon, self._soon = self._soon, []
+        for callback in soon:
+            callback()
 
     def hold_clock(self) -> None:
         """Time stands still unless the test moves it."""
@@ -61,6 +71,8 @@ class RecordingCall:
     Attributes:
         id: Id of the call.
         args: Arguments of the call.
+        fields: Fields of the events, in order.
+        room_bytes: What :meth:`room` returns.
         sent: Events by name, output as ``(channel, bytes)`` and results as dictionaries, in order.
     """
 
@@ -68,7 +80,8 @@ class RecordingCall:
         self.id = "call"
         self.args = args or {}
         self.sent: list[Any] = []
-        self._room = room
+        self.room_bytes = room
+        self.fields: list[dict[str, object]] = []
         self.is_patient = False
         self.on_bytes: Any = None
         self.on_end: Any = None
@@ -76,7 +89,7 @@ class RecordingCall:
         self.on_writable: Any = None
 
     def room(self) -> int:
-        return self._room
+        return self.room_bytes
 
     def data(self, channel: int, piece: bytes) -> None:
         self.sent.append((channel, piece))
@@ -87,8 +100,12 @@ class RecordingCall:
     def respond(self, outcome: Any) -> None:  # noqa: ANN401 - any result or error
         self.sent.append(outcome)
 
-    def event(self, event: str, /, **_fields: object) -> None:
+    def consumed(self, credit: int) -> None:
+        """The host may send more."""
+
+    def event(self, event: str, /, **fields: object) -> None:
         self.sent.append(event)
+        self.fields.append(fields)
 
     def result(self, **fields: Any) -> None:  # noqa: ANN401 - any field
         self.sent.append(fields)

@@ -115,6 +115,7 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
             "process.start": processes.start,
             "process.attach": processes.attach,
             "process.wait": processes.wait,
+            "process.input": processes.open_input,
             "process.signal": processes.send_signal,
             "process.resize": processes.resize,
             "process.get": processes.get,

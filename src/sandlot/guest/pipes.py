@@ -137,18 +137,20 @@ class InputPipe:
     Args:
         loop: The guest's loop.
         fd: Descriptor of the write end; ownership passes to this object.
+        on_closed: Called when ``is_open`` has become False.
 
     Attributes:
         accepted: Total number of bytes that were passed to :meth:`write`.
     """
 
-    __slots__ = ("_closing", "_fd", "_loop", "_queue", "accepted")
+    __slots__ = ("_closing", "_fd", "_loop", "_on_closed", "_queue", "accepted")
 
-    def __init__(self, loop: Loop, fd: int) -> None:
+    def __init__(self, loop: Loop, fd: int, on_closed: Callable[[], object]) -> None:
         os.set_blocking(fd, False)
         self._loop = loop
         self._fd = fd
         self._queue: deque[tuple[memoryview, Callable[[], object]]] = deque()
+        self._on_closed = on_closed
         self._closing = False
         self.accepted = 0
 
@@ -173,11 +175,14 @@ class InputPipe:
 
     def finish(self) -> None:
         """Close the pipe as soon as the queued bytes were written. Idempotent."""
-        self._closing = True
+        was_open, self._closing = self.is_open, True
         self._flush()
+        if was_open:
+            self._on_closed()
 
     def close(self) -> None:
         """Close the pipe now, and drop the bytes that are queued. Idempotent."""
+        was_open = self.is_open
         if self._fd >= 0:
             self._loop.unwatch(self._fd)
             os.close(self._fd)
@@ -185,6 +190,8 @@ class InputPipe:
         while self._queue:
             _, taken = self._queue.popleft()
             taken()
+        if was_open:
+            self._on_closed()
 
     def _flush(self, _mask: int = 0) -> None:
         while self._queue and self._fd >= 0:

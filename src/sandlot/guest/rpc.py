@@ -36,6 +36,7 @@ NOT_MEMOIZED = frozenset(
         "process.start",
         "process.attach",
         "process.wait",
+        "process.input",
         "process.resize",
         "process.get",
         "process.list",

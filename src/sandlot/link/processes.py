@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -46,16 +47,6 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
     def pid(self) -> int:
         """Pid of the process inside the sandbox; 0 until :meth:`started` has returned."""
         return self._pid
-
-    @property
-    def sent_bytes(self) -> int:
-        """Number of bytes that :meth:`write` has accepted so far."""
-        return self._stream.sent_bytes
-
-    @property
-    def takes_input(self) -> bool:
-        """True if :meth:`write` may be called now."""
-        return self._has_stdin and not self._is_over and not self._has_result
 
     async def started(self) -> Self:
         """Wait until the process runs.
@@ -109,6 +100,104 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
     def _finish(self, error: SandlotError | None) -> None:
         super()._finish(error)
         self._has_started.set()
+
+
+class InputCall(Call[None]):
+    """A call that writes to the standard input of a process, and that learns from the guest how many of its bytes have arrived.
+
+    The call ends when the input is closed: by :meth:`close_stdin`, by another call, by the process itself, or because the process has ended.
+
+    Args:
+        transport: Sends and receives the frames.
+        process: Id of the process.
+
+    Attributes:
+        arrived_bytes: Number of bytes of this call that the guest has received.
+        stdin_bytes: Number of input bytes that the guest has received from all calls of the process, when it last reported.
+    """
+
+    def __init__(self, transport: FrameTransport, process: ProcessId) -> None:
+        self.arrived_bytes = 0
+        self.stdin_bytes = 0
+        self._has_opened = False
+        self._changed = asyncio.Event()
+        super().__init__(transport, "process.input", {"process": process}, self._parse_result, call_id=new_call_id(), keeps_sending=True)
+
+    @property
+    def is_open(self) -> bool:
+        """True until the guest has reported that the input is closed, or the link has ended."""
+        return not self._is_over and not self._has_result
+
+    async def opened(self) -> Self:
+        """Wait for the first report of the guest. The input may have been closed before; ``is_open`` is then False.
+
+        Raises:
+            NotFoundError: The guest does not remember the process.
+            SandlotError: The link has ended.
+        """
+        await self._wait_until(lambda: self._has_opened)
+        return self
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes to the process. Wait while the process does not read.
+
+        Raises:
+            ConflictError: The input is closed.
+            SandlotError: The link has ended.
+        """
+        await self._stream.send(data)
+
+    async def arrived(self) -> bool:
+        """Wait until the guest has received all bytes that were written. Return False if the input was closed before.
+
+        Raises:
+            SandlotError: The link has ended.
+        """
+        await self._wait_until(lambda: self.arrived_bytes == self._stream.sent_bytes)
+        return self.arrived_bytes == self._stream.sent_bytes
+
+    def close_stdin(self) -> None:
+        """Close the standard input of the process. The process reads the end of the input after the bytes that were written."""
+        self._stream.end_sending()
+
+    async def aclose(self) -> None:
+        """Send nothing more, and drop what is not sent. The input stays open. Idempotent."""
+        self.abandon()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _wait_until(self, is_true: Callable[[], bool]) -> None:
+        """Wait until a condition is true or the input is closed.
+
+        Raises:
+            SandlotError: The call has failed.
+        """
+        while not is_true() and self.is_open:
+            self._changed.clear()
+            await self._changed.wait()
+        if not is_true() and not self._has_result:
+            self.outcome.result()
+
+    def _on_event_message(self, _name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
+        self._report(fields)
+        self._transport.connection.consumed(self._stream.id, credit)
+
+    def _parse_result(self, given: object) -> None:
+        self._report(parse.fields_of("process.input", schema.CALLS["process.input"]["result"], given))
+
+    def _report(self, fields: Mapping[str, Any]) -> None:
+        self.arrived_bytes = parse.number("received bytes", fields["received"], self._stream.sent_bytes, self.arrived_bytes)
+        self.stdin_bytes = parse.number("stdin bytes", fields["stdin_bytes"], schema.LIMITS["count"], self.stdin_bytes)
+        self._has_opened = True
+        self._changed.set()
+
+    def _finish(self, error: SandlotError | None) -> None:
+        super()._finish(error)
+        self._changed.set()
 
 
 class ProcessRequests:
@@ -184,6 +273,24 @@ class ProcessRequests:
             return await call.wait()
         finally:
             call.abandon()
+
+    async def open_input(self, id: ProcessId) -> InputCall:  # noqa: A002 - the field is called id
+        """Open a call that writes to the standard input of a process, and return when the guest has reported the state of the input.
+
+        Args:
+            id: Id of the process.
+
+        Raises:
+            NotFoundError: The guest does not remember the process.
+            SandlotError: The link has ended.
+        """
+        self._session.check_usable()
+        call = InputCall(self._session.transport, id)
+        try:
+            return await call.opened()
+        except BaseException:
+            call.abandon()
+            raise
 
     async def signal(self, id: ProcessId, signal: int) -> bool:  # noqa: A002 - the field is called id
         """Send a signal to a process, its session and its descendants. Return True if the process was running.

@@ -8,10 +8,10 @@ messages ``{"event": name, ...}``, and at the end the message ``{"result": {...}
 ``code`` (an ``ErrorCode`` of the model), ``message`` and ``hint``. DATA frames of the host on channel 0 carry standard input or the content of a
 file, up to the host's END. A stream that the guest opens begins with the message ``{"service": name, "args": {...}}``.
 
-The host may repeat a call with the same id. Calls that only read, ``process.resize`` and ``port.connect`` are then executed again. A repeated
-``process.start`` or ``kernel.execute`` starts nothing, and applies to the process or cell that the first call started. The guest executes no other
-call again: it sends the same result or error again, or, if the first call is still in progress, continues this call on the new stream. The guest
-keeps the results and errors of the last 4,096 calls.
+The host may repeat a call with the same id. Calls that only read, ``process.input``, ``process.resize`` and ``port.connect`` are then executed
+again. A repeated ``process.start`` or ``kernel.execute`` starts nothing, and applies to the process or cell that the first call started. The guest
+executes no other call again: it sends the same result or error again, or, if the first call is still in progress, continues this call on the new
+stream. The guest keeps the results and errors of the last 4,096 calls.
 
 The types of fields are str, bytes, int, float, bool, any, list[str], list[map], map[str] (a map with text values) and map (a map with any values).
 The keys of maps are text. A ``?`` after the type allows None. An absent field counts as None.
@@ -86,6 +86,8 @@ _ENDED = {
     "cpu_s": "float?",
     "peak_bytes": "int?",
 }
+# received: input bytes of this call that the guest has accepted. stdin_bytes: as in the record of the process, with the bytes of all calls.
+_INPUT = {"received": "int", "stdin_bytes": "int"}
 _KERNEL = {
     "kernel": "str",
     "language": "str",
@@ -189,6 +191,10 @@ CALLS: dict[str, dict[str, Any]] = {
         "events": {},
         "result": _ENDED,
     },
+    # Writes to the standard input of a process, with the bytes that the host sends on channel 0, and closes the input at the host's END. The guest
+    # sends no output. It sends the event "input" at once, and again when it has received further bytes of this call; one event may cover many
+    # frames. The guest sends the result when the input is closed, even if the process has not read all bytes, and ignores later bytes.
+    "process.input": {"args": {"process": "str"}, "events": {"input": _INPUT}, "result": _INPUT},
     "process.signal": {"args": {"process": "str", "signal": "int"}, "events": {}, "result": {"running": "bool"}},
     # Changes the size of a process's terminal. Fails if the process does not run on a terminal.
     "process.resize": {"args": {"process": "str", "rows": "int", "cols": "int"}, "events": {}, "result": {"running": "bool"}},

@@ -14,11 +14,12 @@ import pytest
 
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
-from sandlot.link.processes import ProcessCall
+from sandlot.link.processes import InputCall, ProcessCall
 from sandlot.link.types import CellError, CellResult, Display, Output, ProcessResult
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.protocol.streams import WINDOW_BYTES
 from sandlot.testing.drivers.harness import ConnectedSandbox, DriverHarness, connect_sandbox
 
 
@@ -103,6 +104,55 @@ class GuestProcessesSuite:
 
     async def test_standard_input_is_delivered_and_ended(self, sandbox: ConnectedSandbox) -> None:
         assert (await sandbox.run("cat", stdin=b"x" * 300_000)).stdout == "x" * 300_000
+
+    async def test_received_input_is_reported_to_its_call(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
+        process = await link.processes.start(ProcessSpec(("cat",), stdin=True))
+        async with await link.processes.open_input(process.id) as first:
+            assert (first.is_open, first.stdin_bytes) == (True, 0)
+            await first.write(b"one ")
+            assert await first.arrived()
+            assert first.stdin_bytes == 4
+        async with await link.processes.open_input(process.id) as second, await link.processes.open_input(process.id) as third:
+            assert second.stdin_bytes == 4
+            await second.write(b"two")
+            assert await second.arrived()
+            assert (second.arrived_bytes, second.stdin_bytes) == (3, 7)
+            second.close_stdin()
+            await second.wait()
+            await third.wait()
+            assert not await _writes(third)
+        assert await _text(process) == "one two"
+        assert not (await link.processes.open_input(process.id)).is_open
+        with pytest.raises(NotFoundError):
+            await link.processes.open_input(new_process_id())
+
+    async def test_input_that_is_not_read_is_reported_up_to_the_window(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
+        process = await link.processes.start(ProcessSpec(("sleep", "1000"), stdin=True))
+        async with await link.processes.open_input(process.id) as stdin:
+            writing = asyncio.create_task(stdin.write(b"x" * 1_000_000))
+            # The window of the stream, and in a real guest also the pipe of the process.
+            while stdin.arrived_bytes < WINDOW_BYTES:  # noqa: ASYNC110 - reports have no event of their own
+                await asyncio.sleep(0.001)
+            assert not writing.done()
+            await link.processes.signal(process.id, int(signal.SIGKILL))
+            await stdin.wait()
+            with pytest.raises(ConflictError):
+                await writing
+        await _result(process)
+
+    async def test_input_ends_with_its_process(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
+        without = await link.processes.start(ProcessSpec(("sleep", "1000")))
+        assert not (await link.processes.open_input(without.id)).is_open
+        process = await link.processes.start(ProcessSpec(("sleep", "1000"), stdin=True))
+        stdin = await link.processes.open_input(process.id)
+        for call in (without, process):
+            await link.processes.signal(call.id, int(signal.SIGKILL))
+        await stdin.wait()
+        for call in (without, process):
+            await _result(call)
 
     async def test_process_is_signalled_and_timed_out(self, sandbox: ConnectedSandbox) -> None:
         call = await sandbox.link.processes.start(ProcessSpec(("sleep", "1000")))
@@ -291,6 +341,14 @@ async def _read(link: Link, path: str, *, offset: int = 0, length: int | None = 
 async def _text(call: ProcessCall) -> str:
     async with call:
         return b"".join([item.data async for item in call if isinstance(item, Output)]).decode()
+
+
+async def _writes(call: InputCall) -> bool:
+    try:
+        await call.write(b"late")
+    except ConflictError:
+        return False
+    return True
 
 
 async def _result(call: ProcessCall) -> ProcessResult:

@@ -125,6 +125,41 @@ async def test_write_after_the_end_of_the_process_fails() -> None:
         assert (await process.result()).exit_code == 0
 
 
+async def test_input_has_arrived_when_the_guest_reports_it() -> None:
+    async def take(call: PeerCall) -> None:
+        call.event("input", received=0, stdin_bytes=10)
+        await until(lambda: len(call.input) == 6)
+        call.event("input", received=4, stdin_bytes=14)
+
+    async with linked({"process.input": take}) as (link, peer):
+        async with await link.processes.open_input(ID) as stdin:
+            assert (stdin.is_open, stdin.stdin_bytes) == (True, 10)
+            await stdin.write(b"sixsix")
+            arriving = asyncio.create_task(stdin.arrived())
+            await until(lambda: stdin.arrived_bytes == 4)
+            assert not arriving.done()
+            peer.calls[0].event("input", received=6, stdin_bytes=16)
+            assert await arriving
+            assert stdin.stdin_bytes == 16
+        await peer.calls[0].over.wait()
+        assert peer.calls[0].reset_code == "cancelled"
+
+
+async def test_input_that_is_closed_first_has_not_arrived() -> None:
+    async def take(call: PeerCall) -> None:
+        call.event("input", received=0, stdin_bytes=0)
+        await until(lambda: call.input)
+        call.result(received=2, stdin_bytes=2)
+
+    async with linked({"process.input": take}) as (link, _):
+        stdin = await link.processes.open_input(ID)
+        await stdin.write(b"abc")
+        assert not await stdin.arrived()
+        assert not stdin.is_open
+        with pytest.raises(ConflictError):
+            await stdin.write(b"d")
+
+
 async def test_memory_is_limited_with_a_slow_consumer() -> None:
     total = 6 * MIB
     block = bytes(range(256)) * 256

@@ -199,6 +199,7 @@ def _says(*messages: object) -> Misdeed:
 STARTED = {"event": "started", "pid": 9}
 RESULT = {"result": ENDED}
 STAT = {"event": "stat", **ENTRY}
+INPUT = {"event": "input", "received": 0, "stdin_bytes": 0}
 
 MISDEEDS: dict[str, tuple[str, Misdeed]] = {
     "no map": ("process", _says(STARTED, [])),
@@ -221,6 +222,11 @@ MISDEEDS: dict[str, tuple[str, Misdeed]] = {
     "a loss that is negative": ("process", _says(STARTED, {"event": "lost", "channel": 1, "bytes": -5})),
     "a loss on channel 7": ("process", _says(STARTED, {"event": "lost", "channel": 7, "bytes": 5})),
     "an offset beyond all offsets": ("process", _says(STARTED, *[{"event": "lost", "channel": 1, "bytes": 2**62}] * 3)),
+    "an input of more than was sent": ("input", _says({"event": "input", "received": 5, "stdin_bytes": 5})),
+    "an input that shrinks": ("input", _says({**INPUT, "stdin_bytes": 2}, {**INPUT, "stdin_bytes": 1})),
+    "an input beyond all offsets": ("input", _says({**INPUT, "stdin_bytes": 2**63 - 1, "received": -1})),
+    "an input after the last": ("input", _says({"result": {"received": 0, "stdin_bytes": 0}}, INPUT)),
+    "output of an input": ("input", _says(INPUT, (1, b"x"))),
     "a display of numbers": ("cell", _says({"event": "display", "data": {"text/plain": 1}, "main": True})),
     "a display of no MIME type": ("cell", _says({"event": "display", "data": {"<script>": "x"}, "main": True})),
     "a display of too much": ("cell", _says({"event": "display", "data": {f"text/x{n}": "x" for n in range(65)}, "main": True})),
@@ -247,7 +253,7 @@ async def test_invalid_stream_is_a_violation(kind: str, misdeed: Misdeed) -> Non
     async def serve(call: PeerCall) -> None:
         misdeed(call)
 
-    names = ["process.start", "kernel.execute", "file.read", "file.stat", "file.write"]
+    names = ["process.start", "process.input", "kernel.execute", "file.read", "file.stat", "file.write"]
     async with linked(dict.fromkeys(names, serve)) as (link, _):
         with pytest.raises(SandboxEndedError):
             await _ask(link, kind)
@@ -261,6 +267,8 @@ async def _ask(link: Link, kind: str) -> None:
 
     if kind == "process":
         await (await link.processes.start(SPEC, id=ID)).result()
+    elif kind == "input":
+        await (await link.processes.open_input(ID)).wait()
     elif kind == "cell":
         await (await link.kernels.execute("1")).result()
     elif kind == "read":

@@ -168,10 +168,6 @@ class ProcessExecution(ExecutionStream[ProcessCall]):
             output.close()
         return CommandResult(outcome, output.captures[STDOUT], output.captures[STDERR])
 
-    async def _leave(self, *, detach: bool) -> None:
-        self._service.stdin.unregister(self._sandbox, self.call)
-        await super()._leave(detach=detach)
-
 
 class ProcessService:
     """Runs and finds processes in sandboxes.
@@ -232,8 +228,6 @@ class ProcessService:
             call = await self._send(execution, spec, stdin)
             if stdin is not None:
                 _ = self.stdin.feed(sandbox, call, stdin)
-            elif spec.stdin or spec.pty:
-                self.stdin.register(sandbox, call)
             return call
 
         description = replace(description, argv=description.argv or spec.argv)
@@ -256,7 +250,7 @@ class ProcessService:
                 await call.aclose()
             else:
                 # The call stays open because it carries the input. The output of the call is drained: unread output would block the process.
-                sandbox.tasks.spawn(self.stdin.drain(sandbox, call))
+                sandbox.tasks.spawn(self.stdin.drain(call))
                 feeding = self.stdin.feed(sandbox, call, stdin)
             return call
 

@@ -84,6 +84,10 @@ class ProcessManager:
         """Handle ``process.wait``: when a process has ended, respond with its result. The output is not sent."""
         self._find(call).wait(call)
 
+    def open_input(self, call: Call) -> None:
+        """Handle ``process.input``: write the bytes of the call to the standard input of a process, and confirm the received bytes."""
+        self._find(call).open_input(call)
+
     def send_signal(self, call: Call) -> None:
         """Handle ``process.signal``: send a signal to a process, its group, its session and its descendants."""
         process = self._find(call)
@@ -164,7 +168,7 @@ class ProcessManager:
             raise _spawn_error(error) from None
         finally:
             os.close(theirs)
-        process.input = TerminalInput(self._loop, ours_for_input)
+        process.input = TerminalInput(self._loop, ours_for_input, process.report_input)
         process.pipes.append(TerminalOutput(self._loop, ours, STDOUT, process.outputs, process.on_output))
 
     def _spawn_on_pipes(self, process: Process, account: Account, args: dict[str, Any]) -> None:
@@ -187,7 +191,7 @@ class ProcessManager:
         _close_all([out_write, err_write])
         if args["stdin"]:
             os.close(in_read)
-            process.input = InputPipe(self._loop, in_write)
+            process.input = InputPipe(self._loop, in_write, process.report_input)
         for fd, channel in ((out_read, STDOUT), (err_read, STDERR)):
             process.pipes.append(OutputPipe(self._loop, fd, channel, process.outputs, process.on_output))
 

@@ -48,6 +48,8 @@ class Process:
 
     __slots__ = (
         "_cpu_s",
+        "_input_calls",
+        "_is_input_report_due",
         "_loop",
         "_on_ended",
         "_peak_bytes",
@@ -87,6 +89,8 @@ class Process:
         self.input: InputPipe | None = None
         self.readers: list[tuple[Call, Reader]] = []
         self._waiting: list[Call] = []
+        self._input_calls: list[InputCall] = []
+        self._is_input_report_due = False
         self.timer: Timer | None = None
         self._reason: str | None = None
         self.exit_code: int | None = None
@@ -134,6 +138,31 @@ class Process:
         self._waiting.append(call)
         call.on_gone = lambda: self._waiting.remove(call)
 
+    def open_input(self, call: Call) -> None:
+        """Write the bytes of a call to standard input. Confirm the received bytes, and respond to the call when the input is closed."""
+        entry = InputCall(self, call)
+        self._input_calls.append(entry)
+        call.on_gone = lambda: self._input_calls.remove(entry)
+        self.report_input()
+
+    def report_input(self) -> None:
+        """Report the state of the input to the calls of :meth:`open_input`, once at the end of the current iteration of the loop."""
+        if self._input_calls and not self._is_input_report_due:
+            self._is_input_report_due = True
+            self._loop.call_soon(self._send_input_reports)
+
+    def _send_input_reports(self) -> None:
+        self._is_input_report_due = False
+        is_open, stdin_bytes = self.input is not None and self.input.is_open, self.input.accepted if self.input is not None else 0
+        for entry in list(self._input_calls):
+            if not is_open:
+                self._input_calls.remove(entry)
+                entry.call.on_gone = None
+                entry.call.result(received=entry.received, stdin_bytes=stdin_bytes)
+            elif entry.received != entry.reported and entry.call.room():
+                entry.reported = entry.received
+                entry.call.event("input", received=entry.received, stdin_bytes=stdin_bytes)
+
     def pump(self) -> None:
         """Send each reader as much output as the reader accepts, and the result after the last output."""
         for entry in list(self.readers):
@@ -176,8 +205,10 @@ class Process:
             "stderr_bytes": self.outputs.buffers[STDERR].end,
         }
 
-    def feed(self, call: Call, channel: int, data: bytes, credit: int) -> None:
+    def feed(self, call: Call, channel: int, data: bytes, credit: int) -> bool:
         """Queue bytes from the host for standard input. Drop the bytes if standard input is closed or ``channel`` is not ``STDIN``.
+
+        Return True if the bytes were queued.
 
         Args:
             call: Call with which the host has sent the bytes.
@@ -187,8 +218,9 @@ class Process:
         """
         if channel == STDIN and self.input is not None and self.input.is_open:
             self.input.write(data, lambda: call.consumed(credit))
-        else:
-            call.consumed(credit)
+            return True
+        call.consumed(credit)
+        return False
 
     def end_input(self) -> None:
         """Close standard input as soon as the queued bytes were written."""
@@ -301,3 +333,33 @@ class Process:
     def _refresh_pipes(self) -> None:
         for pipe in self.pipes:
             pipe.refresh()
+
+
+class InputCall:
+    """A call ``process.input``: its bytes go to the standard input of a process, and the guest confirms the bytes that it has received.
+
+    Args:
+        process: Process that gets the bytes.
+        call: The call.
+
+    Attributes:
+        call: The call.
+        received: Number of bytes that were accepted from this call.
+        reported: Value of ``received`` in the last event of the call; -1 before the first event.
+    """
+
+    __slots__ = ("_process", "call", "received", "reported")
+
+    def __init__(self, process: Process, call: Call) -> None:
+        self._process = process
+        self.call = call
+        self.received = 0
+        self.reported = -1
+        call.on_bytes = self._on_bytes
+        call.on_end = process.end_input
+        call.on_writable = process.report_input
+
+    def _on_bytes(self, channel: int, data: bytes, credit: int) -> None:
+        if self._process.feed(self.call, channel, data, credit):
+            self.received += len(data)
+            self._process.report_input()

@@ -154,8 +154,8 @@ class TerminalInput(InputPipe):
 
     __slots__ = ("_in_line",)
 
-    def __init__(self, loop: Loop, fd: int) -> None:
-        super().__init__(loop, fd)
+    def __init__(self, loop: Loop, fd: int, on_closed: Callable[[], object]) -> None:
+        super().__init__(loop, fd, on_closed)
         self._in_line = False
 
     def write(self, data: bytes, taken: Callable[[], object]) -> None:

@@ -38,9 +38,14 @@ class Killed(BaseException):
 
 
 class StandardInput:
-    """Standard input that the host sends to a process."""
+    """Standard input that the host sends to a process.
 
-    def __init__(self) -> None:
+    Args:
+        on_closed: Function that is called when ``is_open`` has become False.
+    """
+
+    def __init__(self, on_closed: Callable[[], object]) -> None:
+        self._on_closed = on_closed
         self._pieces: list[tuple[bytes, Callable[[], None]]] = []
         self._news = asyncio.Event()
         self.accepted = 0
@@ -59,8 +64,10 @@ class StandardInput:
 
     def finish(self) -> None:
         """End the input. The program can still read the bytes that were already added. Idempotent."""
-        self.is_open = False
+        was_open, self.is_open = self.is_open, False
         self._news.set()
+        if was_open:
+            self._on_closed()
 
     def close(self) -> None:
         """End the input, and drop all unread bytes."""
@@ -157,7 +164,7 @@ class Process:
         self.hidden = bool(args["hidden"])
         self.is_terminal = args["rows"] is not None and args["cols"] is not None
         self.size: tuple[int, int] = (args["rows"] or 0, args["cols"] or 0)
-        self.stdin = StandardInput() if args["stdin"] or self.is_terminal else None
+        self.stdin = StandardInput(self._end_input_calls) if args["stdin"] or self.is_terminal else None
         self.output = OutputLog()
         self.timers = timers
         self.started_s = timers.time_s()
@@ -171,6 +178,7 @@ class Process:
         self.on_over: Callable[[], object] = lambda: None
         self._followers: list[tuple[Call, Follower]] = []
         self._waiting: list[Call] = []
+        self._input_calls: dict[Call, int] = {}
 
     @property
     def running(self) -> bool:
@@ -213,6 +221,33 @@ class Process:
             return
         self._waiting.append(call)
         call.on_gone = lambda: self._waiting.remove(call)
+
+    def open_input(self, call: Call) -> None:
+        """Write the bytes of a call to standard input. Confirm the received bytes, and respond to the call when the input is closed."""
+
+        def take(channel: int, data: bytes, credit: int) -> None:
+            if self._feed(call, channel, data, credit):
+                self._input_calls[call] += len(data)
+                call.event("input", **self._input_state(call))
+
+        self._input_calls[call] = 0
+        if self.stdin is None or not self.stdin.is_open:
+            self._end_input_calls()
+            return
+        call.on_bytes = take
+        call.on_end = self.stdin.finish
+        call.on_gone = lambda: self._input_calls.pop(call)
+        call.event("input", **self._input_state(call))
+
+    def _end_input_calls(self) -> None:
+        for call in list(self._input_calls):
+            state = self._input_state(call)
+            del self._input_calls[call]
+            call.on_gone = None
+            call.result(**state)
+
+    def _input_state(self, call: Call) -> dict[str, int]:
+        return {"received": self._input_calls[call], "stdin_bytes": self.stdin.accepted if self.stdin is not None else 0}
 
     def pump(self) -> None:
         """Send output to each call that receives it, until the call's send queue is full. A call that has got all output gets the result."""
@@ -299,11 +334,12 @@ class Process:
         self.on_over()
         self.pump()
 
-    def _feed(self, call: Call, channel: int, data: bytes, credit: int) -> None:
+    def _feed(self, call: Call, channel: int, data: bytes, credit: int) -> bool:
         if channel == STDIN and self.stdin is not None and self.stdin.is_open and self.running:
             self.stdin.feed(data, lambda: call.consumed(credit))
-        else:
-            call.consumed(credit)
+            return True
+        call.consumed(credit)
+        return False
 
     def _detached(self, entry: tuple[Call, Follower]) -> None:
         if entry in self._followers:
@@ -344,6 +380,7 @@ class Processes:
             "process.start": self._start,
             "process.attach": lambda call: self._find(call).follow(call, call.args["stdout_from"], call.args["stderr_from"]),
             "process.wait": lambda call: self._find(call).wait(call),
+            "process.input": lambda call: self._find(call).open_input(call),
             "process.signal": self._signal,
             "process.resize": self._resize,
             "process.get": lambda call: call.result(**self._find(call).describe()),

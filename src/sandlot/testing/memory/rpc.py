@@ -12,8 +12,8 @@ NO_STREAM = -1
 REMEMBERED_CALLS = 4096
 _NOT_REMEMBERED = frozenset(
     {
-        *("guest.info", "process.start", "process.attach", "process.wait", "process.resize", "process.get", "process.list"),
-        *("kernel.execute", "kernel.attach", "kernel.list", "file.read", "file.stat", "file.list", "port.connect"),
+        *("guest.info", "process.start", "process.attach", "process.wait", "process.input", "process.resize"),
+        *("process.get", "process.list", "kernel.execute", "kernel.attach", "kernel.list", "file.read", "file.stat", "file.list", "port.connect"),
     }
 )
 """Names of calls whose results are not remembered: the call can be repeated without harm, or its handler finds the earlier work by the call's id."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
-from sandlot.link.processes import ProcessRequests
-from sandlot.link.types import Output, ProcessInfo
+from sandlot.link.types import Output
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
+from sandlot.model.errors import ConflictError, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, shell_argv
+from sandlot.protocol import schema
 from sandlot.protocol.schema import STDOUT
-from tests.support.node import Node, settled
+from sandlot.protocol.streams import WINDOW_BYTES
+from sandlot.testing.memory.guest import MemoryGuest
+from tests.support.node import Node, NodeState, open_node, settled
 from tests.support.service import Bench, pieces
 
 
@@ -31,17 +34,69 @@ async def test_repeated_write_is_done_once(at: Bench, sandbox: Sandbox) -> None:
     assert await ending(at.core, sandbox, id_) == b"once+more"
 
 
-async def test_input_can_be_written_after_a_restart_of_the_service(at: Bench, sandbox: Sandbox) -> None:
-    id_ = await cat(at.core, sandbox)
-    await at.core.stdin.write(sandbox, id_, pieces(b"before,"), offset=0)
-    at.core.stdin.writers.of(sandbox).clear()  # a service that has just taken the sandbox over knows of no input
-    assert await at.core.stdin.write(sandbox, id_, pieces(b"before,after"), offset=0) == 12
-    assert await ending(at.core, sandbox, id_) == b"before,after"
+async def test_input_can_be_written_after_a_restart_of_the_service(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        id_ = await cat(node.core, sandbox)
+        await node.core.stdin.write(sandbox, id_, pieces(b"before,"), offset=0)
+    async with open_node(state) as node:
+        sandbox = node.sandboxes.find(sandbox.id, OPERATOR)
+        assert await node.core.stdin.write(sandbox, id_, pieces(b"before,after"), offset=0) == 12
+        assert await ending(node.core, sandbox, id_) == b"before,after"
+        with pytest.raises(ConflictError):
+            await node.core.stdin.write(sandbox, id_, pieces(b"late"))
+        with pytest.raises(ConflictError):
+            await node.core.stdin.close(sandbox, id_)
+
+
+async def test_no_request_is_sent_while_a_process_does_not_read(node: Node) -> None:
+    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    id_, _ = await node.core.processes.launch(sandbox, ProcessSpec(shell_argv("sleep 60; wc -c"), stdin=True, timeout_s=None))
+    guest = node.guest(sandbox)
+    await settled(lambda: bool(guest.requests("process.wait")))
+    before = requests(guest)
+    writing = asyncio.create_task(node.core.stdin.write(sandbox, id_, pieces(b"x" * 300_000)))
+    await settled(lambda: received(guest, id_) == WINDOW_BYTES)
+    waiting = requests(guest)
+    assert not writing.done()
+
+    node.state.clock.advance(60)
+
+    assert await writing == 300_000
+    assert (waiting - before, requests(guest) - before) == (1, 1), "the call that carries the input"
+    assert guest.requests("process.get") == []
+    assert await ending(node.core, sandbox, id_) == b"300000\n"
+
+
+async def test_write_is_confirmed_although_the_output_is_not_read(node: Node) -> None:
+    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    run = await node.core.processes.start(sandbox, ProcessSpec(shell_argv("seq 1 1000000; cat"), stdin=True, timeout_s=None))
+
+    writing = asyncio.create_task(node.core.stdin.write(sandbox, run.id, pieces(b"x")))
+
+    await settled(writing.done)
+    assert writing.result() == 1
+    await run.close()
+
+
+@pytest.mark.parametrize("end", ["kill", "close"])
+async def test_write_that_waits_ends_when_the_input_is_closed(node: Node, end: str) -> None:
+    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    id_, _ = await node.core.processes.launch(sandbox, ProcessSpec(("sleep", "1000"), stdin=True, timeout_s=None))
+    guest = node.guest(sandbox)
+    writing = asyncio.create_task(node.core.stdin.write(sandbox, id_, pieces(b"x" * 300_000)))
+    await settled(lambda: received(guest, id_) == WINDOW_BYTES)
+
+    if end == "kill":
+        await node.core.processes.signal(sandbox, id_, 9)
+    else:
+        async with sandbox.connection() as link:
+            (await link.processes.open_input(ProcessId(id_))).close_stdin()
+
+    await settled(writing.done)
     with pytest.raises(ConflictError):
-        await at.core.stdin.write(sandbox, id_, pieces(b"late"))
-    at.core.stdin.writers.of(sandbox).clear()
-    with pytest.raises(ConflictError):
-        await at.core.stdin.close(sandbox, id_)
+        await writing
 
 
 async def test_write_waits_for_a_process_that_does_not_read_and_can_be_cancelled(at: Bench, sandbox: Sandbox) -> None:
@@ -66,21 +121,28 @@ async def test_write_to_an_ended_process_is_refused(at: Bench, sandbox: Sandbox)
         await at.core.stdin.write(sandbox, "0" * 32, pieces(b"x"))
 
 
-async def test_write_is_confirmed_although_the_sandbox_is_busy(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    id_ = await cat(at.core, sandbox)
-    await at.core.stdin.write(sandbox, id_, pieces(b"a"))
-    get, calls = ProcessRequests.get, 0
+async def test_write_refused_as_busy_has_written_nothing(node: Node) -> None:
+    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    id_ = await cat(node.core, sandbox)
+    node.guest(sandbox).fail_next("process.input", "busy")
+    with pytest.raises(UnavailableError):
+        await node.core.stdin.write(sandbox, id_, pieces(b"a"))
+    assert await node.core.stdin.write(sandbox, id_, pieces(b"a")) == 1
 
-    async def busy(processes: ProcessRequests, id: ProcessId) -> ProcessInfo:  # noqa: A002 - the word
-        nonlocal calls
-        calls += 1
-        if calls < 3:
-            raise UnavailableError("full", code=ErrorCode.BUSY)
-        return await get(processes, id)
 
-    monkeypatch.setattr(ProcessRequests, "get", busy)
-    assert await at.core.stdin.write(sandbox, id_, pieces(b"b")) == 2
-    assert calls >= 3
+async def test_cancelled_write_makes_room_for_the_next(node: Node) -> None:
+    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    id_, _ = await node.core.processes.launch(sandbox, ProcessSpec(shell_argv("sleep 60; wc -c"), stdin=True, timeout_s=None))
+    guest = node.guest(sandbox)
+    first = asyncio.create_task(node.core.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
+    await settled(lambda: received(guest, id_) == WINDOW_BYTES)
+    second = asyncio.create_task(node.core.stdin.write(sandbox, id_, pieces(b"y")))
+    first.cancel()
+    await asyncio.wait({first})
+
+    await settled(second.done)
+
+    assert second.result() == WINDOW_BYTES + 1, "what was not sent is dropped"
 
 
 async def test_input_of_a_cancelled_task_leaves_the_budget(node: Node) -> None:
@@ -100,18 +162,27 @@ async def test_input_of_a_cancelled_task_leaves_the_budget(node: Node) -> None:
 async def test_unconfirmed_write_ends_with_its_sandbox(node: Node) -> None:
     sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
     id_ = await cat(node.core, sandbox)
-    await node.core.stdin.write(sandbox, id_, pieces(b"a"))
     guest = node.guest(sandbox)
-    confirmations = len(guest.requests("process.get"))
-    guest.drop_next("process.get")
+    guest.drop_next("process.input")
     writing = asyncio.create_task(node.core.stdin.write(sandbox, id_, pieces(b"b")))
-    await settled(lambda: len(guest.requests("process.get")) > confirmations)
+    await settled(lambda: bool(guest.requests("process.input")))
 
     await node.sandboxes.kill(sandbox.id, OPERATOR)
 
     await settled(writing.done)
     with pytest.raises(SandboxEndedError):
         await writing
+
+
+def requests(guest: MemoryGuest) -> int:
+    """Number of all calls that the guest has received."""
+    return sum(len(guest.requests(name)) for name in schema.CALLS)
+
+
+def received(guest: MemoryGuest, id_: str) -> int:
+    """Number of input bytes that the guest has for a process."""
+    stdin = guest.processes.by_id[id_].stdin
+    return stdin.accepted if stdin is not None else 0
 
 
 async def cat(core: Core, sandbox: Sandbox) -> ProcessId:

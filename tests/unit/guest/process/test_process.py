@@ -22,7 +22,7 @@ from sandlot.guest.process.pid_limit import PidLimit
 from sandlot.guest.process.process import Process
 from sandlot.guest.process.spawn import Spawner
 from sandlot.guest.rpc import Call
-from sandlot.protocol.schema import STDERR, STDOUT
+from sandlot.protocol.schema import STDERR, STDIN, STDOUT
 from tests.support.guest import JoinedLink, ManualLoop, RecordingCall, flood
 
 ARGS: dict[str, Any] = {"argv": ["true"], "hidden": None, "rows": None, "cols": None}
@@ -135,6 +135,87 @@ def test_process_that_the_guest_killed_has_the_reason_in_its_result(machine: Mac
 
     assert (machine.process.result()["reason"], machine.process.result()["signal"]) == ("oom", signal.SIGKILL)
     assert machine.ended == 1
+
+
+class Input:
+    """Standard input of a process: the part of an ``InputPipe`` that a process uses. The process does not read."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.is_open = True
+        self.accepted = 0
+
+    def write(self, data: bytes, _taken: Callable[[], object]) -> None:
+        self.accepted += len(data)
+
+    def finish(self) -> None:
+        self.is_open = False
+        self._process.report_input()
+
+    close = finish
+
+
+def open_input(machine: Machine) -> RecordingCall:
+    machine.process.input = machine.process.input or cast("Any", Input(machine.process))
+    call = RecordingCall()
+    machine.process.open_input(cast("Call", call))
+    machine.loop.turn()
+    return call
+
+
+def test_input_is_reported_once_for_many_frames(machine: Machine) -> None:
+    call, other = open_input(machine), open_input(machine)
+    for _ in range(16):
+        call.on_bytes(STDIN, b"x" * 4096, 4096)
+    assert call.sent == ["input"], "the report follows at the end of the iteration"
+
+    machine.loop.turn()
+
+    assert call.sent == ["input", "input"]
+    assert call.fields == [{"received": 0, "stdin_bytes": 0}, {"received": 65536, "stdin_bytes": 65536}]
+    assert other.sent == ["input"], "nothing of its own has arrived"
+
+
+def test_reports_of_input_are_not_queued_without_bound(machine: Machine) -> None:
+    call = open_input(machine)
+    call.room_bytes = 0
+    for _ in range(1000):
+        call.on_bytes(STDIN, b"x", 128)
+        machine.loop.turn()
+    assert call.sent == ["input"]
+
+    call.room_bytes = 1
+    call.on_writable()
+    machine.loop.turn()
+
+    assert call.fields[1:] == [{"received": 1000, "stdin_bytes": 1000}]
+
+
+@pytest.mark.parametrize("end", ["END", "exit"])
+def test_closed_input_ends_its_calls(machine: Machine, end: str) -> None:
+    calls = [open_input(machine), open_input(machine)]
+    gone = open_input(machine)
+    gone.on_gone()
+    calls[0].on_bytes(STDIN, b"x", 128)
+
+    if end == "END":
+        calls[1].on_end()
+    else:
+        machine.process.on_exit(EXITED, USAGE)
+    machine.loop.turn()
+
+    assert [call.sent[-1] for call in calls] == [{"received": 1, "stdin_bytes": 1}, {"received": 0, "stdin_bytes": 1}]
+    assert gone.sent == ["input"]
+    calls[0].on_bytes(STDIN, b"late", 128)
+    machine.loop.turn()
+    assert machine.process.describe()["stdin_bytes"] == 1
+
+
+def test_process_without_input_has_no_open_input(machine: Machine) -> None:
+    call = RecordingCall()
+    machine.process.open_input(cast("Call", call))
+    machine.loop.turn()
+    assert call.sent == [{"received": 0, "stdin_bytes": 0}]
 
 
 class Commands:
