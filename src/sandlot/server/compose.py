@@ -1,8 +1,8 @@
 """Composition root: builds a service from its settings. No other module names concrete drivers and stores.
 
-Each function builds one layer from the layers below it, which exist already: storage, records, resources of the node, executions, lifecycle, and
-the features on top. An object gets the objects that it uses as arguments of its constructor. Three objects are instead registered with an object
-that was built before them. The pool refiller is registered with the reservations, for which it evicts warm sandboxes. The sandbox registry and the
+:func:`open_service` builds the objects leaves first: storage, records, resources of the node, executions, pools, lifecycle, and the features on
+top. An object gets the objects that it uses as arguments of its constructor. Three objects are instead registered with an object that was built
+before them. The pool refiller is registered with the reservations, for which it evicts warm sandboxes. The sandbox registry and the
 package cache are registered with the metrics, which count sandboxes and packages.
 """
 
@@ -59,7 +59,7 @@ from sandlot.core.service import Core
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes import VolumeManager
-from sandlot.core.webhooks.delivery import WebhookDispatcher, WebhookSender
+from sandlot.core.webhooks.delivery import WebhookDispatcher
 from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.doors.sandbase import events as sandbase
 from sandlot.drivers.oci.paths import sandboxes_folder
@@ -75,7 +75,7 @@ from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import HostError
-from sandlot.model.ids import NodeId, SandboxId, new_sandbox_id
+from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver, HostReading
 from sandlot.model.repositories import Blobs, Store
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
@@ -114,67 +114,8 @@ class Service:
     keep: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Storage:
-    """Settings, stored state and clock of a service."""
-
-    settings: Settings
-    node: NodeId
-    store: Store
-    blobs: Blobs
-    clock: Clock
-
-
-@dataclass(frozen=True, slots=True)
-class _Records:
-    """Objects that write the records of a service."""
-
-    metrics: Metrics
-    api_keys: ApiKeys
-    events: EventFeed
-    recorder: SandboxRecorder
-    execution_log: ExecutionLog
-    execution_counter: MonthlyExecutionCounter
-    files: FileStore
-
-
-@dataclass(frozen=True, slots=True)
-class _Resources:
-    """Resources of the node that its sandboxes share."""
-
-    policy: AdmissionPolicy
-    buffers: BufferBudget
-    drivers: Drivers
-    templates: Templates
-    reservations: Reservations
-    registry: SandboxRegistry
-    volumes: VolumeManager
-    memory_images: MemoryImages
-
-
-@dataclass(frozen=True, slots=True)
-class _Executions:
-    """Services that run code and processes in sandboxes."""
-
-    code: CodeService
-    processes: ProcessService
-    stdin: StdinManager
-    package_access: PackageAccess
-    executions: Executions
-
-
-@dataclass(frozen=True, slots=True)
-class _Lifecycle:
-    """Objects that start and end sandboxes."""
-
-    pools: PoolManager
-    refiller: PoolRefiller
-    scheduler: Scheduler
-    manager: SandboxManager
-
-
 @asynccontextmanager
-async def open_service(
+async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it would have to pass most of its objects to the next part
     settings: Settings,
     *,
     drivers: Mapping[str, Driver] | None = None,
@@ -204,71 +145,226 @@ async def open_service(
         HostError: The data directory or the database cannot be used, the directory has another format, or directory and database do not match.
         UnavailableError: The database cannot be reached.
     """
-    images = ImageTemplates(ImageStore(settings.cache_dir))
+    images, clock = ImageTemplates(ImageStore(settings.cache_dir)), clock or SystemClock()
     async with AsyncExitStack() as opened:
-        storage = await _open_storage(opened, settings, clock or SystemClock(), store, blobs)
-        reservations = Reservations(read_host or own_host(settings).read, settings.shares, storage.clock)
-        records = await opened.enter_async_context(_open_records(storage, reservations))
+        # Storage
+        state.prepare(settings.data_dir)
+        opened.enter_context(state.locked(settings.data_dir))
+        state.check_format(settings.data_dir)
+        node = state.node(settings.data_dir)
+        if store is None:
+            store = database = await opened.enter_async_context(open_store(settings.database))
+            state.belongs(settings.data_dir, await database.identity())
+        blobs = blobs or await open_blobs(settings.files)
+
+        # Records
+        metrics, reservations = Metrics(), Reservations(read_host or own_host(settings).read, settings.shares, clock)
+        api_keys = ApiKeys(store.keys, clock)
+        await api_keys.refresh()
+        counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
+        await counter.refresh()
+        files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes, check_room=reservations.check_disk_pressure)
+        await files.open()
+        execution_log, events = ExecutionLog(store.executions, node, clock, metrics), EventFeed(store.events)
+        recorder = SandboxRecorder(store, node, clock, events, metrics)
+        retention = Retention(store, settings.keep, clock, metrics)
+        await opened.enter_async_context(_writing(metrics, api_keys, counter, files, execution_log, events, recorder, retention))
+
+        # Resources of the node
         if packages is None:
-            packages = await opened.enter_async_context(_package_cache(settings, records.metrics))
-        driver_set = Drivers(own_drivers(settings, storage.node) if drivers is None else drivers)
-        resources = _build_resources(storage, records, reservations, driver_set, Templates(templates or images))
-        executions = _build_executions(records, packages)
-        lifecycle = _build_lifecycle(storage, records, resources, executions)
-        core = _build_core(opened, storage, records, resources, executions, lifecycle)
-        await opened.enter_async_context(_running(core, lifecycle.refiller, resources.memory_images, executions.executions, keep=keep))
+            packages = await opened.enter_async_context(_package_cache(settings, metrics))
+        driver_set = Drivers(own_drivers(settings, node) if drivers is None else drivers)
+        template_set = Templates(templates or images)
+        policy = AdmissionPolicy(
+            isolation_default=settings.isolation_default,
+            isolation_allowed=settings.isolation_allowed,
+            max_sandboxes=settings.max_sandboxes,
+            max_creates=settings.max_creates,
+            overcommit=settings.shares,
+            max_suspended_s=settings.keep_resting_s,
+        )
+        start_slots, new_id = asyncio.Semaphore(policy.max_creates), functools.partial(new_sandbox_id, node)
+        buffers = BufferBudget(settings.buffer_bytes)
+        registry = SandboxRegistry(recorder, buffers, clock)
+        metrics.count_sandboxes(registry.live_states)
+        volumes = VolumeManager(store.volumes, VolumeFiles(settings.volumes), node, clock, events, reservations=reservations, registry=registry)
+        memory_images = MemoryImages(settings.saved)
+
+        # Executions
+        package_access = PackageAccess(packages)
+        executions = Executions(execution_log, counter, package_access)
+        stdin = StdinManager()
+        processes = ProcessService(stdin, executions)
+
+        # Pools
+        pool_registry = PoolRegistry(PoolConfigFile(settings.data_dir), settings.pools, policy.isolation_default)
+        template_snapshots = TemplateSnapshotManager(
+            cache=TemplateSnapshotCache(settings.cache_dir),
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            link_factory=Link.open,
+            clock=clock,
+            new_id=new_id,
+            metrics=metrics,
+            version=__version__,
+        )
+        refiller = PoolRefiller(
+            registry=pool_registry,
+            owners=PoolOwners(api_keys.principal_of, reservations.live_limits),
+            snapshots=template_snapshots,
+            # An operator who configures no pools does not want a template snapshot either.
+            extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, policy.isolation_default, Limits())] if settings.pools else [],
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            link_factory=Link.open,
+            clock=clock,
+            new_id=new_id,
+            metrics=metrics,
+            start_slots=start_slots,
+        )
+        reservations.evict_with(refiller.evict_next)
+        pools = PoolManager(
+            registry=pool_registry,
+            refiller=refiller,
+            snapshots=template_snapshots,
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            policy=policy,
+            clock=clock,
+            metrics=metrics,
+        )
+
+        # Lifecycle
+        scheduler = Scheduler(
+            registry=registry,
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            policy=policy,
+            pools=pools,
+            volumes=volumes,
+            files=files,
+            api_keys=api_keys,
+            buffers=buffers,
+            clock=clock,
+            new_id=new_id,
+        )
+        lifecycle = LifecycleDependencies(
+            drivers=driver_set,
+            templates=template_set,
+            recorder=recorder,
+            reservations=reservations,
+            scheduler=scheduler,
+            pools=pools,
+            volumes=volumes,
+            memory_images=memory_images,
+            package_access=package_access,
+            link_factory=Link.open,
+            clock=clock,
+            policy=policy,
+            start_slots=start_slots,
+            on_timeout=suspend.expire,
+            on_wake=(executions.resume,),
+        )
+        manager = SandboxManager(registry=registry, scheduler=scheduler, lifecycle=lifecycle)
+
+        # Features that use sandboxes
+        grading = ThreadPoolExecutor(1, "grading")
+        opened.callback(grading.shutdown, wait=False, cancel_futures=True)
+        sender = OutboundHttpClient(settings.webhooks_allow)
+        opened.push_async_callback(sender.aclose)
+        dispatcher = WebhookDispatcher(
+            webhooks=store.webhooks,
+            events=events,
+            sender=sender,
+            api_keys=api_keys,
+            formats={"sandbase": sandbase.event},
+            node=node,
+            clock=clock,
+        )
+        core = Core(
+            node=node,
+            clock=clock,
+            api_keys=api_keys,
+            events=events,
+            executions=execution_log,
+            execution_counter=counter,
+            files=files,
+            metrics=metrics,
+            buffers=buffers,
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            registry=registry,
+            volumes=volumes,
+            code=CodeService(executions),
+            processes=processes,
+            stdin=stdin,
+            packages=PackageInstaller(processes),
+            pools=pools,
+            manager=manager,
+            mounts=MountManager(registry, driver_set, volumes),
+            one_shots=OneShotRunner(manager, processes, counter, grading),
+            snapshots=SnapshotManager(
+                manager=manager,
+                registry=registry,
+                store=store,
+                memory_images=memory_images,
+                drivers=driver_set,
+                templates=template_set,
+                reservations=reservations,
+                api_keys=api_keys,
+                events=events,
+                clock=clock,
+                node=node,
+            ),
+            forks=ForkManager(
+                manager=manager,
+                scheduler=scheduler,
+                registry=registry,
+                store=store,
+                memory_images=memory_images,
+                reservations=reservations,
+                events=events,
+                clock=clock,
+                node=node,
+            ),
+            webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
+            url_signer=UrlSigner(state.secret(settings.data_dir), clock.now, api_keys.principal_of),
+        )
+        await opened.enter_async_context(_running(core, refiller, memory_images, executions, keep=keep))
         opened.callback(images.stop)
-        yield Service(settings=settings, core=core, api_keys=core.api_keys, store=storage.store, blobs=storage.blobs, stop=asyncio.Event(), keep=keep)
-
-
-async def _open_storage(opened: AsyncExitStack, settings: Settings, clock: Clock, store: Store | None, blobs: Blobs | None) -> _Storage:
-    """Lock and check the data directory, and open the stores that the caller does not provide."""
-    state.prepare(settings.data_dir)
-    opened.enter_context(state.locked(settings.data_dir))
-    state.check_format(settings.data_dir)
-    node = state.node(settings.data_dir)
-    if store is None:
-        store = database = await opened.enter_async_context(open_store(settings.database))
-        state.belongs(settings.data_dir, await database.identity())
-    return _Storage(settings=settings, node=node, store=store, blobs=blobs or await open_blobs(settings.files), clock=clock)
+        yield Service(settings=settings, core=core, api_keys=api_keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
 
 
 @asynccontextmanager
-async def _open_records(storage: _Storage, reservations: Reservations) -> AsyncIterator[_Records]:
-    """Open the records of a service and run the loops that write them. Leaving the context writes the pending records."""
-    settings, store, clock = storage.settings, storage.store, storage.clock
-    metrics = Metrics()
-    api_keys = ApiKeys(store.keys, clock)
-    await api_keys.refresh()
-    execution_counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
-    await execution_counter.refresh()
-    files = FileStore(store.files, storage.blobs, clock, max_bytes=settings.upload_max_bytes, check_room=reservations.check_disk_pressure)
-    await files.open()
-    execution_log = ExecutionLog(store.executions, storage.node, clock, metrics)
-    retention = Retention(store, settings.keep, clock, metrics)
-    events = EventFeed(store.events)
-    recorder = SandboxRecorder(store, storage.node, clock, events, metrics)
+async def _writing(
+    metrics: Metrics,
+    api_keys: ApiKeys,
+    counter: MonthlyExecutionCounter,
+    files: FileStore,
+    execution_log: ExecutionLog,
+    events: EventFeed,
+    recorder: SandboxRecorder,
+    retention: Retention,
+) -> AsyncIterator[None]:
+    """Run the loops that write records. Leaving the context writes the pending records."""
     loops = [
         asyncio.create_task(_restart_on_defect(work, metrics))
-        for work in (execution_log.writer.run, retention.run, metrics.watch_loop, api_keys.run, execution_counter.writer.run)
+        for work in (execution_log.writer.run, retention.run, metrics.watch_loop, api_keys.run, counter.writer.run)
     ]
     try:
-        yield _Records(
-            metrics=metrics,
-            api_keys=api_keys,
-            events=events,
-            recorder=recorder,
-            execution_log=execution_log,
-            execution_counter=execution_counter,
-            files=files,
-        )
+        yield
     finally:
         await recorder.aclose()
         events.close()
         for loop in loops:
             loop.cancel()
         # A commit cannot be interrupted, so a store that does not respond can hold each of these tasks for minutes.
-        last_writes = [asyncio.create_task(work) for work in (execution_log.aclose(), execution_counter.writer.close(), files.commits.wait())]
+        last_writes = [asyncio.create_task(work) for work in (execution_log.aclose(), counter.writer.close(), files.commits.wait())]
         _, pending = await asyncio.wait([*loops, *last_writes], timeout=LAST_WRITE_S)
         if pending:
             _log.error("records.lost", hint="The store does not respond, so the last records are lost. Check the database.")
@@ -297,222 +393,6 @@ async def _package_cache(settings: Settings, metrics: Metrics) -> AsyncIterator[
         yield cache
     finally:
         await cache.aclose()
-
-
-def _build_resources(storage: _Storage, records: _Records, reservations: Reservations, drivers: Drivers, templates: Templates) -> _Resources:
-    settings = storage.settings
-    buffers = BufferBudget(settings.buffer_bytes)
-    registry = SandboxRegistry(records.recorder, buffers, storage.clock)
-    records.metrics.count_sandboxes(registry.live_states)
-    return _Resources(
-        policy=AdmissionPolicy(
-            isolation_default=settings.isolation_default,
-            isolation_allowed=settings.isolation_allowed,
-            max_sandboxes=settings.max_sandboxes,
-            max_creates=settings.max_creates,
-            overcommit=settings.shares,
-            max_suspended_s=settings.keep_resting_s,
-        ),
-        buffers=buffers,
-        drivers=drivers,
-        templates=templates,
-        reservations=reservations,
-        registry=registry,
-        volumes=VolumeManager(
-            storage.store.volumes,
-            VolumeFiles(settings.volumes),
-            storage.node,
-            storage.clock,
-            records.events,
-            reservations=reservations,
-            registry=registry,
-        ),
-        memory_images=MemoryImages(settings.saved),
-    )
-
-
-def _build_executions(records: _Records, packages: PackageIndex) -> _Executions:
-    package_access = PackageAccess(packages)
-    executions = Executions(records.execution_log, records.execution_counter, package_access)
-    stdin = StdinManager()
-    return _Executions(
-        code=CodeService(executions),
-        processes=ProcessService(stdin, executions),
-        stdin=stdin,
-        package_access=package_access,
-        executions=executions,
-    )
-
-
-def _build_lifecycle(storage: _Storage, records: _Records, resources: _Resources, executions: _Executions) -> _Lifecycle:
-    start_slots = asyncio.Semaphore(resources.policy.max_creates)
-    new_id = functools.partial(new_sandbox_id, storage.node)
-    pools, refiller = _build_pools(storage, records, resources, start_slots, new_id)
-    scheduler = Scheduler(
-        registry=resources.registry,
-        drivers=resources.drivers,
-        templates=resources.templates,
-        reservations=resources.reservations,
-        policy=resources.policy,
-        pools=pools,
-        volumes=resources.volumes,
-        files=records.files,
-        api_keys=records.api_keys,
-        buffers=resources.buffers,
-        clock=storage.clock,
-        new_id=new_id,
-    )
-    dependencies = LifecycleDependencies(
-        drivers=resources.drivers,
-        templates=resources.templates,
-        recorder=records.recorder,
-        reservations=resources.reservations,
-        scheduler=scheduler,
-        pools=pools,
-        volumes=resources.volumes,
-        memory_images=resources.memory_images,
-        package_access=executions.package_access,
-        link_factory=Link.open,
-        clock=storage.clock,
-        policy=resources.policy,
-        start_slots=start_slots,
-        on_timeout=suspend.expire,
-        on_wake=(executions.executions.resume,),
-    )
-    manager = SandboxManager(registry=resources.registry, scheduler=scheduler, lifecycle=dependencies)
-    return _Lifecycle(pools=pools, refiller=refiller, scheduler=scheduler, manager=manager)
-
-
-def _build_pools(
-    storage: _Storage,
-    records: _Records,
-    resources: _Resources,
-    start_slots: asyncio.Semaphore,
-    new_id: Callable[[], SandboxId],
-) -> tuple[PoolManager, PoolRefiller]:
-    settings, isolation = storage.settings, resources.policy.isolation_default
-    registry = PoolRegistry(PoolConfigFile(settings.data_dir), settings.pools, isolation)
-    snapshots = TemplateSnapshotManager(
-        cache=TemplateSnapshotCache(settings.cache_dir),
-        drivers=resources.drivers,
-        templates=resources.templates,
-        reservations=resources.reservations,
-        link_factory=Link.open,
-        clock=storage.clock,
-        new_id=new_id,
-        metrics=records.metrics,
-        version=__version__,
-    )
-    refiller = PoolRefiller(
-        registry=registry,
-        owners=PoolOwners(records.api_keys.principal_of, resources.reservations.live_limits),
-        snapshots=snapshots,
-        # An operator who configures no pools does not want a template snapshot either.
-        extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, isolation, Limits())] if settings.pools else [],
-        drivers=resources.drivers,
-        templates=resources.templates,
-        reservations=resources.reservations,
-        link_factory=Link.open,
-        clock=storage.clock,
-        new_id=new_id,
-        metrics=records.metrics,
-        start_slots=start_slots,
-    )
-    resources.reservations.evict_with(refiller.evict_next)
-    pools = PoolManager(
-        registry=registry,
-        refiller=refiller,
-        snapshots=snapshots,
-        drivers=resources.drivers,
-        templates=resources.templates,
-        reservations=resources.reservations,
-        policy=resources.policy,
-        clock=storage.clock,
-        metrics=records.metrics,
-    )
-    return pools, refiller
-
-
-def _build_core(
-    opened: AsyncExitStack, storage: _Storage, records: _Records, resources: _Resources, executions: _Executions, lifecycle: _Lifecycle
-) -> Core:
-    """Build the features that use sandboxes, and return all services that the HTTP routes use."""
-    grading = ThreadPoolExecutor(1, "grading")
-    opened.callback(grading.shutdown, wait=False, cancel_futures=True)
-    sender = OutboundHttpClient(storage.settings.webhooks_allow)
-    opened.push_async_callback(sender.aclose)
-    return Core(
-        node=storage.node,
-        clock=storage.clock,
-        api_keys=records.api_keys,
-        events=records.events,
-        executions=records.execution_log,
-        execution_counter=records.execution_counter,
-        files=records.files,
-        metrics=records.metrics,
-        buffers=resources.buffers,
-        drivers=resources.drivers,
-        templates=resources.templates,
-        reservations=resources.reservations,
-        registry=resources.registry,
-        volumes=resources.volumes,
-        code=executions.code,
-        processes=executions.processes,
-        stdin=executions.stdin,
-        packages=PackageInstaller(executions.processes),
-        pools=lifecycle.pools,
-        manager=lifecycle.manager,
-        mounts=MountManager(resources.registry, resources.drivers, resources.volumes),
-        one_shots=OneShotRunner(lifecycle.manager, executions.processes, records.execution_counter, grading),
-        snapshots=_build_snapshots(storage, records, resources, lifecycle),
-        forks=_build_forks(storage, records, resources, lifecycle),
-        webhooks=_build_webhooks(storage, records, sender),
-        url_signer=UrlSigner(state.secret(storage.settings.data_dir), storage.clock.now, records.api_keys.principal_of),
-    )
-
-
-def _build_snapshots(storage: _Storage, records: _Records, resources: _Resources, lifecycle: _Lifecycle) -> SnapshotManager:
-    return SnapshotManager(
-        manager=lifecycle.manager,
-        registry=resources.registry,
-        store=storage.store,
-        memory_images=resources.memory_images,
-        drivers=resources.drivers,
-        templates=resources.templates,
-        reservations=resources.reservations,
-        api_keys=records.api_keys,
-        events=records.events,
-        clock=storage.clock,
-        node=storage.node,
-    )
-
-
-def _build_forks(storage: _Storage, records: _Records, resources: _Resources, lifecycle: _Lifecycle) -> ForkManager:
-    return ForkManager(
-        manager=lifecycle.manager,
-        scheduler=lifecycle.scheduler,
-        registry=resources.registry,
-        store=storage.store,
-        memory_images=resources.memory_images,
-        reservations=resources.reservations,
-        events=records.events,
-        clock=storage.clock,
-        node=storage.node,
-    )
-
-
-def _build_webhooks(storage: _Storage, records: _Records, sender: WebhookSender) -> WebhookManager:
-    webhooks = storage.store.webhooks
-    dispatcher = WebhookDispatcher(
-        webhooks=webhooks,
-        events=records.events,
-        sender=sender,
-        api_keys=records.api_keys,
-        formats={"sandbase": sandbase.event},
-        node=storage.node,
-        clock=storage.clock,
-    )
-    return WebhookManager(webhooks=webhooks, dispatcher=dispatcher, sender=sender, events=records.events, clock=storage.clock)
 
 
 @asynccontextmanager
