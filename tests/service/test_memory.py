@@ -21,6 +21,20 @@ CHECK = "import time; time.sleep(0.3); print(len(held) >> 20)"
 GREEDY = "import time\nl = []\nwhile True: l.append(b'z' * (1 << 20)); time.sleep(0.002)"
 BOMB = f"import subprocess, sys; print(subprocess.run([sys.executable, '-c', {GREEDY!r}]).returncode, len(held) >> 20)"
 
+MAKE_FILES = """
+import os
+for number in range(25_000):
+    folder = f'/workspace/many/{number // 100}'
+    if number % 100 == 0:
+        os.makedirs(folder)
+    with open(f'{folder}/{number}', 'w') as file:
+        file.write(str(number))
+"""
+COUNT_FILES = """
+paths = [os.path.join(folder, name) for folder, _, names in os.walk('/workspace/many') for name in names]
+print(sum(open(path).read() == os.path.basename(path) for path in paths))
+"""
+
 
 def run(sandbox: Sandbox, code: str) -> str:
     """Return what a cell printed, or the status of a cell that failed."""
@@ -45,3 +59,14 @@ def test_files_do_not_count_as_memory_after_a_snapshot_or_restore(service: Local
         assert run(made, BOMB) == f"-9 {held}", "only the greedy process is killed"
         assert run(made, GREEDY) == "oom"
         assert run(made, "print('continues')") == "continues"
+
+
+def test_saves_in_quick_succession_leave_enough_memory_for_many_files(service: LocalService) -> None:
+    with service.create(memory="256M", isolation="gvisor", timeout=3600) as made:
+        assert run(made, MAKE_FILES) == ""
+        for _ in range(2):
+            service.client.snapshots.delete(made.snapshot().id)
+        made.hibernate()
+        made.resume()
+        service.client.snapshots.delete(made.snapshot().id)
+        assert run(made, COUNT_FILES) == "25000"

@@ -68,7 +68,7 @@ class SandboxHostResources:
         self.cgroup = cgroup
         self.record: Record | None = None
         self.stage: Stage | None = None
-        self.headroom = Headroom(cgroup, folder.roomy, self._recorded_limits)
+        self.headroom = Headroom(cgroup, folder.roomy, self._recorded_limits, runtime.uncollected_bytes)
         self.moving = threading.Lock()
         self._runtime = runtime
         self._forget = forget

@@ -192,6 +192,10 @@ class Runtime(Protocol):
         """
         ...
 
+    def uncollected_bytes(self, memory: GroupMemory) -> int:
+        """Return the memory in bytes that a sandbox may need until the runtime has collected the garbage of a snapshot or restore. Pure."""
+        ...
+
     def restore_headroom(self, state_bytes: int, memory_bytes: int, limit_bytes: int) -> HeadroomRange:
         """Return the headroom for a restore. Pure.
 

@@ -16,7 +16,7 @@ import pytest
 from sandlot.drivers.oci import headroom
 from sandlot.drivers.oci.headroom import SLACK_BYTES, Headroom
 from sandlot.host.cgroup_layout import GroupLimits, step_down
-from sandlot.host.cgroups import Cgroup
+from sandlot.host.cgroups import Cgroup, GroupMemory
 from sandlot.model.errors import ConflictError
 from sandlot.model.specs import MIB
 from tests.support.until import until
@@ -31,6 +31,7 @@ class Group:
         limits: Limits in force.
         history: Memory limits that were in force, oldest first.
         charged: Memory in use.
+        needed: Memory that the sandbox may need until the runtime has collected its garbage.
         grow: Called before each attempt to lower the limit, as a tenant that runs meanwhile.
         reclaimed: If set to an event, lowering blocks until the event is set.
     """
@@ -40,7 +41,7 @@ class Group:
     def __init__(self, mark: Path) -> None:
         self.limits = RECORDED
         self.history: list[int] = []
-        self.charged = 0
+        self.charged = self.needed = 0
         self.grow: Callable[[], None] = lambda: None
         self.lowering, self.reclaimed = threading.Event(), threading.Event()
         self.reclaimed.set()
@@ -68,8 +69,11 @@ class Group:
     def memory_limit(self) -> int:
         return self.limits.memory_bytes
 
-    def charged_bytes(self) -> int:
-        return self.charged
+    def memory(self) -> GroupMemory:
+        return GroupMemory(charged_bytes=self.charged, anonymous_bytes=self.charged, shared_bytes=0)
+
+    def uncollected(self, memory: GroupMemory) -> int:
+        return self.needed if memory.charged_bytes == self.charged else 0
 
     def is_frozen(self) -> bool:
         return self.is_frozen_now
@@ -97,7 +101,7 @@ def group(mark: Path) -> Group:
 
 @pytest.fixture
 def granted(group: Group, mark: Path) -> Iterator[Headroom]:
-    made = Headroom(cast("Cgroup", group), mark, lambda: RECORDED)
+    made = Headroom(cast("Cgroup", group), mark, lambda: RECORDED, group.uncollected)
     yield made
     group.reclaimed.set()
     made.cancel()
@@ -157,6 +161,38 @@ async def test_each_attempt_lowers_the_limit_to_the_memory_in_use(group: Group, 
     await until(lambda: group.limits.memory_bytes == 600 * MIB + SLACK_BYTES)
     assert [limit // MIB for limit in group.history if limit != group.history[0]] == [916, 916, 816, 816, 616, 616]
     await until(lambda: granted.granted_bytes == 104 * MIB)
+
+
+async def test_sandbox_keeps_what_garbage_may_need_until_it_was_collected(
+    group: Group, granted: Headroom, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headroom, "RETRY_PAUSES_S", (0.01, 0.01, 600.0))
+    monkeypatch.setattr(headroom, "COLLECTED_S", 0.02)
+    group.needed = 600 * MIB
+    async with granted.raised(512 * MIB):
+        group.charged = 300 * MIB
+    assert mark.exists()
+    await granted.wait_withdrawn()
+    assert [limit // MIB for limit in group.history] == [1024, 1024, 600, 600, 600, 600, 512, 512]
+
+
+async def test_garbage_that_needs_more_than_was_granted_raises_no_limit(group: Group, granted: Headroom) -> None:
+    group.needed = 900 * MIB
+    async with granted.raised(100 * MIB):
+        pass
+    await until(group.lowering.is_set)
+    assert {limit // MIB for limit in group.history} == {612}
+    async with granted.raised(0):
+        granted.cancel()
+    assert granted.granted_bytes == 100 * MIB
+
+
+async def test_block_without_headroom_has_none_to_withdraw(group: Group, granted: Headroom) -> None:
+    group.needed = 900 * MIB
+    async with granted.raised(0):
+        pass
+    await granted.wait_withdrawn()
+    assert not group.lowering.is_set()
 
 
 @pytest.mark.usefixtures("retries_at_once")
@@ -260,7 +296,7 @@ async def test_next_service_withdraws_the_headroom_that_a_killed_service_granted
     granted.cancel()
     group.limits = killed
     group.lowering.clear()
-    later = Headroom(cast("Cgroup", group), mark, lambda: RECORDED)
+    later = Headroom(cast("Cgroup", group), mark, lambda: RECORDED, group.uncollected)
     with blocked(group):
         assert await later.recover()
         assert later.granted_bytes == 512 * MIB
@@ -288,7 +324,7 @@ async def test_changed_limits_leave_headroom_to_its_withdrawal(group: Group, gra
 
 async def test_released_sandbox_needs_no_withdrawal(group: Group, mark: Path) -> None:
     recorded: list[GroupLimits | None] = [RECORDED]
-    granted = Headroom(cast("Cgroup", group), mark, lambda: recorded[0])
+    granted = Headroom(cast("Cgroup", group), mark, lambda: recorded[0], group.uncollected)
     async with granted.raised(512 * MIB):
         group.charged = 700 * MIB
         recorded[0] = None

@@ -104,6 +104,10 @@ class Crun:
         """Return an empty range, because crun does not support snapshots."""
         return HeadroomRange()
 
+    def uncollected_bytes(self, memory: GroupMemory) -> int:  # noqa: ARG002 - part of the interface
+        """Return 0, because crun keeps no memory of a snapshot."""
+        return 0
+
     def restore_headroom(self, state_bytes: int, memory_bytes: int, limit_bytes: int) -> HeadroomRange:  # noqa: ARG002 - part of the interface
         """Return an empty range, because crun does not support snapshots."""
         return HeadroomRange()

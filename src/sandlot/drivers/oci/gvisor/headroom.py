@@ -61,6 +61,18 @@ def for_restore(state_bytes: int, memory_bytes: int, limit_bytes: int) -> Headro
     return _range(_PROCESSES_BYTES + int(_RESTORE_FACTOR * state_bytes) + memory_bytes, limit_bytes)
 
 
+def until_collected(memory: GroupMemory) -> int:
+    """Return the memory in bytes that a sandbox may need until gVisor has collected the garbage of a snapshot or restore.
+
+    The heap grows until the next collection, at most to twice its size: Go begins a collection when the heap is twice as large as what the last one
+    kept.
+
+    Args:
+        memory: Memory of the sandbox after the snapshot or restore.
+    """
+    return memory.anonymous_bytes + memory.shared_bytes + max(0, memory.anonymous_bytes - _PROCESSES_BYTES)
+
+
 def _range(needed_bytes: int, limit_bytes: int) -> HeadroomRange:
     least = max(_LEAST_BYTES, needed_bytes + _SLACK_BYTES - limit_bytes)
     return HeadroomRange(least, max(least, limit_bytes, _MOST_BYTES))

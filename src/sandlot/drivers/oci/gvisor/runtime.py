@@ -116,6 +116,10 @@ class Runsc:
         """Return the headroom for a snapshot of a running sandbox (``headroom.py``)."""
         return headroom.for_snapshot(memory, limit_bytes)
 
+    def uncollected_bytes(self, memory: GroupMemory) -> int:
+        """Return the memory that a sandbox may need until gVisor has collected the garbage of a snapshot or restore (``headroom.py``)."""
+        return headroom.until_collected(memory)
+
     def restore_headroom(self, state_bytes: int, memory_bytes: int, limit_bytes: int) -> HeadroomRange:
         """Return the headroom for a restore (``headroom.py``)."""
         return headroom.for_restore(state_bytes, memory_bytes, limit_bytes)

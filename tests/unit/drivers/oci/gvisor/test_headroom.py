@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.drivers.oci.gvisor.headroom import for_restore, for_snapshot
+from sandlot.drivers.oci.gvisor.headroom import for_restore, for_snapshot, until_collected
 from sandlot.host.cgroups import GroupMemory
 from sandlot.model.specs import MIB
 
@@ -42,3 +42,9 @@ def test_memory_above_the_limit_is_part_of_the_headroom() -> None:
     needed = for_snapshot(memory(100, 600), 512 * MIB)
     assert needed.least_bytes >= (100 + 600 - 512) * MIB
     assert needed.most_bytes >= needed.least_bytes
+
+
+@pytest.mark.parametrize("heap, peak", [(223, 320), (346, 347)])
+def test_garbage_needs_at_least_what_was_measured_after_a_save(heap: int, peak: int) -> None:
+    assert until_collected(memory(heap, 19)) >= (peak + 19) * MIB
+    assert until_collected(memory(12, 300)) == 312 * MIB
