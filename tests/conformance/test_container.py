@@ -17,8 +17,8 @@ from sandlot.drivers.oci.probe import make_tiny_root
 from sandlot.host import disk_images
 from sandlot.host.id_ranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges
 from sandlot.images.store import ImageStore, cache_from
-from sandlot.link.types import Output
 from sandlot.model.errors import HostError
+from sandlot.model.executions import Output
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Change, ExitReason, Instance
 from sandlot.model.specs import ProcessSpec, User

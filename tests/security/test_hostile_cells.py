@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.link.types import CellError, Display, Output
+from sandlot.model.executions import CellError, Display, Output
 from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.lives import Inside

@@ -65,18 +65,18 @@ async def test_service_on_postgresql_stores_and_lists_everything(tmp_path: Path,
 
 async def test_nodes_of_one_database_share_keys_and_counts_and_no_sandboxes(tmp_path: Path, settings: Settings) -> None:
     async with bench(folder(tmp_path, "one"), settings) as one, bench(folder(tmp_path, "two"), settings) as two:
-        assert one.service.core.node != two.service.core.node
+        assert one.service.node.id != two.service.node.id
         record, secret = await one.service.api_keys.create("shared", quota=Quota(executions_per_month=1))
         await until(lambda: two.service.api_keys.verify(secret) is not None)
         who = principal(two.service, secret)
         sandbox = await two.sandboxes.create(BASE, who)
-        with two.core.execution_counter.count(sandbox.owner):
+        with two.node.execution_counter.count(sandbox.owner):
             pass
-        await two.service.core.execution_counter.writer.flush()
-        await one.service.core.execution_counter.writer.flush()
-        assert one.service.core.execution_counter.used(record.id) == 1
+        await two.service.node.execution_counter.writer.flush()
+        await one.service.node.execution_counter.writer.flush()
+        assert one.service.node.execution_counter.used(record.id) == 1
         mine = await one.sandboxes.create(BASE, who)
-        with pytest.raises(LimitError), one.core.execution_counter.count(mine.owner):
+        with pytest.raises(LimitError), one.node.execution_counter.count(mine.owner):
             raise AssertionError
         assert [each.id for each in one.sandboxes.list(OPERATOR)] == [mine.id]
         with pytest.raises(NotFoundError):

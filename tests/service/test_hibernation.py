@@ -24,70 +24,70 @@ ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
 
 
 async def no_memory_promised(service: Service) -> bool:
-    return (await service.core.reservations.capacity()).reserved.memory_bytes == 0
+    return (await service.node.reservations.capacity()).reserved.memory_bytes == 0
 
 
 @pytest.mark.parametrize("times, size", [(2, 8 * MIB), pytest.param(20, 50 * MIB, marks=pytest.mark.soak)])
 async def test_hibernation_keeps_everything_again_and_again(core_service: Service, state_dir: Path, times: int, size: int) -> None:
     sandbox = await make(core_service)
-    state = await fill(core_service.core, sandbox, size=size)
+    state = await fill(core_service.node, sandbox, size=size)
     for number in range(1, times + 1):
-        await core_service.core.manager.hibernate(sandbox.id, OPERATOR)
+        await core_service.node.manager.hibernate(sandbox.id, OPERATOR)
         assert saved(state_dir) == [sandbox.id]
         await until(lambda: no_memory_promised(core_service))
         if number % 2:
-            await core_service.core.manager.resume(sandbox.id, OPERATOR)
-        await check(core_service.core, sandbox, state)  # where nobody woke it, the next request does
+            await core_service.node.manager.resume(sandbox.id, OPERATOR)
+        await check(core_service.node, sandbox, state)  # where nobody woke it, the next request does
         assert saved(state_dir) == []
-        counted = await cell(core_service.core, sandbox, f"seen = [*globals().get('seen', []), {number}]\nprint(seen)")
+        counted = await cell(core_service.node, sandbox, f"seen = [*globals().get('seen', []), {number}]\nprint(seen)")
         assert counted == f"{list(range(1, number + 1))}\n"
-        await shell(core_service.core, sandbox, f"echo {number} >> /workspace/cycles")
-    assert (await shell(core_service.core, sandbox, "cat /workspace/cycles")).split() == [str(number) for number in range(1, times + 1)]
-    await core_service.core.manager.kill(sandbox.id, OPERATOR)
+        await shell(core_service.node, sandbox, f"echo {number} >> /workspace/cycles")
+    assert (await shell(core_service.node, sandbox, "cat /workspace/cycles")).split() == [str(number) for number in range(1, times + 1)]
+    await core_service.node.manager.kill(sandbox.id, OPERATOR)
 
 
 async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> None:
     with place() as folder, small_disk(folder):
         async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as service:
             sandbox = await make(service)
-            state = await fill(service.core, sandbox, size=32 * MIB)
+            state = await fill(service.node, sandbox, size=32 * MIB)
             filled = fill_up(folder, but_bytes=16 * MIB)  # what it writes itself finds room
             for _ in range(2):  # what was written so far is gone, and it can be asked again
                 with pytest.raises(LimitError, match="disk of the host is full") as full:
-                    await service.core.manager.hibernate(sandbox.id, OPERATOR)
+                    await service.node.manager.hibernate(sandbox.id, OPERATOR)
                 assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
                 assert sandbox.state is Life.RUNNING
                 assert saved(folder) == []
-            await check(service.core, sandbox, state)
+            await check(service.node, sandbox, state)
             filled.unlink()
-            await service.core.manager.hibernate(sandbox.id, OPERATOR)
-            await check(service.core, sandbox, state)
+            await service.node.manager.hibernate(sandbox.id, OPERATOR)
+            await check(service.node, sandbox, state)
 
 
 async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Service) -> None:
-    first, second = [await core_service.core.manager.create(BASE, principal) for principal in (ALICE, BOB)]
-    states = [await fill(core_service.core, sandbox, word) for sandbox, word in ((first, "first"), (second, "second"))]
+    first, second = [await core_service.node.manager.create(BASE, principal) for principal in (ALICE, BOB)]
+    states = [await fill(core_service.node, sandbox, word) for sandbox, word in ((first, "first"), (second, "second"))]
     for sandbox, principal, other in ((first, ALICE, BOB), (second, BOB, ALICE)):
-        await core_service.core.manager.hibernate(sandbox.id, principal)
+        await core_service.node.manager.hibernate(sandbox.id, principal)
         for verb in (
-            core_service.core.manager.resume,
-            core_service.core.manager.hibernate,
-            core_service.core.manager.pause,
-            core_service.core.manager.kill,
+            core_service.node.manager.resume,
+            core_service.node.manager.hibernate,
+            core_service.node.manager.pause,
+            core_service.node.manager.kill,
         ):
             with pytest.raises(NotFoundError):
                 await verb(sandbox.id, other)
     for sandbox, state in zip((first, second), states, strict=True):
         assert sandbox.state is Life.HIBERNATED
-        await check(core_service.core, sandbox, state)
-        assert (await shell(core_service.core, sandbox, "hostname")).strip() == sandbox.id
+        await check(core_service.node, sandbox, state)
+        assert (await shell(core_service.node, sandbox, "hostname")).strip() == sandbox.id
     drawn = {
-        await cell(core_service.core, sandbox, "import os, random, uuid\nprint(os.urandom(8).hex(), random.random(), uuid.uuid4())")
+        await cell(core_service.node, sandbox, "import os, random, uuid\nprint(os.urandom(8).hex(), random.random(), uuid.uuid4())")
         for sandbox in (first, second)
     }
     assert len(drawn) == 2
     for sandbox, principal in ((first, ALICE), (second, BOB)):
-        await core_service.core.manager.kill(sandbox.id, principal)
+        await core_service.node.manager.kill(sandbox.id, principal)
 
 
 async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wakes(core_service: Service) -> None:
@@ -98,7 +98,7 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
     sandbox = await make(core_service)
     watcher = await folder_watch.create(sandbox, "/workspace", user=User.USER)
     watch = await folder_watch.watch(sandbox, "/workspace", user=User.USER)
-    await core_service.core.manager.hibernate(sandbox.id, OPERATOR)
+    await core_service.node.manager.hibernate(sandbox.id, OPERATOR)
     with pytest.raises(ConflictError):
         await anext(aiter(watch))
     await watch.aclose()
@@ -110,10 +110,10 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
         return await programs(sandbox) == 1
 
     await until(one)
-    await shell(core_service.core, sandbox, "echo > /workspace/seen")
+    await shell(core_service.node, sandbox, "echo > /workspace/seen")
 
     async def seen() -> bool:
         return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await folder_watch.take(sandbox, watcher.id)]
 
     await until(seen)
-    await core_service.core.manager.kill(sandbox.id, OPERATOR)
+    await core_service.node.manager.kill(sandbox.id, OPERATOR)

@@ -34,20 +34,20 @@ def abandoned(deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 async def settled(service: Service, told: dict[str, Any]) -> Sandbox:
-    sandbox = service.core.registry.find(told["box"], OPERATOR)
+    sandbox = service.node.registry.find(told["box"], OPERATOR)
     await until(lambda: sandbox.recovered.is_set() or sandbox.state in {Life.STOPPED, Life.FAILED})
     return sandbox
 
 
 async def goes_on(service: Service, folder: Path, sandbox: Sandbox, told: dict[str, Any]) -> None:
     """It has all that it had, and can be put to sleep and woken again."""
-    await service.core.manager.resume(sandbox.id, OPERATOR)
-    await check(service.core, sandbox, State("first", told["ticker"]))
+    await service.node.manager.resume(sandbox.id, OPERATOR)
+    await check(service.node, sandbox, State("first", told["ticker"]))
     assert saved(folder) == []
-    await service.core.manager.hibernate(sandbox.id, OPERATOR)
+    await service.node.manager.hibernate(sandbox.id, OPERATOR)
     assert saved(folder) == [sandbox.id]
-    await service.core.manager.resume(sandbox.id, OPERATOR)
-    await check(service.core, sandbox, State("first", told["ticker"]))
+    await service.node.manager.resume(sandbox.id, OPERATOR)
+    await check(service.node, sandbox, State("first", told["ticker"]))
 
 
 @pytest.mark.parametrize("step", ["writing", *soaks("rest intended", "at rest", "rest written", "rest recorded", "given back")])
@@ -77,17 +77,17 @@ async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
     with abandoned("claim", step) as (folder, told):
         assert "made" not in told
         async with real_service(folder, pools=POOL) as service:
-            (pool,) = (told.pool for told in service.core.pools.list(OPERATOR))
-            for sandbox in service.core.registry.list(OPERATOR):  # recorded as one that runs, though nobody was told: it does
+            (pool,) = (told.pool for told in service.node.pools.list(OPERATOR))
+            for sandbox in service.node.registry.list(OPERATOR):  # recorded as one that runs, though nobody was told: it does
                 await sandbox.wait_reachable()  # a claim is recorded while its guest wakes, so this can be after any of the steps
                 assert sandbox.state is Life.RUNNING
-                assert await cell(service.core, sandbox, "print('used' in globals())") == "False\n"
+                assert await cell(service.node, sandbox, "print('used' in globals())") == "False\n"
             await stocked(service)
             waiting = {member.id for member in pool.ready}
             claimed = await make(service, POOLED)
             assert claimed.id in waiting, "the pool has recovered"
-            assert await cell(service.core, claimed, "print('used' in globals())") == "False\n"
-            assert (await shell(service.core, claimed, "hostname")).strip() == claimed.id
+            assert await cell(service.node, claimed, "print('used' in globals())") == "False\n"
+            assert (await shell(service.node, claimed, "hostname")).strip() == claimed.id
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ async def test_while_a_pool_is_filled(step: str) -> None:
     with abandoned("refill", step) as (folder, _):
         cache = own_cache(folder) if step.startswith("snapshot") else DEFAULT_CACHE
         async with real_service(folder, pools=POOL, cache_dir=cache) as service:
-            assert list(service.core.registry.list(OPERATOR)) == []
+            assert list(service.node.registry.list(OPERATOR)) == []
             await stocked(service)
-            (told,) = service.core.pools.list(OPERATOR)
+            (told,) = service.node.pools.list(OPERATOR)
             assert told.error == ""
             claimed = await make(service, POOLED)
             assert told.pool.claims.get(StartPath.WARM) == 1
-            assert await cell(service.core, claimed, "print(6 * 7)") == "42\n"
+            assert await cell(service.node, claimed, "print(6 * 7)") == "42\n"
             shelf = cache / "snapshots"  # what was half made is gone, and what is there is whole
             await until(lambda: not [entry for entry in shelf.iterdir() if entry.is_dir() and not (entry / "made.json").is_file()])

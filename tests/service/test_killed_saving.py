@@ -22,17 +22,17 @@ pytestmark = pytest.mark.slow
 
 
 async def lives_on(service: Service, told: dict[str, Any]) -> Sandbox:
-    sandbox = service.core.registry.find(told["box"], OPERATOR)
-    await check(service.core, sandbox, State("first", told["ticker"]))
+    sandbox = service.node.registry.find(told["box"], OPERATOR)
+    await check(service.node, sandbox, State("first", told["ticker"]))
     return sandbox
 
 
 async def listed(service: Service) -> list[str]:
-    return [record.id for record in (await service.core.snapshots.list(OPERATOR, after=None, limit=99))[0]]
+    return [record.id for record in (await service.node.snapshots.list(OPERATOR, after=None, limit=99))[0]]
 
 
 def live(service: Service) -> set[str]:
-    return {sandbox.id for sandbox in service.core.registry.list(OPERATOR)}
+    return {sandbox.id for sandbox in service.node.registry.list(OPERATOR)}
 
 
 @pytest.mark.parametrize("step", ["writing", *soaks("written", "intended", "recorded")])
@@ -46,12 +46,12 @@ async def test_while_a_snapshot_is_taken(step: str) -> None:
             assert len(there) == (1 if step == "recorded" else 0)
             if there:
                 await check(
-                    service.core,
-                    await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR),
+                    service.node,
+                    await service.node.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR),
                     State("first", told["ticker"]),
                 )
             else:  # the name is free, and the sandbox can be written again
-                await service.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
+                await service.node.snapshots.create(sandbox.id, OPERATOR, name="kept")
             assert len(await listed(service)) == 1
 
 
@@ -60,7 +60,7 @@ async def test_while_one_is_tried_and_its_files_are_packed() -> None:
     with killed_at("forsaken", "take", "packing") as (folder, told):
         async with real_service(folder) as service:
             sandbox = await lives_on(service, told)
-            snapshots = service.core.snapshots
+            snapshots = service.node.snapshots
             await snapshots.verifier.idle.wait()
             record = await snapshots.get(told["snapshot"], OPERATOR)
             assert (record.layer, record.problem) == (True, "")
@@ -82,11 +82,11 @@ async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
         async with real_service(folder) as service:
             sandbox = await lives_on(service, told)
             assert await listed(service) == saved(folder) == [told["snapshot"]]
-            for other in service.core.registry.list(OPERATOR):
+            for other in service.node.registry.list(OPERATOR):
                 if other.id != sandbox.id and not SINGLE_USE_METADATA.items() <= other.metadata.items():  # recorded as one that runs, so it runs
-                    await check(service.core, other, State("first", told["ticker"]))
-            again = await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
-            await check(service.core, again, State("first", told["ticker"]))
+                    await check(service.node, other, State("first", told["ticker"]))
+            again = await service.node.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
+            await check(service.node, again, State("first", told["ticker"]))
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ async def test_while_it_is_forked(step: str) -> None:
             assert saved(folder) == []
             found = live(service) - {sandbox.id}
             assert len(found) in {"one is told of": {1, 2}, "all are told of": {2}, "image removed": {2}}.get(step, {0})
-            children = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
+            children = await service.node.forks.create(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
             assert len(children) == COUNT
             if len(found) == COUNT:
                 assert {child.id for child in children} == found, "what was made whole is given again"
             await until(lambda: live(service) == {sandbox.id, *(child.id for child in children)})
             for child in children:
-                await check(service.core, child, State("first", told["ticker"]))
-                assert (await shell(service.core, child, "hostname")).strip() == child.id
+                await check(service.node, child, State("first", told["ticker"]))
+                assert (await shell(service.node, child, "hostname")).strip() == child.id
 
 
 async def test_while_one_is_promoted() -> None:
@@ -115,8 +115,8 @@ async def test_while_one_is_promoted() -> None:
         kept, *others = told["children"]
         async with real_service(folder) as service:
             sandbox = await lives_on(service, told)
-            await service.core.forks.promote(kept, OPERATOR)
+            await service.node.forks.promote(kept, OPERATOR)
             await until(lambda: live(service) == {sandbox.id, kept})
-            assert (await service.core.forks.promote(kept, OPERATOR)).ended == ()
-            await check(service.core, service.core.registry.find(kept, OPERATOR), State("first", told["ticker"]))
+            assert (await service.node.forks.promote(kept, OPERATOR)).ended == ()
+            await check(service.node, service.node.registry.find(kept, OPERATOR), State("first", told["ticker"]))
             assert set(others) & live(service) == set()

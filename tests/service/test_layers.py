@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from sandlot.core.files.overlay import apply_overlay, pack_overlay
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, LimitError, SandlotError
 from sandlot.model.specs import ProcessSpec, User
@@ -87,26 +87,26 @@ print(base64.b64encode(zlib.compress(json.dumps(found).encode())).decode())
 """
 
 
-async def python(core: Core, sandbox: Sandbox, program: str) -> str:
-    done = await core.processes.run(sandbox, ProcessSpec(("python3", "-c", program), user=User.ROOT, timeout_s=120))
+async def python(node: Node, sandbox: Sandbox, program: str) -> str:
+    done = await node.processes.run(sandbox, ProcessSpec(("python3", "-c", program), user=User.ROOT, timeout_s=120))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
     assert done.outcome.exit_code == 0, output[-2000:]
     return done.stdout.text()
 
 
-async def looked(core: Core, sandbox: Sandbox) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(await python(core, sandbox, LOOK))))
+async def looked(node: Node, sandbox: Sandbox) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(await python(node, sandbox, LOOK))))
     return found
 
 
 async def root_of(service: Service, sandbox: Sandbox) -> Path:
-    return (await service.core.templates.resolve_for(sandbox.spec)).root.path
+    return (await service.node.templates.resolve_for(sandbox.spec)).root.path
 
 
 @pytest.fixture(scope="module", params=["gvisor", "container"])
 async def source(core_service: Service, request: pytest.FixtureRequest) -> Sandbox:
     sandbox = await make(core_service, replace(BASE, isolation=request.param))
-    await python(core_service.core, sandbox, CHANGES)
+    await python(core_service.node, sandbox, CHANGES)
     return sandbox
 
 
@@ -124,20 +124,20 @@ async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is
     core_service: Service, source: Sandbox, layer: Path, tmp_path: Path
 ) -> None:
     other = await make(core_service, replace(BASE, isolation=source.spec.isolation))
-    await python(core_service.core, other, "open('/etc/of-the-new-one', 'w').close()")
+    await python(core_service.node, other, "open('/etc/of-the-new-one', 'w').close()")
     whole = await asyncio.to_thread(layer.read_bytes)
     for number, broken in enumerate((b"", whole[:3], whole[: len(whole) // 2], whole[:-1], b"\0\0\0\x05hello", b"\xff" * 64)):
         (tmp_path / str(number)).write_bytes(broken)
         with pytest.raises(ConflictError, match="incomplete"):
             await apply_overlay(other, tmp_path / str(number))
     await apply_overlay(other, layer)
-    was, now = await looked(core_service.core, source), await looked(core_service.core, other)
+    was, now = await looked(core_service.node, source), await looked(core_service.node, other)
     assert now.pop("/etc/of-the-new-one")
     was.pop("/var/mine/socket")
     assert {name: (was.get(name), now.get(name)) for name in {*was, *now} if was.get(name) != now.get(name)} == {}
     assert "/etc/profile" not in now
     sparse = json.loads(
-        await python(core_service.core, other, "import os; about = os.stat('/var/mine/sparse'); print([about.st_blocks * 512, about.st_size])")
+        await python(core_service.node, other, "import os; about = os.stat('/var/mine/sparse'); print([about.st_blocks * 512, about.st_size])")
     )
     assert sparse[1] == 300 << 20
     assert sparse[0] < 10 << 20 or source.spec.isolation == "gvisor", "it knows of no holes, and yet has room for this one"
@@ -146,16 +146,16 @@ async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is
     await pack_overlay(other, again, await root_of(core_service, other))
     sizes = [await asyncio.to_thread(lambda path=path: path.stat().st_size) for path in (layer, again)]  # type: ignore[misc]
     assert abs(sizes[0] - sizes[1]) < 64 << 10
-    await core_service.core.manager.kill(other.id, OPERATOR)
+    await core_service.node.manager.kill(other.id, OPERATOR)
 
 
 @pytest.mark.parametrize("source", ["gvisor", pytest.param("container", marks=pytest.mark.soak)], indirect=True)
 async def test_one_that_has_no_room_says_so(core_service: Service, source: Sandbox, layer: Path) -> None:
     limits = replace(BASE.limits, disk_bytes=16 << 20)
     small = await make(core_service, replace(BASE, isolation=source.spec.isolation, limits=limits))
-    await python(core_service.core, small, "open('/workspace/fill', 'wb').write(bytes(13 << 20))")
+    await python(core_service.node, small, "open('/workspace/fill', 'wb').write(bytes(13 << 20))")
     with pytest.raises(LimitError):
         await apply_overlay(small, layer)
-    await core_service.core.manager.kill(small.id, OPERATOR)
+    await core_service.node.manager.kill(small.id, OPERATOR)
     with pytest.raises(SandlotError):
         await apply_overlay(small, layer)

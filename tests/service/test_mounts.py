@@ -16,9 +16,9 @@ import pytest
 
 from sandlot.core.lifecycle import mounts
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor
+from sandlot.core.node import Node
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.core.snapshots.forks import ForkParams
 from sandlot.drivers.oci.gvisor import plan
 from sandlot.host.disk_images import loops_below
@@ -51,34 +51,34 @@ async def service(core_service: Service, sandbox: Sandbox) -> AsyncGenerator[Ser
 
 
 async def attach(service: Service, sandbox: Sandbox, mount: VolumeMount = DATA) -> None:
-    assert await service.core.mounts.attach(sandbox.id, OPERATOR, mount) is sandbox
+    assert await service.node.mounts.attach(sandbox.id, OPERATOR, mount) is sandbox
 
 
 async def detach(service: Service, sandbox: Sandbox, which: str = "/data") -> None:
-    assert await service.core.mounts.detach(sandbox.id, OPERATOR, which) is sandbox
+    assert await service.node.mounts.detach(sandbox.id, OPERATOR, which) is sandbox
 
 
-async def is_mounted(core: Core, sandbox: Sandbox, path: str = "/data") -> bool:
+async def is_mounted(node: Node, sandbox: Sandbox, path: str = "/data") -> bool:
     """Whether something is mounted there, inside."""
-    return f" {path} 9p " in await shell(core, sandbox, "cat /proc/mounts")
+    return f" {path} 9p " in await shell(node, sandbox, "cat /proc/mounts")
 
 
 @asynccontextmanager
-async def running(core: Core, command: str, sandbox: Sandbox, user: User = User.USER) -> AsyncIterator[None]:
+async def running(node: Node, command: str, sandbox: Sandbox, user: User = User.USER) -> AsyncIterator[None]:
     """A command that says ``ready`` and goes on until the end of the block."""
-    started, _ = await core.processes.launch(
+    started, _ = await node.processes.launch(
         sandbox, ProcessSpec(("/bin/sh", "-c", f"{command}\ntouch /tmp/ready; sleep 1000"), user=user, timeout_s=None)
     )
 
     async def ready() -> bool:
-        return "ready" in await shell(core, sandbox, "ls /tmp")
+        return "ready" in await shell(node, sandbox, "ls /tmp")
 
     await until(ready)
     try:
         yield
     finally:
-        await core.processes.signal(sandbox, started, 9)
-        await shell(core, sandbox, "rm -f /tmp/ready")
+        await node.processes.signal(sandbox, started, 9)
+        await shell(node, sandbox, "rm -f /tmp/ready")
 
 
 async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, state_dir: Path) -> None:
@@ -87,26 +87,26 @@ async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, s
     sandbox = await make(service)
     await attach(service, sandbox)
     await attach(service, sandbox)  # so it is
-    assert await shell(service.core, sandbox, "stat -c %U /data; echo 1 > /data/word; cat /data/word") == "user\n1\n"
+    assert await shell(service.node, sandbox, "stat -c %U /data; echo 1 > /data/word; cat /data/word") == "user\n1\n"
     await attach(service, sandbox, OTHER)
-    assert "Read-only" in await fails(service.core, sandbox, "touch /srv/other/x", User.ROOT)
+    assert "Read-only" in await fails(service.node, sandbox, "touch /srv/other/x", User.ROOT)
     assert [(each.requested_as, each.path, each.read_only) for each in sandbox.spec.volumes] == [
         ("data", "/data", False),
         ("other", "/srv/other", True),
     ]
-    assert (await service.core.volumes.get(OPERATOR, "data")).attached == (sandbox.id,)
+    assert (await service.node.volumes.get(OPERATOR, "data")).attached == (sandbox.id,)
     await detach(service, sandbox)
-    assert await shell(service.core, sandbox, "ls -A /data /.sandlot/volumes/0") == "/.sandlot/volumes/0:\n\n/data:\n"
-    await service.core.volumes.delete(OPERATOR, id_)
+    assert await shell(service.node, sandbox, "ls -A /data /.sandlot/volumes/0") == "/.sandlot/volumes/0:\n\n/data:\n"
+    await service.node.volumes.delete(OPERATOR, id_)
     await until(lambda: _loops(state_dir, 1))
     await made(service)
     await attach(service, sandbox)  # in the place of the one before
-    assert await shell(service.core, sandbox, "ls -A /data; echo new > /data/word; cat /data/word") == "new\n"
+    assert await shell(service.node, sandbox, "ls -A /data; echo new > /data/word; cat /data/word") == "new\n"
     await detach(service, sandbox, "other")
     await detach(service, sandbox, sandbox.spec.volumes[0].volume)
     assert sandbox.spec.volumes == ()
     await all_let_go(state_dir)
-    events = await service.core.events.page(OPERATOR, sandbox=sandbox.id)
+    events = await service.node.events.page(OPERATOR, sandbox=sandbox.id)
     assert [each.event.data["changed"] for each in events if each.event.type == "sandbox.updated"] == [["volumes"]] * 6
 
 
@@ -133,18 +133,18 @@ async def test_volume_in_use_inside_is_not_detached(service: Service, sandbox: S
         return True
 
     await attach(service, sandbox)
-    await shell(service.core, sandbox, "echo 1 > /data/word; mkdir -p /data/folder")
+    await shell(service.node, sandbox, "echo 1 > /data/word; mkdir -p /data/folder")
     for use, command in IN_USE.items():
-        async with running(service.core, command, sandbox):
+        async with running(service.node, command, sandbox):
             with pytest.raises(ConflictError, match="in use"):
                 await detach(service, sandbox)
-            assert await shell(service.core, sandbox, "cat /data/word") == "1\n", use
+            assert await shell(service.node, sandbox, "cat /data/word") == "1\n", use
             assert [(each.path, each.changing) for each in sandbox.spec.volumes] == [("/data", False)], use
             with pytest.raises(ConflictError):
-                await service.core.volumes.delete(OPERATOR, "data")
-        await shell(service.core, sandbox, "pkill -x sleep; true")
+                await service.node.volumes.delete(OPERATOR, "data")
+        await shell(service.node, sandbox, "pkill -x sleep; true")
     await until(let_go)
-    await service.core.volumes.delete(OPERATOR, "data")
+    await service.node.volumes.delete(OPERATOR, "data")
     await all_let_go(state_dir)
 
 
@@ -155,35 +155,35 @@ async def test_nothing_inside_writes_to_what_was_taken_away_however_it_was_reach
     hidden = "import os,time; f = os.open('/.sandlot/volumes/0/word', os.O_WRONLY | os.O_CREAT); open('/tmp/ready', 'w'); time.sleep(1000)"
     bound = "import ctypes,os; os.mkdir('/tmp/x'); print(ctypes.CDLL(None).mount(b'/data', b'/tmp/x', None, 4096, None))"
     undone = "import ctypes; print(ctypes.CDLL(None).umount2(b'/tmp/x', 2))"
-    started, _ = await service.core.processes.launch(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", hidden), user=User.ROOT, timeout_s=None))
-    await until(lambda: _there(service.core, sandbox, "/tmp/ready"))
+    started, _ = await service.node.processes.launch(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", hidden), user=User.ROOT, timeout_s=None))
+    await until(lambda: _there(service.node, sandbox, "/tmp/ready"))
     with pytest.raises(ConflictError, match="in use"):
         await detach(service, sandbox)
-    assert await is_mounted(service.core, sandbox)
-    await service.core.processes.signal(sandbox, started, 9)
-    await until(lambda: _ended(service.core, sandbox, "time.sleep"))
-    assert "0" in await _root(service.core, sandbox, bound)
+    assert await is_mounted(service.node, sandbox)
+    await service.node.processes.signal(sandbox, started, 9)
+    await until(lambda: _ended(service.node, sandbox, "time.sleep"))
+    assert "0" in await _root(service.node, sandbox, bound)
     with pytest.raises(ConflictError, match="in use"):
         await detach(service, sandbox)
-    await _root(service.core, sandbox, undone)
+    await _root(service.node, sandbox, undone)
     await detach(service, sandbox)
     other = await make(service)
     await attach(service, other)
-    await shell(service.core, other, "echo other > /data/mine")
-    await fails(service.core, sandbox, "echo x > /.sandlot/volumes/0/mine", User.ROOT)
-    assert await shell(service.core, other, "cat /data/mine; cat /data/word") == "other\n"
+    await shell(service.node, other, "echo other > /data/mine")
+    await fails(service.node, sandbox, "echo x > /.sandlot/volumes/0/mine", User.ROOT)
+    assert await shell(service.node, other, "cat /data/mine; cat /data/word") == "other\n"
 
 
-async def _there(core: Core, sandbox: Sandbox, path: str) -> bool:
-    return await shell(core, sandbox, f"ls {path} 2>/dev/null || true") != ""
+async def _there(node: Node, sandbox: Sandbox, path: str) -> bool:
+    return await shell(node, sandbox, f"ls {path} 2>/dev/null || true") != ""
 
 
-async def _ended(core: Core, sandbox: Sandbox, word: str) -> bool:
-    return word not in await shell(core, sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+async def _ended(node: Node, sandbox: Sandbox, word: str) -> bool:
+    return word not in await shell(node, sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
 
 
-async def _root(core: Core, sandbox: Sandbox, text: str) -> str:
-    done = await core.processes.run(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", text), user=User.ROOT, timeout_s=60))
+async def _root(node: Node, sandbox: Sandbox, text: str) -> str:
+    done = await node.processes.run(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", text), user=User.ROOT, timeout_s=60))
     assert done.outcome.exit_code == 0, done.stderr.text()
     return done.stdout.text()
 
@@ -193,13 +193,13 @@ async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service
     await attach(service, sandbox)
     deep = "/data/" + "/".join("abcdefghijkl")
     await shell(
-        service.core,
+        service.node,
         sandbox,
         f"mkdir -p {deep} /data/wide; echo 1 > {deep}/word; i=0; while [ $i -lt 300 ]; do echo $i > /data/wide/$i; i=$((i+1)); done",
     )
-    await shell(service.core, sandbox, f"find /data -type f -exec cat {{}} + > /dev/null; python3 -c \"import os; os.listdir('{deep}')\"")
+    await shell(service.node, sandbox, f"find /data -type f -exec cat {{}} + > /dev/null; python3 -c \"import os; os.listdir('{deep}')\"")
     await detach(service, sandbox)
-    await service.core.volumes.delete(OPERATOR, "data")
+    await service.node.volumes.delete(OPERATOR, "data")
     await all_let_go(state_dir)
 
 
@@ -208,7 +208,7 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
         await made(service, name)
     sandbox = await make(service)
     await attach(service, sandbox)
-    await shell(service.core, sandbox, "echo kept > /workspace/file")
+    await shell(service.node, sandbox, "echo kept > /workspace/file")
     for mount, error in (
         (VolumeMount("nowhere", "/x"), NotFoundError),
         (VolumeMount("data", "/elsewhere"), ConflictError),
@@ -225,16 +225,16 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
             await detach(service, sandbox, which)
         assert absent.value.code is ErrorCode.VOLUME_NOT_FOUND
     with pytest.raises(NotFoundError):
-        await service.core.mounts.attach("sb-aaaa-aaaaaaaaaaaaaaaa", OPERATOR, DATA)
-    assert (await service.core.volumes.get(OPERATOR, "other")).attached == ()
-    await service.core.volumes.delete(OPERATOR, "other")
+        await service.node.mounts.attach("sb-aaaa-aaaaaaaaaaaaaaaa", OPERATOR, DATA)
+    assert (await service.node.volumes.get(OPERATOR, "other")).attached == ()
+    await service.node.volumes.delete(OPERATOR, "other")
     await attach(service, sandbox, VolumeMount("third", "/third"))
-    assert (await shell(service.core, sandbox, "cat /workspace/file; echo 3 > /third/x; cat /third/x")).split() == ["kept", "3"]
+    assert (await shell(service.node, sandbox, "cat /workspace/file; echo 3 > /third/x; cat /third/x")).split() == ["kept", "3"]
     container = await make(service, IN_CONTAINER)
     for work in (attach(service, container), detach(service, container)):
         with pytest.raises(UnsupportedError, match="container"):
             await work
-    await service.core.manager.kill(sandbox.id, OPERATOR)
+    await service.node.manager.kill(sandbox.id, OPERATOR)
     with pytest.raises(SandlotError):
         await attach(service, sandbox)
 
@@ -242,21 +242,21 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
 async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(service: Service, sandbox: Sandbox) -> None:
     await made(service)
     await made(service, "other")
-    await service.core.manager.pause(sandbox.id, OPERATOR)
+    await service.node.manager.pause(sandbox.id, OPERATOR)
     await attach(service, sandbox)
     await attach(service, sandbox, OTHER)
-    assert await shell(service.core, sandbox, "echo 1 >> /data/word; cat /data/word") == "1\n"
+    assert await shell(service.node, sandbox, "echo 1 >> /data/word; cat /data/word") == "1\n"
     await detach(service, sandbox)  # the other one stays in the second place
-    await service.core.manager.hibernate(sandbox.id, OPERATOR)
-    await service.core.manager.resume(sandbox.id, OPERATOR)
-    assert (await is_mounted(service.core, sandbox, "/srv/other"), await is_mounted(service.core, sandbox)) == (True, False)
-    await service.core.manager.hibernate(sandbox.id, OPERATOR)
+    await service.node.manager.hibernate(sandbox.id, OPERATOR)
+    await service.node.manager.resume(sandbox.id, OPERATOR)
+    assert (await is_mounted(service.node, sandbox, "/srv/other"), await is_mounted(service.node, sandbox)) == (True, False)
+    await service.node.manager.hibernate(sandbox.id, OPERATOR)
     await attach(service, sandbox)
-    assert await shell(service.core, sandbox, "echo 2 >> /data/word; cat /data/word") == "1\n2\n"
-    await service.core.manager.pause(sandbox.id, OPERATOR)
+    assert await shell(service.node, sandbox, "echo 2 >> /data/word; cat /data/word") == "1\n2\n"
+    await service.node.manager.pause(sandbox.id, OPERATOR)
     await detach(service, sandbox, "other")
     sleeper = await make(service, replace(BASE, auto_resume=False))
-    await service.core.manager.pause(sleeper.id, OPERATOR)
+    await service.node.manager.pause(sleeper.id, OPERATOR)
     with pytest.raises(ConflictError) as rests:
         await attach(service, sleeper)
     assert rests.value.code is ErrorCode.SANDBOX_PAUSED
@@ -266,43 +266,43 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
     await made(service)
     sandbox = await make(service)
     await attach(service, sandbox)
-    await shell(service.core, sandbox, "echo 1 > /data/word")
+    await shell(service.node, sandbox, "echo 1 > /data/word")
     with pytest.raises(ConflictError, match="share_volumes"):
-        await service.core.forks.create(sandbox.id, OPERATOR, ForkParams())
+        await service.node.forks.create(sandbox.id, OPERATOR, ForkParams())
     await made(service, "other")
     async with mounts.pin_mounts(sandbox):
         for work in (attach(service, sandbox, OTHER), detach(service, sandbox)):
             with pytest.raises(ConflictError, match="forked"):
                 await work
-    await service.core.manager.pause(sandbox.id, OPERATOR)
+    await service.node.manager.pause(sandbox.id, OPERATOR)
     sandbox.spec = replace(sandbox.spec, volumes=(replace(sandbox.spec.volumes[0], changing=True),))
     with pytest.raises(ConflictError, match="not completely attached"):
-        await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
+        await service.node.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     with pytest.raises(ConflictError, match="not completely attached"):
-        await service.core.snapshots.create(sandbox.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
-    await service.core.manager.resume(sandbox.id, OPERATOR)
+        await service.node.snapshots.create(sandbox.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
+    await service.node.manager.resume(sandbox.id, OPERATOR)
     assert [each.changing for each in sandbox.spec.volumes] == [False]
-    (child,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
-    assert await shell(service.core, child, "cat /data/word; echo 2 > /data/word") == "1\n"
+    (child,) = await service.node.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
+    assert await shell(service.node, child, "cat /data/word; echo 2 > /data/word") == "1\n"
     await detach(service, sandbox)
-    assert not await is_mounted(service.core, sandbox)
-    assert await shell(service.core, child, "cat /data/word") == "2\n"
-    (free,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams())
+    assert not await is_mounted(service.node, sandbox)
+    assert await shell(service.node, child, "cat /data/word") == "2\n"
+    (free,) = await service.node.forks.create(sandbox.id, OPERATOR, ForkParams())
     assert free.spec.volumes == ()
-    assert await shell(service.core, free, "ls -A /data") == ""
+    assert await shell(service.node, free, "ls -A /data") == ""
     await attach(service, free, replace(DATA, read_only=True))
-    readers = await service.core.forks.create(free.id, OPERATOR, ForkParams(count=2))
+    readers = await service.node.forks.create(free.id, OPERATOR, ForkParams(count=2))
     for reader in readers:
-        assert await shell(service.core, reader, "cat /data/word") == "2\n"
-        assert "Read-only" in await fails(service.core, reader, "touch /data/x")
-    assert len((await service.core.volumes.get(OPERATOR, "data")).attached) == 4
-    taken = await service.core.snapshots.create(child.id, OPERATOR, name="with", kind=SnapshotKind.MEMORY)
+        assert await shell(service.node, reader, "cat /data/word") == "2\n"
+        assert "Read-only" in await fails(service.node, reader, "touch /data/x")
+    assert len((await service.node.volumes.get(OPERATOR, "data")).attached) == 4
+    taken = await service.node.snapshots.create(child.id, OPERATOR, name="with", kind=SnapshotKind.MEMORY)
     assert [each.path for each in taken.spec.volumes] == ["/data"]
     await detach(service, child)
-    again = await service.core.snapshots.create_sandbox(replace(BASE, snapshot="with"), OPERATOR)
-    assert not await is_mounted(service.core, again)
+    again = await service.node.snapshots.create_sandbox(replace(BASE, snapshot="with"), OPERATOR)
+    assert not await is_mounted(service.node, again)
     await attach(service, again, replace(DATA, path="/elsewhere"))
-    assert await shell(service.core, again, "ls -A /data; cat /elsewhere/word") == "2\n"
+    assert await shell(service.node, again, "ls -A /data; cat /elsewhere/word") == "2\n"
 
 
 async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_whoever_has_to_know(
@@ -326,10 +326,10 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
         with pytest.raises(HostError, match="full"):
             await attach(service, sandbox)
         assert [each.changing for each in sandbox.spec.volumes] == [True]
-    (child,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
+    (child,) = await service.node.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     assert [each.changing for each in (*sandbox.spec.volumes, *child.spec.volumes)] == [False, False]
-    assert await shell(service.core, sandbox, "echo 1 > /data/word") == ""
-    assert await shell(service.core, child, "cat /data/word") == "1\n"
+    assert await shell(service.node, sandbox, "echo 1 > /data/word") == ""
+    assert await shell(service.node, child, "cat /data/word") == "1\n"
     await detach(service, sandbox)
 
 
@@ -342,20 +342,20 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
                 for name in ("data", "other"):
                     await made(service, name)
                 old = await make(service, replace(BASE, volumes=(DATA, replace(OTHER, read_only=False))))
-                await shell(service.core, old, "echo 1 > /data/word; echo 2 > /srv/other/word")
+                await shell(service.node, old, "echo 1 > /data/word; echo 2 > /srv/other/word")
                 old.spec = replace(old.spec, volumes=tuple(replace(each, slot=None) for each in old.spec.volumes))
-                await service.core.manager._recorder.save_eventually(old)  # noqa: SLF001 - as it was recorded then
+                await service.node.manager._recorder.save_eventually(old)  # noqa: SLF001 - as it was recorded then
         async with real_service(folder) as service:
-            sandbox = service.core.registry.find(old.id, OPERATOR)
+            sandbox = service.node.registry.find(old.id, OPERATOR)
             assert [(each.path, each.slot) for each in sandbox.spec.volumes] == [("/data", 0), ("/srv/other", 1)]
             with pytest.raises(ConflictError, match="earlier version") as refused:
                 await detach(service, sandbox, "/srv/other")
             assert "Hibernate" in refused.value.hint
             assert sorted((each.path, each.changing) for each in sandbox.spec.volumes) == [("/data", False), ("/srv/other", False)]
-            assert await shell(service.core, sandbox, "cat /data/word /srv/other/word") == "1\n2\n"
-            await service.core.manager.hibernate(sandbox.id, OPERATOR)
+            assert await shell(service.node, sandbox, "cat /data/word /srv/other/word") == "1\n2\n"
+            await service.node.manager.hibernate(sandbox.id, OPERATOR)
             await detach(service, sandbox, "/srv/other")
-            assert await shell(service.core, sandbox, "cat /data/word; ls -A /srv/other") == "1\n"
+            assert await shell(service.node, sandbox, "cat /data/word; ls -A /srv/other") == "1\n"
             await detach(service, sandbox)
             await all_let_go(folder)
 
@@ -367,10 +367,10 @@ async def test_many_at_once_come_one_after_the_other(service: Service, sandbox: 
     done = await asyncio.gather(*(attach(service, sandbox, VolumeMount(name, f"/mnt/{name}")) for name in names), return_exceptions=True)
     assert [type(each) for each in done].count(ConflictError) == 1  # eight it may have
     assert sorted(each.slot or 0 for each in sandbox.spec.volumes) == list(range(8))
-    assert (await shell(service.core, sandbox, "for v in /mnt/*; do echo ${v##*/} > $v/name; done; cat /mnt/*/name")).split() == names[:8]
+    assert (await shell(service.node, sandbox, "for v in /mnt/*; do echo ${v##*/} > $v/name; done; cat /mnt/*/name")).split() == names[:8]
     await asyncio.gather(*(detach(service, sandbox, f"/mnt/{name}") for name in names[:8]))
     assert sandbox.spec.volumes == ()
-    assert "/mnt/" not in await shell(service.core, sandbox, "cat /proc/mounts")
+    assert "/mnt/" not in await shell(service.node, sandbox, "cat /proc/mounts")
 
 
 def soaks(deed: str, *steps: str) -> list[Any]:
@@ -389,21 +389,21 @@ async def test_a_service_that_is_killed_in_the_middle_leaves_it_attached_or_not_
     with killed_at("halfmoved", deed, step) as (folder, told):
         assert "done" not in told
         async with real_service(folder) as service:
-            sandbox = service.core.registry.find(told["box"], OPERATOR)
+            sandbox = service.node.registry.find(told["box"], OPERATOR)
             await sandbox.wait_reachable()
             await sandbox.operations.submit(_nothing)  # after what was begun by the service before
             assert [each for each in sandbox.spec.volumes if each.changing] == []
             has = [each.path for each in sandbox.spec.volumes]
             assert has == ([] if (deed, step) == ("detach", "recorded") else ["/data"])
-            assert (await service.core.volumes.get(OPERATOR, "data")).attached == ((sandbox.id,) if has else ())
-            assert (await shell(service.core, sandbox, "cat /proc/mounts")).count(" /data 9p ") == len(has)
+            assert (await service.node.volumes.get(OPERATOR, "data")).attached == ((sandbox.id,) if has else ())
+            assert (await shell(service.node, sandbox, "cat /proc/mounts")).count(" /data 9p ") == len(has)
             await attach(service, sandbox)
             assert len(loops_below(folder / "volumes")) == 1
-            assert await shell(service.core, sandbox, "cat /data/word 2>/dev/null || true") == ("kept\n" if deed == "detach" else "")
-            assert await shell(service.core, sandbox, "echo more > /data/more; cat /data/more") == "more\n"
+            assert await shell(service.node, sandbox, "cat /data/word 2>/dev/null || true") == ("kept\n" if deed == "detach" else "")
+            assert await shell(service.node, sandbox, "echo more > /data/more; cat /data/more") == "more\n"
             await detach(service, sandbox)
-            assert not await is_mounted(service.core, sandbox)
-            await service.core.volumes.delete(OPERATOR, told["volume"])
+            assert not await is_mounted(service.node, sandbox)
+            await service.node.volumes.delete(OPERATOR, told["volume"])
             await all_let_go(folder)
 
 

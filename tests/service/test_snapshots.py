@@ -60,16 +60,16 @@ def service(core_service: Service) -> Service:
 async def source(service: Service) -> tuple[Sandbox, State]:
     """A sandbox with state in it, which goes on whatever is taken of it."""
     sandbox = await make(service, replace(BASE, env={"FIRST": "1", "BOTH": "1"}, metadata={"a": "b"}))
-    return sandbox, await fill(service.core, sandbox)
+    return sandbox, await fill(service.node, sandbox)
 
 
 async def start(service: Service, snapshot: str, *, limits: Change | None = None, principal: Principal = OPERATOR, **asked: object) -> Sandbox:
-    return await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot=snapshot, **asked), principal, limits=limits)  # type: ignore[arg-type]
+    return await service.node.snapshots.create_sandbox(CreateSandboxParams(snapshot=snapshot, **asked), principal, limits=limits)  # type: ignore[arg-type]
 
 
 async def end(service: Service, *sandboxes: Sandbox) -> None:
     for sandbox in sandboxes:
-        await service.core.manager.kill(sandbox.id, OPERATOR)
+        await service.node.manager.kill(sandbox.id, OPERATOR)
 
 
 @contextmanager
@@ -93,37 +93,37 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
     service: Service, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
     sandbox, state = source
-    await service.core.manager.hibernate(sandbox.id, OPERATOR)
-    record = await service.core.snapshots.create(sandbox.id, OPERATOR)
+    await service.node.manager.hibernate(sandbox.id, OPERATOR)
+    record = await service.node.snapshots.create(sandbox.id, OPERATOR)
     larger = await start(service, record.id, limits=Change(memory_bytes=384 * MIB, pids=300))
     assert (larger.spec.limits.memory_bytes, larger.spec.limits.pids, larger.spec.limits.disk_bytes) == (384 * MIB, 300, SMALL.disk_bytes)
-    await check(service.core, larger, state)
+    await check(service.node, larger, state)
     assert sandbox.state is Life.HIBERNATED
     await end(service, larger)
     with pytest.raises(ConflictError) as refused:
         await start(service, record.id, limits=Change(memory_bytes=128 * MIB))
     assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
-    await service.core.snapshots.delete(record.id, OPERATOR)
+    await service.node.snapshots.delete(record.id, OPERATOR)
     await gone(state_dir, record.id)
-    await check(service.core, sandbox, state)
+    await check(service.node, sandbox, state)
 
 
 async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runtime_is_gone_until_both_are_damaged(
     service: Service, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
-    taken = await service.core.snapshots.create(source[0].id, OPERATOR, name="set-up")
-    await service.core.snapshots.verifier.idle.wait()
-    record = await service.core.snapshots.get(taken.id, OPERATOR)
+    taken = await service.node.snapshots.create(source[0].id, OPERATOR, name="set-up")
+    await service.node.snapshots.verifier.idle.wait()
+    record = await service.node.snapshots.get(taken.id, OPERATOR)
     assert (record.layer, record.problem) == (True, "")
     assert record.size_bytes > taken.size_bytes
-    await until(lambda: not any(sandbox.single_use for sandbox in service.core.registry.list(OPERATOR)))  # the copy was for that alone
+    await until(lambda: not any(sandbox.single_use for sandbox in service.node.registry.list(OPERATOR)))  # the copy was for that alone
 
     layer = state_dir / "saved" / taken.id / "files.layer"
     with other_runtime(state_dir, taken):  # as after an upgrade whose old build is gone
         sandbox = await start(service, "set-up", env={"BOTH": "2", "SECOND": "2"})
         assert sandbox.spec.restored == "files"
-        await check(service.core, sandbox, source[1], memory=False)
-        assert (await shell(service.core, sandbox, "echo $FIRST $BOTH $SECOND")).split() == ["1", "2", "2"]
+        await check(service.node, sandbox, source[1], memory=False)
+        assert (await shell(service.node, sandbox, "echo $FIRST $BOTH $SECOND")).split() == ["1", "2", "2"]
         told = [each for each in await events(service, "sandbox.created") if each.get("restored")]
         assert {"restored": "files", "snapshot": taken.id}.items() <= told[-1].items()
         await end(service, sandbox)
@@ -136,13 +136,13 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
     for image in (state_dir / "saved" / taken.id / "image").glob("*.img"):
         with image.open("r+b") as file:
             file.write(bytes(image.stat().st_size))
-    service.core.snapshots.verifier.submit(taken.id, tries=1)
-    await service.core.snapshots.verifier.idle.wait()
-    assert (await service.core.snapshots.get("set-up", OPERATOR)).problem
+    service.node.snapshots.verifier.submit(taken.id, tries=1)
+    await service.node.snapshots.verifier.idle.wait()
+    assert (await service.node.snapshots.get("set-up", OPERATOR)).problem
     assert (await events(service, "snapshot.unusable"))[-1]["snapshot"] == taken.id
     with pytest.raises(ConflictError, match="could not be restored"):
         await start(service, "set-up")
-    await service.core.snapshots.delete("set-up", OPERATOR)
+    await service.node.snapshots.delete("set-up", OPERATOR)
     await gone(state_dir, taken.id)
 
 
@@ -150,49 +150,49 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
     with place() as folder, small_disk(folder):
         async with real_service(folder, keep=True, disk_reserve_bytes=0) as careful:
             sandbox = await make(careful)
-            state = await fill(careful.core, sandbox, size=8 * MIB)
+            state = await fill(careful.node, sandbox, size=8 * MIB)
             filled = fill_up(folder, but_bytes=4 * MIB)
 
             async def sees_the_full_disk() -> bool:
-                return (await careful.core.reservations.read_host()).free.disk_bytes <= 4 * MIB
+                return (await careful.node.reservations.read_host()).free.disk_bytes <= 4 * MIB
 
             await until(sees_the_full_disk)  # a reading of the host is used for a second
             with pytest.raises(UnavailableError, match="disk") as busy:
-                await careful.core.snapshots.create(sandbox.id, OPERATOR)
+                await careful.node.snapshots.create(sandbox.id, OPERATOR)
             assert "retry_after_s" in busy.value.fields
-            await check(careful.core, sandbox, state)
+            await check(careful.node, sandbox, state)
         async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as careless:
-            sandbox = careless.core.registry.find(sandbox.id, OPERATOR)
+            sandbox = careless.node.registry.find(sandbox.id, OPERATOR)
             with pytest.raises(LimitError) as full:
-                await careless.core.snapshots.create(sandbox.id, OPERATOR)
+                await careless.node.snapshots.create(sandbox.id, OPERATOR)
             assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
             assert saved(folder) == []
-            assert await careless.store.snapshots.list_by_node(careless.core.node) == []
-            await check(careless.core, sandbox, state)
+            assert await careless.store.snapshots.list_by_node(careless.node.id) == []
+            await check(careless.node, sandbox, state)
             filled.unlink()
-            record = await careless.core.snapshots.create(sandbox.id, OPERATOR)
+            record = await careless.node.snapshots.create(sandbox.id, OPERATOR)
             assert saved(folder) == [record.id]
-            await check(careless.core, sandbox, state)
+            await check(careless.node, sandbox, state)
 
 
 async def test_snapshot_outlives_its_source_and_its_service() -> None:
     with place() as folder:
         async with real_service(folder) as first:
             sandbox = await make(first)
-            state = await fill(first.core, sandbox, size=8 * MIB)
-            record = await first.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
-            await first.core.manager.kill(sandbox.id, OPERATOR)
+            state = await fill(first.node, sandbox, size=8 * MIB)
+            record = await first.node.snapshots.create(sandbox.id, OPERATOR, name="kept")
+            await first.node.manager.kill(sandbox.id, OPERATOR)
         (folder / "saved" / "snap-half").mkdir()
         half = replace(record, id=SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), name=None, ready=False)
         async with real_service(folder) as second:
             assert saved(folder) == [record.id], "what belongs to nothing is removed by a start"
             await second.store.snapshots.save(half)
             copy = await start(second, "kept")
-            await check(second.core, copy, state)
-            await second.core.manager.kill(copy.id, OPERATOR)
+            await check(second.node, copy, state)
+            await second.node.manager.kill(copy.id, OPERATOR)
         async with real_service(folder) as third:
-            assert [each.id for each in await third.store.snapshots.list_by_node(third.core.node)] == [record.id], (
+            assert [each.id for each in await third.store.snapshots.list_by_node(third.node.id)] == [record.id], (
                 "what was never finished is forgotten"
             )
-            await third.core.snapshots.delete("kept", OPERATOR)
+            await third.node.snapshots.delete("kept", OPERATOR)
             await gone(folder, record.id)

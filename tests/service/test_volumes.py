@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.host.disk_images import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.access import OPERATOR
@@ -49,31 +49,31 @@ async def service(core_service: Service) -> AsyncGenerator[Service]:
 
 async def clear(service: Service, *kept: Sandbox) -> None:
     """Remove all snapshots, volumes and sandboxes but for the sandboxes that are kept; these have no volume afterwards."""
-    for sandbox in service.core.registry.list(OPERATOR):
+    for sandbox in service.node.registry.list(OPERATOR):
         if sandbox not in kept:
-            await service.core.manager.kill(sandbox.id, OPERATOR)
+            await service.node.manager.kill(sandbox.id, OPERATOR)
     for sandbox in kept:
         for mount in sandbox.spec.volumes:
-            await service.core.mounts.detach(sandbox.id, OPERATOR, mount.path)
-    for record in await service.store.snapshots.list_by_node(service.core.node):
-        await service.core.snapshots.delete(record.id, OPERATOR)
-    for volume in await service.core.volumes.list(OPERATOR):
+            await service.node.mounts.detach(sandbox.id, OPERATOR, mount.path)
+    for record in await service.store.snapshots.list_by_node(service.node.id):
+        await service.node.snapshots.delete(record.id, OPERATOR)
+    for volume in await service.node.volumes.list(OPERATOR):
         await until(lambda id_=volume.id: _free(service, id_))  # type: ignore[misc]
-        await service.core.volumes.delete(OPERATOR, volume.id)
+        await service.node.volumes.delete(OPERATOR, volume.id)
     await until(lambda: not loops_below(service.settings.volumes))
 
 
 async def _free(service: Service, volume: str) -> bool:
-    return not (await service.core.volumes.get(OPERATOR, volume)).attached
+    return not (await service.node.volumes.get(OPERATOR, volume)).attached
 
 
 async def made(service: Service, name: str = "data") -> str:
-    return (await service.core.volumes.create(OPERATOR, name=name, size_bytes=SIZE)).id
+    return (await service.node.volumes.create(OPERATOR, name=name, size_bytes=SIZE)).id
 
 
-async def fails(core: Core, sandbox: Sandbox, command: str, user: User = User.USER) -> str:
+async def fails(node: Node, sandbox: Sandbox, command: str, user: User = User.USER) -> str:
     """What a command line says that must not succeed."""
-    done = await core.processes.run(sandbox, ProcessSpec(("/bin/sh", "-c", command), user=user, timeout_s=60))
+    done = await node.processes.run(sandbox, ProcessSpec(("/bin/sh", "-c", command), user=user, timeout_s=60))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
     assert done.outcome.exit_code != 0, output
     return output
@@ -89,7 +89,7 @@ async def all_let_go(folder: Path) -> None:
 
 
 async def _unused(service: Service) -> bool:
-    return not (await service.core.volumes.get(OPERATOR, "data")).attached
+    return not (await service.node.volumes.get(OPERATOR, "data")).attached
 
 
 @pytest.mark.slow
@@ -98,17 +98,17 @@ async def test_volume_takes_no_more_than_its_size(service: Service, state_dir: P
     await made(service)
     sandbox = await make(service, replace(base, volumes=(DATA,)))
     for user in User:
-        said = await fails(service.core, sandbox, f"dd if=/dev/zero of=/data/{user} bs=1M count=24", user)
+        said = await fails(service.node, sandbox, f"dd if=/dev/zero of=/data/{user} bs=1M count=24", user)
         assert "No space left on device" in said
-        written = int(await shell(service.core, sandbox, f"stat -c %s /data/{user}; rm -f /data/{user}"))
+        written = int(await shell(service.node, sandbox, f"stat -c %s /data/{user}; rm -f /data/{user}"))
         assert SIZE <= written < 1.1 * SIZE
-    assert await shell(service.core, sandbox, "echo 1 > /data/small; cat /data/small; echo 2 > /workspace/other; cat /workspace/other") == "1\n2\n"
+    assert await shell(service.node, sandbox, "echo 1 > /data/small; cat /data/small; echo 2 > /workspace/other; cat /workspace/other") == "1\n2\n"
     image = next((state_dir / "volumes").glob("*.img"))
 
     async def given_back() -> bool:
         return image.stat().st_blocks * 512 < SIZE
 
-    await shell(service.core, sandbox, "sync")
+    await shell(service.node, sandbox, "sync")
     await until(given_back)
 
 
@@ -117,15 +117,15 @@ async def test_volume_takes_no_more_than_its_size(service: Service, state_dir: P
 async def test_read_only_volume_is_read_only_for_root_too(service: Service, base: CreateSandboxParams) -> None:
     await made(service)
     writer, reader = [await make(service, replace(base, volumes=(mount,))) for mount in (DATA, READ_ONLY)]
-    await shell(service.core, writer, "echo one > /data/word")
-    assert await shell(service.core, reader, "cat /data/word") == "one\n"
+    await shell(service.node, writer, "echo one > /data/word")
+    assert await shell(service.node, reader, "cat /data/word") == "one\n"
     for command in ("touch /data/x", "rm /data/word", "echo two > /data/word", "chmod 777 /data"):
-        assert "Read-only file system" in await fails(service.core, reader, command, User.ROOT)
+        assert "Read-only file system" in await fails(service.node, reader, command, User.ROOT)
     tried = "import ctypes; c = ctypes.CDLL(None); [c.mount(b'/data', b'/data', None, f, None) for f in (4096, 4096 | 32, 32)]"
-    await service.core.processes.run(reader, ProcessSpec((*INTERPRETER_ARGV, "-c", tried), user=User.ROOT))
-    await fails(service.core, reader, "touch /data/x", User.ROOT)
-    await shell(service.core, writer, "echo two > /data/word; echo three > /data/new")
-    assert await shell(service.core, reader, "cat /data/word /data/new") == "two\nthree\n"
+    await service.node.processes.run(reader, ProcessSpec((*INTERPRETER_ARGV, "-c", tried), user=User.ROOT))
+    await fails(service.node, reader, "touch /data/x", User.ROOT)
+    await shell(service.node, writer, "echo two > /data/word; echo three > /data/new")
+    assert await shell(service.node, reader, "cat /data/word /data/new") == "two\nthree\n"
 
 
 @pytest.mark.slow
@@ -135,19 +135,19 @@ async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(servi
     sandbox = await make(service, replace(base, volumes=(DATA,)))
     targets = {"host": state_dir, "root": "/", "up": "../../../../../../etc/machine-id", "image": state_dir / "volumes" / f"{id_}.img"}
     links = "; ".join(f"ln -s {target} /data/{name}" for name, target in targets.items())
-    await shell(service.core, sandbox, f"{links}; cp /usr/bin/id /data/id; chmod 6755 /data/id; mkfifo /data/pipe")
-    planted = await service.core.processes.run(
+    await shell(service.node, sandbox, f"{links}; cp /usr/bin/id /data/id; chmod 6755 /data/id; mkfifo /data/pipe")
+    planted = await service.node.processes.run(
         sandbox, ProcessSpec(("/bin/sh", "-c", "chown 0:0 /data/id; chmod 6755 /data/id; mknod /data/disk b 7 0; true"), user=User.ROOT)
     )
     assert planted.outcome.exit_code == 0
     for name in ("host/sandlot.db", "image", "disk"):
-        await fails(service.core, sandbox, f"head -c 1 /data/{name}", User.ROOT)
-    assert "uid=1000" in await shell(service.core, sandbox, "/data/id")
-    assert (await shell(service.core, sandbox, "ls /data/root/workspace; readlink -f /data/root")).split() == ["/"]
-    assert (await service.core.volumes.get(OPERATOR, id_)).used_bytes > 0
-    await service.core.manager.kill(sandbox.id, OPERATOR)
+        await fails(service.node, sandbox, f"head -c 1 /data/{name}", User.ROOT)
+    assert "uid=1000" in await shell(service.node, sandbox, "/data/id")
+    assert (await shell(service.node, sandbox, "ls /data/root/workspace; readlink -f /data/root")).split() == ["/"]
+    assert (await service.node.volumes.get(OPERATOR, id_)).used_bytes > 0
+    await service.node.manager.kill(sandbox.id, OPERATOR)
     await until(lambda: _unused(service))
-    await service.core.volumes.delete(OPERATOR, id_)
+    await service.node.volumes.delete(OPERATOR, id_)
     assert state_dir.joinpath("sandlot.db").is_file()
 
 
@@ -156,78 +156,78 @@ async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(servi
 async def test_a_sandbox_without_it_sees_nothing_of_it(service: Service, base: CreateSandboxParams) -> None:
     await made(service)
     with_it, without = await make(service, replace(base, volumes=(DATA,))), await make(service, base)
-    await shell(service.core, with_it, "echo hidden-word > /data/word")
+    await shell(service.node, with_it, "echo hidden-word > /data/word")
     for sandbox in (without, await make(service, base)):
-        assert "ext4" not in await shell(service.core, sandbox, "cat /proc/mounts")
-        assert "hidden-word" not in await shell(service.core, sandbox, "cat /.sandlot/volumes/*/* 2>/dev/null; true")
+        assert "ext4" not in await shell(service.node, sandbox, "cat /proc/mounts")
+        assert "hidden-word" not in await shell(service.node, sandbox, "cat /.sandlot/volumes/*/* 2>/dev/null; true")
         if base is BASE:
             for path in ("0/x", "x", "7/x"):
-                assert "Read-only file system" in await fails(service.core, sandbox, f"touch /.sandlot/volumes/{path}", User.ROOT)
-        assert await fails(service.core, sandbox, "ls /data")
+                assert "Read-only file system" in await fails(service.node, sandbox, f"touch /.sandlot/volumes/{path}", User.ROOT)
+        assert await fails(service.node, sandbox, "ls /data")
 
 
 async def test_two_sandboxes_of_different_kinds_write_at_once(service: Service, state_dir: Path) -> None:
     id_ = await made(service)
     one, other = [await make(service, replace(each, volumes=(DATA,))) for each in (BASE, IN_CONTAINER)]
     loop = "i=0; while [ $i -lt 30 ]; do echo $i > /data/{0}-$i.new; mv /data/{0}-$i.new /data/{0}-$i; i=$((i+1)); done"
-    await asyncio.gather(*(shell(service.core, sandbox, loop.format(name)) for sandbox, name in ((one, "one"), (other, "other"))))
+    await asyncio.gather(*(shell(service.node, sandbox, loop.format(name)) for sandbox, name in ((one, "one"), (other, "other"))))
     for sandbox in (one, other):
         assert (
-            await shell(service.core, sandbox, "ls /data | wc -l; cat /data/one-* /data/other-* | sort -n | uniq -c | grep -c ' 2 '")
+            await shell(service.node, sandbox, "ls /data | wc -l; cat /data/one-* /data/other-* | sort -n | uniq -c | grep -c ' 2 '")
         ).split() == ["60", "30"]
     assert len(loops_below(state_dir / "volumes")) == 1
-    seen = await service.core.volumes.get(OPERATOR, "data")
+    seen = await service.node.volumes.get(OPERATOR, "data")
     assert (set(seen.attached), seen.used_bytes > 0) == ({one.id, other.id}, True)
     with pytest.raises(ConflictError, match=one.id):
-        await service.core.volumes.delete(OPERATOR, id_)
+        await service.node.volumes.delete(OPERATOR, id_)
 
 
 @pytest.mark.slow
 async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, state_dir: Path) -> None:
     id_ = await made(service)
     sandbox = await make(service, WITH)
-    await shell(service.core, sandbox, "echo before > /data/word")
-    await cell(service.core, sandbox, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
-    await service.core.manager.hibernate(sandbox.id, OPERATOR)
+    await shell(service.node, sandbox, "echo before > /data/word")
+    await cell(service.node, sandbox, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
+    await service.node.manager.hibernate(sandbox.id, OPERATOR)
     await all_let_go(state_dir)
-    assert (await service.core.volumes.get(OPERATOR, id_)).attached == (sandbox.id,)
+    assert (await service.node.volumes.get(OPERATOR, id_)).attached == (sandbox.id,)
     with pytest.raises(ConflictError):
-        await service.core.volumes.delete(OPERATOR, id_)
+        await service.node.volumes.delete(OPERATOR, id_)
     other = await make(service, WITH)
-    assert await shell(service.core, other, "cat /data/word; echo after > /data/word; echo new > /data/new") == "before\n"
-    await service.core.manager.resume(sandbox.id, OPERATOR)
-    assert await shell(service.core, sandbox, "cat /data/word /data/new") == "after\nnew\n"
-    await cell(service.core, sandbox, "file.write('two\\n')\nfile.close()")
-    assert await shell(service.core, other, "cat /data/log") == "one\ntwo\n"
-    await service.core.manager.kill(other.id, OPERATOR)
-    await service.core.manager.hibernate(sandbox.id, OPERATOR)
+    assert await shell(service.node, other, "cat /data/word; echo after > /data/word; echo new > /data/new") == "before\n"
+    await service.node.manager.resume(sandbox.id, OPERATOR)
+    assert await shell(service.node, sandbox, "cat /data/word /data/new") == "after\nnew\n"
+    await cell(service.node, sandbox, "file.write('two\\n')\nfile.close()")
+    assert await shell(service.node, other, "cat /data/log") == "one\ntwo\n"
+    await service.node.manager.kill(other.id, OPERATOR)
+    await service.node.manager.hibernate(sandbox.id, OPERATOR)
     await all_let_go(state_dir)
-    assert await shell(service.core, sandbox, "cat /data/new") == "new\n"
+    assert await shell(service.node, sandbox, "cat /data/new") == "new\n"
 
 
 @pytest.mark.slow
 async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_for(service: Service) -> None:
     await made(service)
     await made(service, "other")
-    snapshots, sandbox = service.core.snapshots, await make(service, WITH)
-    await shell(service.core, sandbox, "echo 1 > /data/word; echo kept > /workspace/kept")
+    snapshots, sandbox = service.node.snapshots, await make(service, WITH)
+    await shell(service.node, sandbox, "echo 1 > /data/word; echo kept > /workspace/kept")
     for kind in (SnapshotKind.MEMORY, SnapshotKind.FILES):
         await snapshots.create(sandbox.id, OPERATOR, name=str(kind), kind=kind)
         none = await snapshots.create_sandbox(CreateSandboxParams(snapshot=str(kind)), OPERATOR)
         assert (none.spec.volumes, none.spec.restored) == ((), str(kind))
         assert (
-            await shell(service.core, none, "cat /workspace/kept; ls -A /data 2>/dev/null; cat /.sandlot/volumes/*/* 2>/dev/null; true") == "kept\n"
+            await shell(service.node, none, "cat /workspace/kept; ls -A /data 2>/dev/null; cat /.sandlot/volumes/*/* 2>/dev/null; true") == "kept\n"
         )
         mounts = (VolumeMount("other", "/data"), VolumeMount("data", "/elsewhere"))
         some = await snapshots.create_sandbox(CreateSandboxParams(snapshot=str(kind), volumes=mounts), OPERATOR)
-        assert await shell(service.core, some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
+        assert await shell(service.node, some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
         for each in (none, some):
-            await service.core.manager.kill(each.id, OPERATOR)
-    await service.core.manager.kill(sandbox.id, OPERATOR)
+            await service.node.manager.kill(each.id, OPERATOR)
+    await service.node.manager.kill(sandbox.id, OPERATOR)
     await until(lambda: _unused(service))
-    await service.core.volumes.delete(OPERATOR, "data")
+    await service.node.volumes.delete(OPERATOR, "data")
     assert (
-        await shell(service.core, await snapshots.create_sandbox(CreateSandboxParams(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
+        await shell(service.node, await snapshots.create_sandbox(CreateSandboxParams(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
     )
 
 

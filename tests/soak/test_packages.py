@@ -18,8 +18,8 @@ import pytest
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution.output import CommandResult
 from sandlot.core.execution.requirements import InstallParams, Manager
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.egress.packages.cache import PackageCache
 from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.egress.packages.counters import Counters
@@ -65,11 +65,11 @@ def cache_in(folder: Path, max_bytes: int) -> PackageCache:
 
 
 async def sandbox_of(service: Service, isolation: str) -> Sandbox:
-    return await service.core.manager.create(CreateSandboxParams(template="base", isolation=isolation, timeout_s=3600), OPERATOR)
+    return await service.node.manager.create(CreateSandboxParams(template="base", isolation=isolation, timeout_s=3600), OPERATOR)
 
 
-async def install(core: Core, sandbox: Sandbox, manager: Manager, word: str) -> CommandResult:
-    done = await core.packages.install(sandbox, InstallParams(manager, (word,)), UNBOUNDED)
+async def install(node: Node, sandbox: Sandbox, manager: Manager, word: str) -> CommandResult:
+    done = await node.packages.install(sandbox, InstallParams(manager, (word,)), UNBOUNDED)
     assert done.outcome.exit_code == 0, (sandbox.spec.isolation, manager, word, done.stdout.text()[-1000:], done.stderr.text()[-2000:])
     return done
 
@@ -80,8 +80,8 @@ async def round_of(service: Service) -> None:
     async def all_of(isolation: str) -> None:
         sandbox = await sandbox_of(service, isolation)
         for manager, word in EACH:
-            await install(service.core, sandbox, manager, word)
-        await service.core.manager.kill(sandbox.id, OPERATOR)
+            await install(service.node, sandbox, manager, word)
+        await service.node.manager.kill(sandbox.id, OPERATOR)
 
     async with asyncio.TaskGroup() as group:
         for isolation in ISOLATIONS:
@@ -131,9 +131,9 @@ async def test_a_small_cache_keeps_to_its_bound_and_everything_is_installed(tmp_
         sampling = asyncio.create_task(sample())
         sandbox = await sandbox_of(service, "container")
         for word in LARGE:
-            await service.core.manager.kill(sandbox.id, OPERATOR)
+            await service.node.manager.kill(sandbox.id, OPERATOR)
             sandbox = await sandbox_of(service, "container")
-            await install(service.core, sandbox, Manager.PIP, word)
+            await install(service.node, sandbox, Manager.PIP, word)
         assert not sampling.done(), "it was looked at all the time, drafts included"
         sampling.cancel()
         counted = cache.counters()

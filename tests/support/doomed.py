@@ -20,7 +20,7 @@ from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
 from sandlot.link.processes import ProcessCall
-from sandlot.link.types import Output
+from sandlot.model.executions import Output
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Instance
 from sandlot.model.specs import Limits, ProcessSpec, SandboxSpec, Shape

@@ -22,11 +22,11 @@ from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.start import MemoryImageStart, WarmStart
 from sandlot.core.manager import SandboxManager
-from sandlot.core.node.allocation import Allocation
 from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager as Templates
 from sandlot.core.pools.warm import WarmSandboxFactory
 from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.resources.allocation import Allocation
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.snapshots import writer
@@ -120,37 +120,37 @@ STEPS: dict[str, Callable[[], None]] = {
 
 async def take(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    record = await service.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
+    record = await service.node.snapshots.create(sandbox.id, OPERATOR, name="kept")
     say(snapshot=record.id)
 
 
 async def delete(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    record = await service.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
+    record = await service.node.snapshots.create(sandbox.id, OPERATOR, name="kept")
     say(snapshot=record.id)
     arm()
-    await service.core.snapshots.delete("kept", OPERATOR)
+    await service.node.snapshots.delete("kept", OPERATOR)
     say(deleted=record.id)
 
 
 async def create(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    record = await service.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
+    record = await service.node.snapshots.create(sandbox.id, OPERATOR, name="kept")
     say(snapshot=record.id)
     arm()
-    made = await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
+    made = await service.node.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
     say(made=made.id)
 
 
 async def fork(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    made = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
+    made = await service.node.forks.create(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
     say(children=[child.id for child in made])
 
 
 async def promote(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    made = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(3))
+    made = await service.node.forks.create(sandbox.id, OPERATOR, ForkParams(3))
     say(children=[child.id for child in made])
     arm()
-    promoted = await service.core.forks.promote(made[0].id, OPERATOR)
+    promoted = await service.node.forks.promote(made[0].id, OPERATOR)
     say(ended=list(promoted.ended))
 
 
@@ -167,20 +167,20 @@ def own_cache(folder: Path) -> Path:
 
 async def stocked(service: Service) -> None:
     """Return once the pool has one that waits."""
-    await until(lambda: any(told.pool.ready for told in service.core.pools.list(OPERATOR)))
+    await until(lambda: any(told.pool.ready for told in service.node.pools.list(OPERATOR)))
 
 
 async def hibernate(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    await service.core.manager.hibernate(sandbox.id, OPERATOR)
+    await service.node.manager.hibernate(sandbox.id, OPERATOR)
     say(hibernated=True)
 
 
 async def wake(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    await service.core.manager.hibernate(sandbox.id, OPERATOR)
+    await service.node.manager.hibernate(sandbox.id, OPERATOR)
     say(hibernated=True)
     arm()
-    await service.core.manager.resume(sandbox.id, OPERATOR)
+    await service.node.manager.resume(sandbox.id, OPERATOR)
     say(woken=True)
 
 
@@ -195,7 +195,7 @@ async def claim(data_dir: Path, step: str) -> None:
         STEPS[step]()
         sandbox = await make(service, POOLED)
         say(made=sandbox.id)
-        await cell(service.core, sandbox, "used = True")
+        await cell(service.node, sandbox, "used = True")
         await asyncio.Event().wait()
 
 
@@ -219,7 +219,7 @@ async def main(data_dir: Path, deed: str, step: str) -> None:
         await POOL_DEEDS[deed](data_dir, step)
     async with real_service(data_dir, keep=True) as service:
         sandbox = await make(service)
-        state = await fill(service.core, sandbox)
+        state = await fill(service.node, sandbox)
         say(box=sandbox.id, ticker=state.ticker)
         await DEEDS[deed](service, sandbox, STEPS[step])
         await asyncio.Event().wait()

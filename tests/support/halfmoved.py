@@ -34,17 +34,17 @@ STEPS: dict[str, Callable[[], None]] = {
 
 async def main(data_dir: Path, deed: str, step: str) -> None:
     async with real_service(data_dir, keep=True) as service:
-        made = await service.core.volumes.create(OPERATOR, name="data", size_bytes=16 * MIB)
+        made = await service.node.volumes.create(OPERATOR, name="data", size_bytes=16 * MIB)
         sandbox = await make(service)
         say(box=sandbox.id, volume=made.id)
         if deed == "detach":
-            await service.core.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
-            await shell(service.core, sandbox, "echo kept > /data/word")
+            await service.node.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
+            await shell(service.node, sandbox, "echo kept > /data/word")
         STEPS[step]()
         if deed == "detach":
-            await service.core.mounts.detach(sandbox.id, OPERATOR, "/data")
+            await service.node.mounts.detach(sandbox.id, OPERATOR, "/data")
         else:
-            await service.core.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
+            await service.node.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
         say(done=deed)
         await asyncio.Event().wait()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
-from sandlot.link.types import CellError, CellResult, Display, Output, ProcessResult
+from sandlot.link.types import CellResult, ProcessResult
+from sandlot.model.executions import CellError, Display, Output
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Driver, Instance, PreparedSandbox
 from sandlot.model.specs import Limits, ProcessSpec, RootFs, SandboxSpec, Shape, User, shell_argv

@@ -1,6 +1,6 @@
 """A whole node in memory: the real core and link on the in-memory driver, a scripted guest and a manual clock.
 
-Tests of core use :class:`Node` and nothing below it. Its names are those that core is to have; where core has another one today, the facade
+Tests of core use :class:`MemoryNode` and nothing below it. Its names are those that core is to have; where core has another one today, the facade
 adapts it here, so that a renaming changes this file and no test.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.node.reservations import NodeCapacity
+from sandlot.core.node import Node
 from sandlot.core.pools.manager import PoolManager, PoolStatus
 from sandlot.core.pools.models import PoolSizes
 from sandlot.core.ports import PackageIndex, ResolvedTemplate, Template
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.resources.reservations import NodeCapacity
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.images.recipe import builtin
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.ports import DriverCapability, HostReading, Resources
@@ -122,11 +122,11 @@ class NodeState:
 class SandboxesFacade:
     """``SandboxManager`` and ``SandboxRegistry``."""
 
-    def __init__(self, core: Core) -> None:
-        self._manager = core.manager
-        self._registry = core.registry
-        self._reservations = core.reservations
-        self._pools = core.pools
+    def __init__(self, node: Node) -> None:
+        self._manager = node.manager
+        self._registry = node.registry
+        self._reservations = node.reservations
+        self._pools = node.pools
 
     @property
     def count(self) -> int:
@@ -167,8 +167,8 @@ class SandboxesFacade:
 class PoolsFacade:
     """``PoolManager``."""
 
-    def __init__(self, core: Core) -> None:
-        self._pools = core.pools
+    def __init__(self, node: Node) -> None:
+        self._pools = node.pools
 
     async def create(
         self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
@@ -206,8 +206,8 @@ class PoolsFacade:
 class ReservationsFacade:
     """``Reservations``."""
 
-    def __init__(self, core: Core) -> None:
-        self._reservations = core.reservations
+    def __init__(self, node: Node) -> None:
+        self._reservations = node.reservations
 
     async def reserved(self) -> Resources:
         """Return the sum of all reservations."""
@@ -218,16 +218,16 @@ class ReservationsFacade:
         return await self._reservations.capacity()
 
 
-class Node:
+class MemoryNode:
     """A running service without HTTP."""
 
     def __init__(self, state: NodeState, service: Service) -> None:
         self.state = state
         self.service = service
-        self.core = service.core
-        self.sandboxes = SandboxesFacade(service.core)
-        self.pools = PoolsFacade(service.core)
-        self.reservations = ReservationsFacade(service.core)
+        self.services = service.node
+        self.sandboxes = SandboxesFacade(service.node)
+        self.pools = PoolsFacade(service.node)
+        self.reservations = ReservationsFacade(service.node)
 
     @property
     def driver(self) -> MemoryDriver:
@@ -242,7 +242,7 @@ class Node:
     @property
     def keys(self) -> ApiKeys:
         """API keys."""
-        return self.core.api_keys
+        return self.services.api_keys
 
     @property
     def store(self) -> Store:
@@ -252,11 +252,11 @@ class Node:
     @property
     def metrics(self) -> Metrics:
         """Metrics."""
-        return self.core.metrics
+        return self.services.metrics
 
     def instance(self, sandbox: Sandbox | str) -> MemoryInstance:
         """Return the driver's side of a live sandbox, by the sandbox or its id."""
-        found = sandbox if isinstance(sandbox, Sandbox) else self.core.registry.find(sandbox, OPERATOR)
+        found = sandbox if isinstance(sandbox, Sandbox) else self.services.registry.find(sandbox, OPERATOR)
         return next(instance for instance in self.driver.booted if instance.ref == found.ref)
 
     def guest(self, sandbox: Sandbox | str) -> MemoryGuest:
@@ -304,7 +304,7 @@ async def open_node(
     memory_bytes: int | None = None,
     packages: PackageIndex | None = None,
     **settings: Any,  # noqa: ANN401 - fields of Settings
-) -> AsyncIterator[Node]:
+) -> AsyncIterator[MemoryNode]:
     """Run a service on a state.
 
     Args:
@@ -332,7 +332,7 @@ async def open_node(
             keep=keep_sandboxes,
         ) as service,
     ):
-        yield Node(state, service)
+        yield MemoryNode(state, service)
 
 
 class NoPackages:

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.specs import MIB, CellSpec, Limits, ProcessSpec
@@ -99,20 +99,20 @@ async def real_service(folder: Path, *, keep: bool = False, **changes: Any) -> A
 
 async def make(service: Service, params: CreateSandboxParams = BASE) -> Sandbox:
     """A sandbox of the operator's."""
-    return await service.core.manager.create(params, OPERATOR)
+    return await service.node.manager.create(params, OPERATOR)
 
 
-async def shell(core: Core, sandbox: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:
+async def shell(node: Node, sandbox: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:
     """What a command line prints; it must succeed."""
-    done = await core.processes.run(sandbox, ProcessSpec(("/bin/sh", "-c", command), timeout_s=timeout_s))
+    done = await node.processes.run(sandbox, ProcessSpec(("/bin/sh", "-c", command), timeout_s=timeout_s))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
     assert done.outcome.exit_code == 0, output
     return output
 
 
-async def cell(core: Core, sandbox: Sandbox, text: str) -> str:
+async def cell(node: Node, sandbox: Sandbox, text: str) -> str:
     """What code prints in the sandbox's own kernel; it must succeed."""
-    done = await core.code.run(sandbox, CellSpec(text, timeout_s=120.0))
+    done = await node.code.run(sandbox, CellSpec(text, timeout_s=120.0))
     assert done.outcome.status == "ok", done.error
     return done.stdout.text()
 
@@ -132,39 +132,39 @@ class State:
     size: int = 0
 
 
-async def fill(core: Core, sandbox: Sandbox, word: str = "first", size: int = 0) -> State:
+async def fill(node: Node, sandbox: Sandbox, word: str = "first", size: int = 0) -> State:
     """Put a variable, a file, an array and a background process into a sandbox."""
     await cell(
-        core, sandbox, f"word = {word!r}\nkept = bytearray(range(256)) * ({size} // 256)\nfile = open('/workspace/open', 'w+')\nfile.write(word)"
+        node, sandbox, f"word = {word!r}\nkept = bytearray(range(256)) * ({size} // 256)\nfile = open('/workspace/open', 'w+')\nfile.write(word)"
     )
-    await shell(core, sandbox, f"echo {word} > /workspace/word; ln -s word /workspace/link")
-    ticker = int((await shell(core, sandbox, TICKING)).split()[0])
+    await shell(node, sandbox, f"echo {word} > /workspace/word; ln -s word /workspace/link")
+    ticker = int((await shell(node, sandbox, TICKING)).split()[0])
     return State(word, ticker, size)
 
 
-async def check(core: Core, sandbox: Sandbox, state: State, *, memory: bool = True) -> None:
+async def check(node: Node, sandbox: Sandbox, state: State, *, memory: bool = True) -> None:
     """All of it is there, and what ran goes on.
 
     Args:
-        core: Core of the service.
+        node: Node of the service.
         sandbox: Where.
         state: What was put into it, or into what it comes from.
         memory: Whether what was in memory is to be there; otherwise it must not.
     """
-    assert (await shell(core, sandbox, "cat /workspace/word /workspace/link")).split() == [state.word, state.word]
+    assert (await shell(node, sandbox, "cat /workspace/word /workspace/link")).split() == [state.word, state.word]
     if not memory:
-        assert await cell(core, sandbox, "print('word' in globals())") == "False\n"
+        assert await cell(node, sandbox, "print('word' in globals())") == "False\n"
         return
     told = json.loads(
         await cell(
-            core,
+            node,
             sandbox,
             "import hashlib, json\nfile.flush(); file.seek(0)\nprint(json.dumps([word, len(kept), hashlib.sha256(kept).hexdigest(), file.read()]))",
         )
     )
     whole = bytearray(range(256)) * (state.size // 256)
     assert told == [state.word, state.size // 256 * 256, hashlib.sha256(whole).hexdigest(), state.word]
-    await shell(core, sandbox, f"kill -0 {state.ticker}; {TICKED}")
+    await shell(node, sandbox, f"kill -0 {state.ticker}; {TICKED}")
 
 
 def saved(folder: Path) -> list[str]:

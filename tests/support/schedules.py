@@ -52,7 +52,7 @@ from sandlot.model.states import SUSPENDED, State, is_terminal
 from sandlot.server import compose
 from tests.support.clock import ManualClock
 from tests.support.ledger import VOLUMES, Entry, Register, Write, can_reach, view
-from tests.support.node import ENDLESS_HOST, Node, NodeState, open_node
+from tests.support.node import ENDLESS_HOST, MemoryNode, NodeState, open_node
 from tests.support.simulation import SimulatedClock, SimulatedLoop, StuckError, simulate
 
 NODE_BYTES: Final = 4 * GIB
@@ -180,7 +180,7 @@ class Schedule:
         self._numbers = itertools.count(1)
         self._stack = AsyncExitStack()
         self.state: NodeState
-        self.node: Node
+        self.node: MemoryNode
 
     @property
     def loop(self) -> SimulatedLoop:
@@ -399,7 +399,7 @@ class Schedule:
         saved = [id_ for id_, register in self.snapshots.items() if register.allowed() == {True}]
         if saved and self.rng.random() < 0.4:
             params = replace(params, snapshot=self.rng.choice(saved))
-            text, work = f"create from {params.snapshot}", self.node.core.snapshots.create_sandbox(params, OPERATOR)
+            text, work = f"create from {params.snapshot}", self.node.services.snapshots.create_sandbox(params, OPERATOR)
         else:
             text, work = f"create {params.limits.cpus:g} cpus", self.node.sandboxes.create(params, OPERATOR)
 
@@ -474,13 +474,13 @@ class Schedule:
     def attach(self, entry: Entry) -> Call:
         volume = self.rng.choice(VOLUMES)
         writes = [(entry.registers[volume], {True})]
-        work = self.node.core.mounts.attach(entry.id, OPERATOR, VolumeMount(volume, f"/{volume}"))
+        work = self.node.services.mounts.attach(entry.id, OPERATOR, VolumeMount(volume, f"/{volume}"))
         return self.call(f"attach {volume} to {entry.label}", work, on=entry, writes=writes, wakes=True)
 
     def detach(self, entry: Entry) -> Call:
         volume = self.rng.choice(VOLUMES)
         writes = [(entry.registers[volume], {False})]
-        work = self.node.core.mounts.detach(entry.id, OPERATOR, volume)
+        work = self.node.services.mounts.detach(entry.id, OPERATOR, volume)
         return self.call(f"detach {volume} from {entry.label}", work, on=entry, writes=writes, wakes=True)
 
     def mount(self, entry: Entry) -> Call:
@@ -492,31 +492,31 @@ class Schedule:
                 self._enter(child, mortal=entry.is_mortal)
 
         params = ForkParams(count=self.rng.choice([1, 1, 2]), share_volumes=True)
-        return self.call(f"fork {entry.label} {params.count} times", self.node.core.forks.create(entry.id, OPERATOR, params), on=entry, done=done)
+        return self.call(f"fork {entry.label} {params.count} times", self.node.services.forks.create(entry.id, OPERATOR, params), on=entry, done=done)
 
     def snapshot(self, entry: Entry) -> Call:
         def done(record: Any) -> None:  # noqa: ANN401 - a snapshot record
             self.snapshots[record.id] = Register(True)
             self.say(f"    snapshot {record.id}")
 
-        return self.call(f"snapshot {entry.label}", self.node.core.snapshots.create(entry.id, OPERATOR), on=entry, done=done)
+        return self.call(f"snapshot {entry.label}", self.node.services.snapshots.create(entry.id, OPERATOR), on=entry, done=done)
 
     def delete_snapshot(self) -> Call | None:
         if not self.snapshots:
             return None
         id_ = self.rng.choice(list(self.snapshots))
-        return self.call(f"delete {id_}", self.node.core.snapshots.delete(id_, OPERATOR), writes=[(self.snapshots[id_], {False})])
+        return self.call(f"delete {id_}", self.node.services.snapshots.delete(id_, OPERATOR), writes=[(self.snapshots[id_], {False})])
 
     def change_volume(self) -> Call:
         """Create a volume, or delete it."""
         name = self.rng.choice(VOLUMES)
         register = self.volumes[name]
         if True in register.allowed():
-            return self.call(f"delete volume {name}", self.node.core.volumes.delete(OPERATOR, name), writes=[(register, {False})])
+            return self.call(f"delete volume {name}", self.node.services.volumes.delete(OPERATOR, name), writes=[(register, {False})])
         return self.create_volume(name)
 
     def create_volume(self, name: str) -> Call:
-        work = self.node.core.volumes.create(OPERATOR, name=name, size_bytes=MIN_SIZE_BYTES)
+        work = self.node.services.volumes.create(OPERATOR, name=name, size_bytes=MIN_SIZE_BYTES)
         return self.call(f"create volume {name}", work, writes=[(self.volumes[name], {True})])
 
     def change_pool(self) -> Call:
@@ -838,8 +838,8 @@ class Schedule:
 
     async def _check_stored(self) -> list[str]:
         """Check the volumes and snapshots that were confirmed."""
-        volumes = {volume.name for volume in await self.node.core.volumes.list(OPERATOR)}
-        page, _ = await self.node.core.snapshots.list(OPERATOR, after=None, limit=1000)
+        volumes = {volume.name for volume in await self.node.services.volumes.list(OPERATOR)}
+        page, _ = await self.node.services.snapshots.list(OPERATOR, after=None, limit=1000)
         snapshots: set[str] = {record.id for record in page}
         registers = [(name, name in volumes, register) for name, register in self.volumes.items()]
         registers += [(id_, id_ in snapshots, register) for id_, register in self.snapshots.items()]
@@ -900,10 +900,10 @@ class Schedule:
         await self.settle()
         for name in VOLUMES:
             if True in self.volumes[name].allowed():
-                self.call(f"delete volume {name}", self.node.core.volumes.delete(OPERATOR, name), writes=[(self.volumes[name], {False})])
+                self.call(f"delete volume {name}", self.node.services.volumes.delete(OPERATOR, name), writes=[(self.volumes[name], {False})])
         await self.settle()
         reserved = await self.node.reservations.reserved()
-        page, _ = await self.node.core.snapshots.list(OPERATOR, after=None, limit=1000)
+        page, _ = await self.node.services.snapshots.list(OPERATOR, after=None, limit=1000)
         kept = {str(record.id) for record in page}
         left = {
             "live": [sandbox.id for sandbox in self.node.sandboxes.list(OPERATOR)],

@@ -14,10 +14,10 @@ import pytest
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle.idle import TICK_S
+from sandlot.core.node import Node
 from sandlot.core.pools.models import DEFAULT_POOLS
 from sandlot.core.ports import Clock, PackageIndex
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import DriverCapability, HostReading, Resources
@@ -65,15 +65,15 @@ class Bench:
     driver: Any
 
     @property
-    def core(self) -> Core:
-        return self.service.core
+    def node(self) -> Node:
+        return self.service.node
 
     @property
     def sandboxes(self) -> SandboxesFacade:
-        return SandboxesFacade(self.service.core)
+        return SandboxesFacade(self.service.node)
 
     async def sandbox(self) -> Sandbox:
-        return await self.service.core.manager.create(BASE, OPERATOR)
+        return await self.service.node.manager.create(BASE, OPERATOR)
 
     async def pass_idly(self, clock: ManualClock, seconds: float) -> None:
         """Let time pass in which the sandboxes do nothing, and the idle monitor looks at every one of its moments."""

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from sandlot.core.node.reservations import BUSY_RETRY_AFTER_S, OvercommitConfig
+from sandlot.core.resources.reservations import BUSY_RETRY_AFTER_S, OvercommitConfig
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Capabilities, DriverCapability
 from sandlot.model.specs import (

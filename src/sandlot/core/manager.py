@@ -3,8 +3,8 @@
 The manager recovers sandboxes when the service starts. When the service stops, the manager ends the sandboxes or leaves them running.
 
 Invariants:
-- A sandbox counts against the limit of the service and against the host's resources (:mod:`sandlot.core.node.reservations`) from its create request
-  until nothing of it is left on the host. A hibernated sandbox counts only against the host's disk space.
+- A sandbox counts against the limit of the service and against the host's resources (:mod:`sandlot.core.resources.reservations`) from its create
+  request until nothing of it is left on the host. A hibernated sandbox counts only against the host's disk space.
 - If the client of a create request disconnects before the response, the sandbox is ended and nothing of it is left.
 - A create request with an idempotency key creates one sandbox, even if the request is repeated or the service restarts in between.
 - A service that stops leaves its sandboxes to the next service (:mod:`sandlot.core.lifecycle.recovery`), or ends them: see
@@ -31,10 +31,10 @@ from sandlot.core.lifecycle.mounts import mount_step
 from sandlot.core.lifecycle.start import StartSource, template_strategies
 from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor
 from sandlot.core.lifecycle.update import UpdateSandboxParams, Used, update, used
-from sandlot.core.node.allocation import Allocation
-from sandlot.core.node.reservations import Purpose
 from sandlot.core.operations import Operation
 from sandlot.core.registry import MAX_REMEMBERED, SandboxRegistry
+from sandlot.core.resources.allocation import Allocation
+from sandlot.core.resources.reservations import Purpose
 from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.model.access import OwnerId, Principal

@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
 from sandlot.core.records.sandboxes import SandboxRecorder, from_record
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OwnerId, Principal
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import SandboxRecord

@@ -26,12 +26,12 @@ import structlog
 
 from sandlot.core.access.idempotency import IdempotencyKey
 from sandlot.core.concurrency import TaskSet
-from sandlot.core.node.allocation import Allocation
-from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.operations import Operation, OperationQueue
 from sandlot.core.ports import Clock
+from sandlot.core.resources.allocation import Allocation
 from sandlot.link.client import Link
 from sandlot.model.access import OwnerId
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Exit, ExitReason, Instance

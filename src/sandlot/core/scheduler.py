@@ -17,17 +17,17 @@ from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
 from sandlot.core.files.store import FileStore
-from sandlot.core.node.allocation import Allocation
-from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Purpose, Reservation, Reservations
 from sandlot.core.pools.manager import PoolClaim, PoolManager
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.ports import Clock
 from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.allocation import Allocation
+from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import Principal
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Change, DriverCapability, HostReading, Resources

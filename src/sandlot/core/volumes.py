@@ -23,11 +23,11 @@ import structlog
 
 from sandlot.core.access import quotas
 from sandlot.core.concurrency import KeyedLock, TaskSet
-from sandlot.core.node.allocation import Allocation
-from sandlot.core.node.reservations import Purpose, Reservation, Reservations
 from sandlot.core.ports import Clock, VolumeDisks
 from sandlot.core.records.events import EventFeed
 from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.allocation import Allocation
+from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
 from sandlot.host.blocking import run_in_own_thread
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, NotFoundError, SandlotError

@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
-from sandlot.core.service import Core
+from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, SandlotError, UnsupportedError
 from sandlot.web.telling import Told, pattern, wait_s
@@ -175,7 +175,7 @@ class Door:
     help: str
     raw: Collection[str] = field(default_factory=frozenset)
     at_root: APIRouter | None = None
-    admit: Callable[[Mapping[str, Any], Core], Principal | None] | None = None
+    admit: Callable[[Mapping[str, Any], Node], Principal | None] | None = None
     headers: Callable[[Failure], Mapping[str, str]] = lambda _: {}
 
     @cached_property

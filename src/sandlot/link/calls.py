@@ -12,8 +12,8 @@ from typing import Any, Generic, Self, TypeVar
 from sandlot.link import parse
 from sandlot.link.stream_end import StreamEnd
 from sandlot.link.transport import FrameTransport
-from sandlot.link.types import Output, OutputGap
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
+from sandlot.model.executions import Output, OutputGap
 from sandlot.protocol import events, schema
 from sandlot.protocol.errors import ProtocolError
 

@@ -10,8 +10,8 @@ from sandlot.link import parse
 from sandlot.link.calls import Call, StreamedCall
 from sandlot.link.session import LinkSession, new_call_id
 from sandlot.link.transport import FrameTransport
-from sandlot.link.types import Entry, Listing
 from sandlot.model.errors import SandlotError
+from sandlot.model.files import Entry, Listing
 from sandlot.model.specs import User
 from sandlot.protocol import events, schema
 from sandlot.protocol.errors import ProtocolError

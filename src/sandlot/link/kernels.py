@@ -9,7 +9,8 @@ from sandlot.link import parse
 from sandlot.link.calls import StreamedOutputCall
 from sandlot.link.session import LinkSession, new_call_id
 from sandlot.link.transport import FrameTransport
-from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, KernelInfo, Output, OutputGap
+from sandlot.link.types import CellResult, KernelInfo
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.protocol import schema
 

@@ -12,20 +12,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.link.types import (
-    CellError,
-    CellResult,
-    CellStarted,
-    Cleared,
-    Display,
-    Entry,
-    GuestInfo,
-    KernelInfo,
-    Listing,
-    ProcessInfo,
-    ProcessResult,
-)
+from sandlot.link.types import CellResult, GuestInfo, KernelInfo, ProcessResult
 from sandlot.model.errors import SandlotError, from_code
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display, ProcessInfo
+from sandlot.model.files import Entry, Listing
 from sandlot.model.ids import PROCESS_ID, ProcessId
 from sandlot.protocol import schema
 from sandlot.protocol.errors import ProtocolError

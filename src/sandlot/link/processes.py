@@ -11,8 +11,9 @@ from sandlot.link import parse
 from sandlot.link.calls import Call, StreamedOutputCall
 from sandlot.link.session import LinkSession, new_call_id
 from sandlot.link.transport import FrameTransport
-from sandlot.link.types import Output, OutputGap, ProcessInfo, ProcessResult
+from sandlot.link.types import ProcessResult
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
+from sandlot.model.executions import Output, OutputGap, ProcessInfo
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import schema

@@ -69,16 +69,16 @@ def create_app(serving: Service) -> FastAPI:
     app = _empty_app()
     app.router.routes.extend(_served_routes())
     app.state.service = serving
-    app.state.core = serving.core
+    app.state.node = serving.node
     app.add_middleware(
         Frame,
         keys=serving.api_keys,
         upload_max_bytes=serving.settings.upload_max_bytes,
-        buffers=serving.core.buffers,
-        metrics=serving.core.metrics,
+        buffers=serving.node.buffers,
+        metrics=serving.node.metrics,
         tellers=TELLERS,
-        signatures=serving.core.url_signer,
-        core=serving.core,
+        signatures=serving.node.url_signer,
+        node=serving.node,
     )
     return app
 

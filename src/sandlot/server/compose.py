@@ -34,9 +34,7 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import MountManager
 from sandlot.core.lifecycle.supervisor import LifecycleDependencies
 from sandlot.core.manager import SandboxManager
-from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Reservations
+from sandlot.core.node import Node
 from sandlot.core.oneshot.runner import OneShotRunner
 from sandlot.core.pools.config_file import PoolConfigFile
 from sandlot.core.pools.manager import PoolManager
@@ -54,8 +52,9 @@ from sandlot.core.records.retention import Retention
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.reservations import Reservations
 from sandlot.core.scheduler import Scheduler
-from sandlot.core.service import Core
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes import VolumeManager
@@ -74,6 +73,7 @@ from sandlot.host.volume_disks import VolumeFiles
 from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import HostError
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver, HostReading
@@ -97,7 +97,7 @@ class Service:
 
     Args:
         settings: Settings of the operator.
-        core: Services that the HTTP routes use.
+        node: Services that the HTTP routes use.
         api_keys: API keys, for requests over TCP.
         store: Repositories.
         blobs: Contents of stored files.
@@ -106,7 +106,7 @@ class Service:
     """
 
     settings: Settings
-    core: Core
+    node: Node
     api_keys: ApiKeys
     store: Store
     blobs: Blobs
@@ -151,7 +151,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         state.prepare(settings.data_dir)
         opened.enter_context(state.locked(settings.data_dir))
         state.check_format(settings.data_dir)
-        node = state.node(settings.data_dir)
+        node_id = state.node(settings.data_dir)
         if store is None:
             store = database = await opened.enter_async_context(open_store(settings.database))
             state.belongs(settings.data_dir, await database.identity())
@@ -165,15 +165,15 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         await counter.refresh()
         files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes, check_room=reservations.check_disk_pressure)
         await files.open()
-        execution_log, events = ExecutionLog(store.executions, node, clock, metrics), EventFeed(store.events)
-        recorder = SandboxRecorder(store, node, clock, events, metrics)
+        execution_log, events = ExecutionLog(store.executions, node_id, clock, metrics), EventFeed(store.events)
+        recorder = SandboxRecorder(store, node_id, clock, events, metrics)
         retention = Retention(store, settings.keep, clock, metrics)
         await opened.enter_async_context(_writing(metrics, api_keys, counter, files, execution_log, events, recorder, retention))
 
         # Resources of the node
         if packages is None:
             packages = await opened.enter_async_context(_package_cache(settings, metrics))
-        driver_set = Drivers(own_drivers(settings, node) if drivers is None else drivers)
+        driver_set = Drivers(own_drivers(settings, node_id) if drivers is None else drivers)
         template_set = Templates(templates or images)
         policy = AdmissionPolicy(
             isolation_default=settings.isolation_default,
@@ -183,11 +183,11 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             overcommit=settings.shares,
             max_suspended_s=settings.keep_resting_s,
         )
-        start_slots, new_id = asyncio.Semaphore(policy.max_creates), functools.partial(new_sandbox_id, node)
+        start_slots, new_id = asyncio.Semaphore(policy.max_creates), functools.partial(new_sandbox_id, node_id)
         buffers = BufferBudget(settings.buffer_bytes)
         registry = SandboxRegistry(recorder, buffers, clock)
         metrics.count_sandboxes(registry.live_states)
-        volumes = VolumeManager(store.volumes, VolumeFiles(settings.volumes), node, clock, events, reservations=reservations, registry=registry)
+        volumes = VolumeManager(store.volumes, VolumeFiles(settings.volumes), node_id, clock, events, reservations=reservations, registry=registry)
         memory_images = MemoryImages(settings.saved)
 
         # Executions
@@ -282,11 +282,11 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             sender=sender,
             api_keys=api_keys,
             formats={"sandbase": sandbase.event},
-            node=node,
+            node=node_id,
             clock=clock,
         )
-        core = Core(
-            node=node,
+        node = Node(
+            id=node_id,
             clock=clock,
             api_keys=api_keys,
             events=events,
@@ -319,7 +319,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
                 api_keys=api_keys,
                 events=events,
                 clock=clock,
-                node=node,
+                node=node_id,
             ),
             forks=ForkManager(
                 manager=manager,
@@ -330,14 +330,14 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
                 reservations=reservations,
                 events=events,
                 clock=clock,
-                node=node,
+                node=node_id,
             ),
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
             url_signer=UrlSigner(state.secret(settings.data_dir), clock.now, api_keys.principal_of),
         )
-        await opened.enter_async_context(_running(core, refiller, memory_images, executions, keep=keep))
+        await opened.enter_async_context(_running(node, refiller, memory_images, executions, keep=keep))
         opened.callback(images.stop)
-        yield Service(settings=settings, core=core, api_keys=api_keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
+        yield Service(settings=settings, node=node, api_keys=api_keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
 
 
 @asynccontextmanager
@@ -396,33 +396,33 @@ async def _package_cache(settings: Settings, metrics: Metrics) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def _running(core: Core, refiller: PoolRefiller, memory_images: MemoryImages, executions: Executions, *, keep: bool) -> AsyncIterator[None]:
+async def _running(node: Node, refiller: PoolRefiller, memory_images: MemoryImages, executions: Executions, *, keep: bool) -> AsyncIterator[None]:
     """Recover the state that an earlier service left, and run the background work of this service until the context ends.
 
     Args:
-        core: Services to open and to close. Requests are served only inside the context.
+        node: Services to open and to close. Requests are served only inside the context.
         refiller: Fills the pools once the sandboxes of the earlier service have their reservations again.
         memory_images: Images of hibernated sandboxes and of snapshots. Images without a record are removed.
         executions: Continues the executions that the earlier service did not finish.
         keep: Leave the sandboxes running for the next service.
     """
-    await core.volumes.open()
-    kept = await core.snapshots.open()
-    await core.manager.open()
+    await node.volumes.open()
+    kept = await node.snapshots.open()
+    await node.manager.open()
     refiller.start()
-    core.volumes.unmount_unused()
-    await memory_images.tidy([*kept, *core.registry.without_driver, *(sandbox.id for sandbox in core.registry.live())])
-    await executions.settle({sandbox.id: sandbox for sandbox in core.registry.list(OPERATOR)}.get)
+    node.volumes.unmount_unused()
+    await memory_images.tidy([*kept, *node.registry.without_driver, *(sandbox.id for sandbox in node.registry.live())])
+    await executions.settle({sandbox.id: sandbox for sandbox in node.registry.list(OPERATOR)}.get)
     try:
-        core.snapshots.begin()
-        core.webhooks.start()
+        node.snapshots.begin()
+        node.webhooks.start()
         yield
     finally:
-        await core.webhooks.aclose()
-        await core.manager.aclose(keep=keep)
-        await core.snapshots.aclose()
-        await core.forks.tasks.wait()
-        await core.volumes.tasks.wait()
+        await node.webhooks.aclose()
+        await node.manager.aclose(keep=keep)
+        await node.snapshots.aclose()
+        await node.forks.tasks.wait()
+        await node.volumes.tasks.wait()
 
 
 def own_host(settings: Settings) -> Host:

@@ -90,7 +90,7 @@ async def serve(settings: Settings, *, local: bool) -> None:
     """
     # Read before it moves: what the service was started in is what its operator meant it to have.
     async with open_service(settings, keep=True) as service:
-        with service_cgroup(control_groups(), service.core.node) as missing:
+        with service_cgroup(control_groups(), service.node.id) as missing:
             for what in missing:
                 _log.warning("unprotected", missing=what)
             await _listen(service, local=local)
@@ -102,9 +102,7 @@ async def _listen(service: Service, *, local: bool) -> None:
     try:
         if settings.host is not None and not local:
             listeners.append(listen.tcp_socket(settings.host, settings.port))
-        _log.info(
-            "listening", socket=str(settings.socket), tcp=[_address(each) for each in listeners[1:]], version=__version__, node=service.core.node
-        )
+        _log.info("listening", socket=str(settings.socket), tcp=[_address(each) for each in listeners[1:]], version=__version__, node=service.node.id)
         await Server(service).until_stopped(listeners, idle_exit_s=settings.idle_exit_s if local else None)
     finally:
         settings.socket.unlink(missing_ok=True)
@@ -183,11 +181,11 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """End: let the sandboxes go at once, so that no answer waits for one; meanwhile the connections."""
-        _log.info("stopping", sandboxes=self._service.core.registry.count)
+        _log.info("stopping", sandboxes=self._service.node.registry.count)
         # No new client finds it; those that had, are told that it stops.
         self._service.settings.socket.unlink(missing_ok=True)
-        self._service.core.events.close()  # whoever follows them would keep the connection for as long as it may
-        closing = asyncio.create_task(self._service.core.manager.aclose(keep=self._service.keep))
+        self._service.node.events.close()  # whoever follows them would keep the connection for as long as it may
+        closing = asyncio.create_task(self._service.node.manager.aclose(keep=self._service.keep))
         await super().shutdown(sockets)
         await closing
 
@@ -207,10 +205,10 @@ class Server(uvicorn.Server):
                     await stop.wait()
             if idle_exit_s is not None:
                 logs.turn_over(self._service.settings.data_dir / LOG)
-            if idle_exit_s is not None and self._service.core.registry.empty_s() >= idle_exit_s and not self.server_state.tasks:
+            if idle_exit_s is not None and self._service.node.registry.empty_s() >= idle_exit_s and not self.server_state.tasks:
                 _log.info("idle", seconds=idle_exit_s)
                 break
-        self._service.core.manager.refuse()
+        self._service.node.manager.refuse()
         self.should_exit = True
 
 

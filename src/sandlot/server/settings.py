@@ -15,9 +15,9 @@ from ipaddress import ip_network
 from pathlib import Path
 
 from sandlot.core.admission import ISOLATIONS
-from sandlot.core.node.reservations import OvercommitConfig
 from sandlot.core.pools.models import DEFAULT_POOLS, PoolConfig, parse_pools
 from sandlot.core.records.retention import DAY_S, Keep
+from sandlot.core.resources.reservations import OvercommitConfig
 from sandlot.drivers.registry import driver_names
 from sandlot.egress.outbound.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin

@@ -15,8 +15,9 @@ import pytest
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
 from sandlot.link.processes import InputCall, ProcessCall
-from sandlot.link.types import CellError, CellResult, Display, Output, ProcessResult
+from sandlot.link.types import CellResult, ProcessResult
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.executions import CellError, Display, Output
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.protocol.streams import WINDOW_BYTES

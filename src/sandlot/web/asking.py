@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.model.access import Principal
 from sandlot.web.errors import BodyRefusedError
 from sandlot.web.listen import HUNG_UP
@@ -21,10 +21,10 @@ LOOK_S = 0.5
 _Result = TypeVar("_Result")
 
 
-def core_of(request: HTTPConnection) -> Core:
+def node_of(request: HTTPConnection) -> Node:
     """The core that answers a request."""
-    core: Core = request.app.state.core
-    return core
+    node: Node = request.app.state.node
+    return node
 
 
 def principal_of(request: HTTPConnection) -> Principal:
@@ -39,7 +39,7 @@ def sandbox_of(request: HTTPConnection, sandbox: str) -> Sandbox:
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
     """
-    return core_of(request).registry.find(sandbox, principal_of(request))
+    return node_of(request).registry.find(sandbox, principal_of(request))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:

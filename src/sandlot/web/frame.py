@@ -4,7 +4,7 @@ Laws:
 - Nobody is answered, and no byte of a body is read, before the key was checked; a key that is revoked ends what is under way with it.
 - A body that is too large is answered with 413, one that is streamed and larger than its sender's quota with 429. The rest of it is read
   and thrown away within bounds first, because a client that is cut off while it sends seldom reads the answer.
-- What a client sends beyond 64 KiB to be parsed, and what waits to be taken of an answer, is counted (``core/node/buffer_budget.py``); where
+- What a client sends beyond 64 KiB to be parsed, and what waits to be taken of an answer, is counted (``model/buffer_budget.py``); where
   there is no memory for a body, it is answered with 503 in the same way.
 - A body of which nothing comes for two minutes is given up.
 - A defect is a 500 that tells nothing; where the answer had begun, the connection is cut, so that nobody takes half for whole.
@@ -25,10 +25,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandlot.core.access.quotas import check_upload
-from sandlot.core.node.buffer_budget import BufferBudget
+from sandlot.core.node import Node
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.service import Core
 from sandlot.model.access import UNBOUNDED
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import LimitError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors, sockets
@@ -66,7 +66,7 @@ class Frame:
         metrics: Where requests and failures are counted.
         tellers: Who tells failures.
         signatures: Who knows which URLs need no key; None where none were signed.
-        core: What doors ask who sends a request that shows something of theirs in place of a key; None where there are none.
+        node: What doors ask who sends a request that shows something of theirs in place of a key; None where there are none.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Frame:
         metrics: Metrics,
         tellers: Tellers = errors.OURS,
         signatures: Signatures | None = None,
-        core: Core | None = None,
+        node: Node | None = None,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -88,7 +88,7 @@ class Frame:
         self._metrics = metrics
         self._tellers = tellers
         self._signatures = signatures
-        self._core = core
+        self._core = node
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -108,8 +108,8 @@ class Frame:
 
     def _admission(self, teller: Teller) -> Admission | None:
         """Whom the door of a request lets in without a key."""
-        admit, core = teller.admit, self._core
-        return None if admit is None or core is None else lambda scope: admit(scope, core)
+        admit, node = teller.admit, self._core
+        return None if admit is None or node is None else lambda scope: admit(scope, node)
 
     async def _answer(self, scope: Scope, exchange: _Exchange, admit: Admission | None) -> None:
         try:

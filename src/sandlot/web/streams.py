@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sandlot.link.types import Output, OutputGap
 from sandlot.model.errors import SandlotError
+from sandlot.model.executions import Output, OutputGap
 from sandlot.protocol.schema import STDERR, STDOUT
 from sandlot.web import errors
 

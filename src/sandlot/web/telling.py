@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sandlot.core.service import Core
+from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
 
@@ -55,7 +55,7 @@ class Teller(Protocol):
         ...
 
     @property
-    def admit(self) -> Callable[[Mapping[str, Any], Core], Principal | None] | None:
+    def admit(self) -> Callable[[Mapping[str, Any], Node], Principal | None] | None:
         """Who sends a request that shows no key but something that this service gave in its place; None where there is nothing of that kind."""
         ...
 

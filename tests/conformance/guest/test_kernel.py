@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandlot.link.types import CellError, Display
+from sandlot.model.executions import CellError, Display
 from tests.support.lives import Inside
 
 

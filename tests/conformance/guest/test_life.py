@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.link.types import Display, LinkClosedReason, Output
+from sandlot.link.types import LinkClosedReason
 from sandlot.model.errors import SandlotError
+from sandlot.model.executions import Display, Output
 from sandlot.model.ports import ExitReason
 from sandlot.model.specs import Limits, ProcessSpec, shell_argv
 from tests.conformance.guest.conftest import open_sandbox

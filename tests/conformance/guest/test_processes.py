@@ -7,8 +7,8 @@ import hashlib
 
 import pytest
 
-from sandlot.link.types import Output
 from sandlot.model.errors import ConflictError
+from sandlot.model.executions import Output
 from sandlot.model.ports import Change
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from tests.support.lives import PIDS, Inside

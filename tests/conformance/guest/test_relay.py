@@ -12,7 +12,7 @@ import pytest
 
 from sandlot.link.client import Link
 from sandlot.link.services import GuestStream
-from sandlot.link.types import Output
+from sandlot.model.executions import Output
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import schema
 from sandlot.protocol.stream_table import GUEST_STREAMS_MAX

@@ -22,8 +22,9 @@ from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
 from sandlot.link.processes import ProcessCall
-from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Output, OutputGap
+from sandlot.link.types import CellResult
 from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import NodeId, ProcessId, new_node_id, new_process_id
 from sandlot.model.ports import Instance
 from sandlot.model.specs import ProcessSpec, shell_argv

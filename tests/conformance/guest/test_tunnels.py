@@ -12,8 +12,8 @@ import pytest
 from sandlot.link.client import Link
 from sandlot.link.processes import ProcessCall
 from sandlot.link.tunnels import Tunnel
-from sandlot.link.types import Output
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError, TimeoutExceededError
+from sandlot.model.executions import Output
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema
 from tests.support.lives import PIDS, Inside

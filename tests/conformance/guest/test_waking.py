@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sandlot.link.kernels import CellCall
-from sandlot.link.types import Output
 from sandlot.model.errors import NotFoundError, SandlotError, UnavailableError
+from sandlot.model.executions import Output
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.testing.drivers.harness import take_snapshot
 from tests.support.lives import PIDS, Inside, house, wake

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from sandlot.link.kernels import CellCall
-from sandlot.link.types import CellError, CellResult, CellStarted, Display, KernelInfo, Output
+from sandlot.link.types import CellResult, KernelInfo
 from sandlot.model.errors import ConflictError, LimitError, NotFoundError, SandlotError
+from sandlot.model.executions import CellError, CellStarted, Display, Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import ProcessSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Output
+from sandlot.link.types import CellResult
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output
 from sandlot.model.ids import new_context_id, new_process_id
 from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside

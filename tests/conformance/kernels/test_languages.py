@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from sandlot.link.kernels import CellCall
-from sandlot.link.types import CellError, CellResult, CellStarted, Display, Output
+from sandlot.link.types import CellResult
+from sandlot.model.executions import CellError, CellStarted, Display, Output
 from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sandlot.link.types import Output
+from sandlot.model.executions import Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import ProcessSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox

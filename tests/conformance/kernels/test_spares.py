@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.link.types import Display, Output
+from sandlot.model.executions import Display, Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import MIB, User
 from tests.conformance.guest.conftest import SMALL, open_sandbox

@@ -14,7 +14,7 @@ from sandlot.testing.memory.driver import MemoryDriver
 from tests.support import marks
 from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
-from tests.support.node import Node, NodeState, open_node
+from tests.support.node import MemoryNode, NodeState, open_node
 from tests.support.service import PLAIN_CAPABILITIES, Bench, bench
 
 
@@ -37,7 +37,7 @@ def state(tmp_path: Path) -> NodeState:
 
 
 @pytest.fixture
-async def node(state: NodeState) -> AsyncIterator[Node]:
+async def node(state: NodeState) -> AsyncIterator[MemoryNode]:
     """An in-memory node; in the end nothing may be left of its sandboxes."""
     async with open_node(state) as node:
         yield node

@@ -12,22 +12,22 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ports import ExitReason
 from sandlot.protocol.stream_table import HOST_STREAMS_MAX
-from tests.support.node import Node, settled
+from tests.support.node import MemoryNode, settled
 
 TURNS = 100
 """Turns of the event loop in which a call that does not wait would have failed."""
 
 
 @pytest.fixture
-async def sandbox(node: Node) -> Sandbox:
+async def sandbox(node: MemoryNode) -> Sandbox:
     sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
     return sandbox
 
 
-async def test_call_that_is_cut_off_reports_the_drivers_reason(node: Node, sandbox: Sandbox) -> None:
+async def test_call_that_is_cut_off_reports_the_drivers_reason(node: MemoryNode, sandbox: Sandbox) -> None:
     guest = node.guest(sandbox)
     guest.drop_next("process.list")
-    call = asyncio.create_task(node.core.processes.list(sandbox))
+    call = asyncio.create_task(node.services.processes.list(sandbox))
     await settled(lambda: bool(guest.requests("process.list")))
 
     guest.break_link()
@@ -40,15 +40,15 @@ async def test_call_that_is_cut_off_reports_the_drivers_reason(node: Node, sandb
     assert (failed.value.fields["reason"], failed.value.fields["detail"]) == ("oom", "status 137")
 
 
-async def test_call_beyond_the_limit_of_a_link_fails_as_busy(node: Node, sandbox: Sandbox) -> None:
+async def test_call_beyond_the_limit_of_a_link_fails_as_busy(node: MemoryNode, sandbox: Sandbox) -> None:
     guest = node.guest(sandbox)
     for _ in range(HOST_STREAMS_MAX):
         guest.drop_next("process.list")
-    calls = [asyncio.create_task(node.core.processes.list(sandbox)) for _ in range(HOST_STREAMS_MAX)]
+    calls = [asyncio.create_task(node.services.processes.list(sandbox)) for _ in range(HOST_STREAMS_MAX)]
     await settled(lambda: len(guest.requests("process.list")) == HOST_STREAMS_MAX)
 
     with pytest.raises(UnavailableError) as refused:
-        await node.core.processes.list(sandbox)
+        await node.services.processes.list(sandbox)
     assert refused.value.code is ErrorCode.BUSY
 
     for call in calls:
@@ -60,7 +60,7 @@ def recording(closed: list[object]) -> SandboxLocal[object]:
     return SandboxLocal(lambda _: object(), closed.append)
 
 
-async def test_state_of_a_feature_is_created_once_and_closed_when_the_sandbox_is_removed(node: Node, sandbox: Sandbox) -> None:
+async def test_state_of_a_feature_is_created_once_and_closed_when_the_sandbox_is_removed(node: MemoryNode, sandbox: Sandbox) -> None:
     closed: list[object] = []
     local = recording(closed)
     assert local.get(sandbox) is None
@@ -74,7 +74,7 @@ async def test_state_of_a_feature_is_created_once_and_closed_when_the_sandbox_is
     assert local.get(sandbox) is None
 
 
-async def test_removed_sandbox_gets_no_new_state(node: Node, sandbox: Sandbox) -> None:
+async def test_removed_sandbox_gets_no_new_state(node: MemoryNode, sandbox: Sandbox) -> None:
     await node.sandboxes.kill(sandbox.id, OPERATOR)
     await settled(lambda: sandbox.is_removed)
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.node.allocation import Allocation
-from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.node.reservations import OvercommitConfig, Purpose, Reservations
 from sandlot.core.ports import SystemClock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.allocation import Allocation
+from sandlot.core.resources.reservations import OvercommitConfig, Purpose, Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import MIN_SIZE_BYTES, VolumeManager
 from sandlot.model.access import OwnerId, Principal
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import HostReading, Resources

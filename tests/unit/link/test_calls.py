@@ -9,8 +9,8 @@ import pytest
 
 from sandlot.link.kernels import CellCall
 from sandlot.link.processes import ProcessCall
-from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.errors import ConflictError, InvalidRequestError, LimitError, SandboxEndedError, SandlotError
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol.streams import WINDOW_BYTES

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from sandlot.link.client import Link
-from sandlot.link.types import Entry, KernelInfo, Listing, ProcessInfo
+from sandlot.link.types import KernelInfo
 from sandlot.model.errors import TimeoutExceededError
+from sandlot.model.executions import ProcessInfo
+from sandlot.model.files import Entry, Listing
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema

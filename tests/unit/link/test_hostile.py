@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from sandlot.link.client import Link
-from sandlot.link.types import LinkClosedReason, Output
+from sandlot.link.types import LinkClosedReason
 from sandlot.model.errors import SandboxEndedError
+from sandlot.model.executions import Output
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import frames, schema, values

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandlot.link import parse
-from sandlot.link.types import Display, Entry
 from sandlot.model.errors import CODES, ErrorCode
+from sandlot.model.executions import Display
+from sandlot.model.files import Entry
 from sandlot.protocol import schema
 from sandlot.protocol.errors import ProtocolError
 from tests.unit.link.peer import ENTRY

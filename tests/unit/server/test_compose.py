@@ -32,9 +32,9 @@ async def test_one_service_at_a_time_and_the_same_node_every_time(folder: Path) 
     async with open_service(settings) as first:
         with pytest.raises(ConflictError):
             await open_service(settings).__aenter__()
-        node = first.core.node
+        node = first.node.id
     async with open_service(settings) as again:
-        assert again.core.node == node
+        assert again.node.id == node
 
 
 async def test_directory_of_another_format_is_refused_before_anything_is_opened(folder: Path) -> None:
@@ -57,7 +57,7 @@ async def test_another_database_removes_nothing_unless_that_is_meant(folder: Pat
     below.mkdir()
     driver = BareDriver(below)
     async with serving(folder, driver, keep=True) as service:
-        await service.core.manager.create(BASE, OPERATOR)
+        await service.node.manager.create(BASE, OPERATOR)
         await until(lambda: bool(driver.kept_in_sweeps))
         identity = (data / "store").read_text()
     left, sweeps = driver.leftovers(), len(driver.kept_in_sweeps)
@@ -90,7 +90,7 @@ async def test_a_sweep_that_fails_keeps_no_service_from_serving(folder: Path) ->
     driver = MemoryDriver()
     driver.faults.raises["sweep"] = [OSError("no")]
     async with open_service(replace(SETTINGS, data_dir=folder / "data"), drivers={"gvisor": driver}) as service:
-        assert (await service.core.reservations.capacity()).sandboxes == 0
+        assert (await service.node.reservations.capacity()).sandboxes == 0
 
 
 def test_every_installed_driver_is_there() -> None:
@@ -117,10 +117,10 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
     below = folder / "driver"
     below.mkdir()
     async with open_service(settings, drivers={"gvisor": MemoryDriver()}, read_host=lambda: BOUNDLESS) as service:
-        creating = asyncio.create_task(service.core.manager.create(BASE, OPERATOR))
+        creating = asyncio.create_task(service.node.manager.create(BASE, OPERATOR))
         await until((folder / "cache").exists)
         # Whoever waits for it can be told what for.
-        while not any(each.name == "base" and each.building for each in await service.core.templates.list()):
+        while not any(each.name == "base" and each.building for each in await service.node.templates.list()):
             assert not creating.done()
             await asyncio.sleep(0.01)
     with pytest.raises(UnavailableError):
@@ -142,7 +142,7 @@ async def test_stop_does_not_wait_for_a_store_that_does_not_respond(tmp_path: Pa
     async with asyncio.timeout(60):
         async with bench(tmp_path) as at:
             monkeypatch.setattr(at.service.store.executions, "add_monthly_counts", hang)
-            with at.service.core.execution_counter.count(LOCAL):
+            with at.service.node.execution_counter.count(LOCAL):
                 pass
             await requested.wait()
         responds.set()

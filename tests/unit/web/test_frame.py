@@ -15,10 +15,10 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.registry import SandboxRegistry
 from sandlot.model.access import OwnerId, Principal, Quota
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.specs import MIB
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
@@ -211,14 +211,14 @@ async def test_uploads_have_a_limit_of_their_own(folder: Path) -> None:
 async def test_bodies_beyond_what_the_service_may_hold_are_refused_until_there_is_room(at: Bench, http: httpx.AsyncClient) -> None:
     body = {"code": "x" * MIB}
     others = at.service.settings.buffer_bytes - MIB // 2
-    at.service.core.buffers.take(others)
+    at.service.node.buffers.take(others)
     refused = await http.post(CODE, json=body)
     assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (503, "busy", True)
     assert refused.headers["retry-after"] == "1"
     assert (await http.post(CODE, json={"code": "x" * 1000})).status_code == 404  # what is small is always taken
-    at.service.core.buffers.give(others)
+    at.service.node.buffers.give(others)
     assert (await http.post(CODE, json=body)).status_code == 404
-    await until(lambda: at.service.core.buffers.taken_bytes == 0)
+    await until(lambda: at.service.node.buffers.taken_bytes == 0)
 
 
 async def test_a_body_that_stops_half_way_is_given_up(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,13 +212,13 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_no
     stalled = socket.socket(socket.AF_UNIX)
     stalled.connect(str(at.service.settings.socket))
     stalled.sendall(request)
-    await until(lambda: at.service.core.buffers.taken_bytes >= 2 * 1_500_000)
+    await until(lambda: at.service.node.buffers.taken_bytes >= 2 * 1_500_000)
     taken = b""
     while taken.count(b"a") < 2_000_000:
         taken += await slow.read(50_000)
         await asyncio.sleep(0.02)
     writing.close()
-    await until(lambda: at.service.core.buffers.taken_bytes < 10_000)  # what is noted of the processes stays
+    await until(lambda: at.service.node.buffers.taken_bytes < 10_000)  # what is noted of the processes stays
     left = b""
     while piece := await asyncio.to_thread(stalled.recv, 1 << 20):
         left += piece

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from sandlot.link.types import Output, OutputGap
 from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.model.executions import Output, OutputGap
 from sandlot.protocol.schema import STDOUT
 from sandlot.web.streams import EVENTS, LINES, Event, OutputEvents, Stream, TextSplitter, event, events, lines, wanted
 

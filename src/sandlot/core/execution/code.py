@@ -29,8 +29,8 @@ from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
-from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.errors import LimitError, NotFoundError, TimeoutExceededError
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.specs import CellSpec

@@ -31,8 +31,9 @@ from sandlot.core.sandbox import Hold, Sandbox, SandboxLocal
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
 from sandlot.link.processes import ProcessCall
-from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Output, OutputGap, ProcessResult
+from sandlot.link.types import CellResult, ProcessResult
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId, SandboxId, new_process_id
 from sandlot.model.records import BACKGROUND, INSTALL, ExecutionRecord
 

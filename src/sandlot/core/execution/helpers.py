@@ -23,8 +23,8 @@ import structlog
 from sandlot.core.sandbox import CALL_TIMEOUT_S, Hold, Sandbox
 from sandlot.link.payload import program_argv
 from sandlot.link.processes import ProcessCall
-from sandlot.link.types import OutputGap
 from sandlot.model.errors import ConflictError, InternalError, SandboxEndedError, SandlotError, UnavailableError, from_code
+from sandlot.model.executions import OutputGap
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema, values

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap, ProcessResult
+from sandlot.link.types import ProcessResult
+from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import HEAD_BYTES, TAIL_BYTES, OutputCapture
 from sandlot.model.specs import MIB

@@ -7,7 +7,7 @@ Invariants:
   link to the guest was lost, this applies only after 30 s.
 - The service keeps the parameters of each process that it starts (:class:`ProcessDetails`), to list and to restart the process. The parameters are
   lost when the service restarts.
-- The memory of these parameters is limited, and counted in the buffer budget (``core/node/buffer_budget.py``). Parameters of processes that are known
+- The memory of these parameters is limited, and counted in the buffer budget (``model/buffer_budget.py``). Parameters of processes that are known
   to have ended are dropped first, then the oldest parameters.
 - A process is restarted with exactly the parameters of its first start. If the service no longer has the parameters, it refuses the restart, and a
   process that still runs continues.
@@ -27,12 +27,12 @@ from sandlot.core.execution.helpers import is_helper
 from sandlot.core.execution.output import CommandResult, OutputCollector, ProcessOutcome, process_outcome
 from sandlot.core.execution.state import Kind
 from sandlot.core.execution.stdin import StdinManager, check_id
-from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox, SandboxLocal
 from sandlot.link.processes import ProcessCall
-from sandlot.link.types import Output, OutputGap, ProcessInfo
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError
+from sandlot.model.executions import Output, OutputGap, ProcessInfo
 from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.records import INSTALL

@@ -8,7 +8,7 @@ Invariants:
   restored from an image.
 - Writes to one process run one after another, each on its own call to the guest. If a write is cancelled, or its client disconnects, the bytes that
   have not been sent are dropped, and the next write begins.
-- Input that was passed whole is counted in the buffer budget (``core/node/buffer_budget.py``) until the service has sent the whole input.
+- Input that was passed whole is counted in the buffer budget (``model/buffer_budget.py``) until the service has sent the whole input.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants:
 - Each client sends its input on its own call to the guest, so clients do not wait for each other.
 - For each client, the service keeps up to 1 MiB of input that it could not write to the process yet. This input is counted in the buffer budget
-  (``core/node/buffer_budget.py``). A client that sends more is disconnected if the process reads no input for 30 s.
+  (``model/buffer_budget.py``). A client that sends more is disconnected if the process reads no input for 30 s.
 """
 
 from __future__ import annotations

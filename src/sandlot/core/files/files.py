@@ -6,8 +6,8 @@ from collections.abc import AsyncIterable, AsyncIterator
 
 from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.link.files import FileReader
-from sandlot.link.types import Entry, Listing
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnavailableError
+from sandlot.model.files import Entry, Listing
 from sandlot.model.specs import User, check_path
 from sandlot.protocol.schema import LIMITS
 

@@ -26,9 +26,9 @@ from sandlot.core.concurrency import TaskSet
 from sandlot.core.files import files
 from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import Entry
 from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.files import Entry
 from sandlot.model.ids import FILE_ID, SandboxId, new_file_id
 from sandlot.model.records import FileId, FileRecord
 from sandlot.model.repositories import Blobs, FileRepository

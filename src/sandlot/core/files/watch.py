@@ -11,7 +11,7 @@ Invariants:
 - For a :class:`FolderWatch`, the service keeps no events. If the client reads too slowly, the helper program drops events and reports ``overflow``.
 - If the folder is removed or moved, the last event is ``gone``. A watch that ends without ``gone`` was closed, or its sandbox has ended.
 - A watcher ends with its sandbox. Watchers do not count as activity of the sandbox.
-- The number of events that a watcher keeps is limited, and their bytes count in the buffer budget (``core/node/buffer_budget.py``). ``overflow``
+- The number of events that a watcher keeps is limited, and their bytes count in the buffer budget (``model/buffer_budget.py``). ``overflow``
   replaces the events that were dropped.
 - The helper program of a watcher ends if the sandbox is suspended or a process inside kills the program. The next request for the events starts
   the program again and gets an ``overflow`` event.

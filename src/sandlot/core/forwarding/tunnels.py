@@ -6,7 +6,7 @@ works for a sandbox without a network, and reaches only programs that listen ins
 Invariants:
 - Data in a tunnel counts as activity of the sandbox; an idle tunnel does not.
 - Both directions have backpressure. The service buffers at most one stream window of the program's data and one message of the client. The message
-  of the client counts in the buffer budget (``core/node/buffer_budget.py``).
+  of the client counts in the buffer budget (``model/buffer_budget.py``).
 - If one side shuts down its sending direction, the other side sees the end of the stream. If the client disconnects without this shutdown, the
   service stops, or the sandbox is suspended, the program sees a connection reset.
 """

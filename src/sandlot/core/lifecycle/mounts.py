@@ -29,9 +29,9 @@ import structlog
 
 from sandlot.core.execution import helpers
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor
-from sandlot.core.node.drivers import Drivers, driver_step
 from sandlot.core.operations import Operation
 from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.drivers import Drivers, driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import SetupStep
 from sandlot.core.volumes import VolumeManager

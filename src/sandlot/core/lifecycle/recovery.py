@@ -25,8 +25,8 @@ from sandlot.core.execution import helpers
 from sandlot.core.lifecycle import mounts, suspend
 from sandlot.core.lifecycle.start import reconnect_guest, wait_first_response
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, state_after
-from sandlot.core.node.drivers import driver_step
 from sandlot.core.ports import Clock
+from sandlot.core.resources.drivers import driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import NotFoundError, SandlotError
 from sandlot.model.ports import Driver, Exit, ExitReason, Instance

@@ -34,13 +34,13 @@ from typing import Any, Final, Protocol
 import structlog
 
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s
-from sandlot.core.node.drivers import STEP_TIMEOUT_S, driver_step
-from sandlot.core.node.reservations import Reservation
-from sandlot.core.node.start_steps import ExitedError
 from sandlot.core.pools.manager import PoolClaim
 from sandlot.core.pools.models import StartPath
 from sandlot.core.pools.pool import WarmSandbox
 from sandlot.core.ports import ResolvedTemplate
+from sandlot.core.resources.drivers import STEP_TIMEOUT_S, driver_step
+from sandlot.core.resources.reservations import Reservation
+from sandlot.core.resources.start_steps import ExitedError
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Admitted, SetupStep, StartSourceConstraints
 from sandlot.link.client import Link

@@ -32,13 +32,13 @@ import structlog
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.node.allocation import Allocation
-from sandlot.core.node.drivers import STEP_TIMEOUT_S, Drivers, Templates, driver_step
-from sandlot.core.node.reservations import Purpose, Reservation, Reservations
 from sandlot.core.operations import Operation
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
 from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.resources.allocation import Allocation
+from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers, Templates, driver_step
+from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.volumes import VolumeManager

@@ -28,7 +28,7 @@ import structlog
 from sandlot.core.lifecycle import mounts
 from sandlot.core.lifecycle.start import MemoryImageStart, reconnect_guest, wake_guest
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionDetachedError, SupervisionEndedError, guest_deadline_s
-from sandlot.core.node.drivers import driver_step
+from sandlot.core.resources.drivers import driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError

@@ -33,8 +33,8 @@ import structlog
 
 from sandlot.core import admission
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, guest_deadline_s
-from sandlot.core.node.drivers import driver_step
-from sandlot.core.node.reservations import grown_amounts, largest_limits
+from sandlot.core.resources.drivers import driver_step
+from sandlot.core.resources.reservations import grown_amounts, largest_limits
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError

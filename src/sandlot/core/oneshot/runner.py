@@ -30,15 +30,15 @@ from sandlot.core.execution.output import OutputCollector
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.files import files
 from sandlot.core.manager import SandboxManager
-from sandlot.core.node.buffer_budget import RETRY_AFTER_S
 from sandlot.core.oneshot.params import Comparison, OneShotParams, language_of
 from sandlot.core.oneshot.verdict import Observation, Result, grade
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import GRACE_S, Sandbox
-from sandlot.link.types import Output, OutputGap
 from sandlot.model.access import Principal
+from sandlot.model.buffer_budget import RETRY_AFTER_S
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.executions import Output, OutputGap
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
 from sandlot.protocol.schema import STDERR, STDOUT

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 
 from sandlot.core import admission
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Reservations
 from sandlot.core.pools import ownership
 from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec, StartPath, TemplateSnapshotSpec
 from sandlot.core.pools.pool import Pool, WarmSandbox, pool_gauges
@@ -29,6 +27,8 @@ from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.reservations import Reservations
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, UnsupportedError
 from sandlot.model.ports import DriverCapability, PreparedSandbox

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sandlot.core.node.allocation import Allocation
 from sandlot.core.pools import policy
 from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec, StartPath, TemplateSnapshotSpec
 from sandlot.core.ports import ResolvedTemplate
+from sandlot.core.resources.allocation import Allocation
 from sandlot.link.client import Link
 from sandlot.model.access import LOCAL
 from sandlot.model.errors import InternalError

@@ -25,9 +25,6 @@ from typing import Final, cast
 
 import structlog
 
-from sandlot.core.node.allocation import Allocation
-from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Purpose, Reservation, Reservations, combine
 from sandlot.core.pools import policy
 from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
 from sandlot.core.pools.ownership import PoolOwners, fill_priority, next_eviction
@@ -38,6 +35,9 @@ from sandlot.core.pools.template_snapshots import TemplateSnapshotManager, failu
 from sandlot.core.pools.warm import WarmSandboxFactory
 from sandlot.core.ports import Clock, GuestLinkFactory
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.resources.allocation import Allocation
+from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.reservations import Purpose, Reservation, Reservations, combine
 from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, Exit, HostReading, Resources

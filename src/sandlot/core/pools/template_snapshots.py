@@ -33,15 +33,15 @@ from typing import Any, Final
 
 import structlog
 
-from sandlot.core.node.allocation import Allocation
-from sandlot.core.node.drivers import STEP_TIMEOUT_S, Drivers, Templates
-from sandlot.core.node.reservations import Purpose, Reservations
 from sandlot.core.pools import models, policy
 from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
 from sandlot.core.pools.template_snapshot_cache import IMAGE, TemplateSnapshot, TemplateSnapshotCache, take_in_thread
 from sandlot.core.pools.warm import WarmSandboxFactory, verify_restored
 from sandlot.core.ports import Clock, GuestLinkFactory
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.resources.allocation import Allocation
+from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers, Templates
+from sandlot.core.resources.reservations import Purpose, Reservations
 from sandlot.host.locked_folder import LockedFolder
 from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId

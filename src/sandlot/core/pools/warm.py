@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sandlot.core.node.allocation import Allocation
-from sandlot.core.node.drivers import driver_step
-from sandlot.core.node.start_steps import ExitedError
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pool import PreparedPoolEntry, WarmSandbox
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
+from sandlot.core.resources.allocation import Allocation
+from sandlot.core.resources.drivers import driver_step
+from sandlot.core.resources.start_steps import ExitedError
 from sandlot.link.client import Link
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.ids import SandboxId

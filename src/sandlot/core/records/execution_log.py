@@ -21,14 +21,14 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.write_behind import WriteBehind
 from sandlot.core.sandbox import Sandbox, SandboxLocal
-from sandlot.link.types import CellError, Output, OutputGap
 from sandlot.model.access import OwnerId, Principal
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
+from sandlot.model.executions import CellError, Output, OutputGap
 from sandlot.model.ids import PROCESS_ID, NodeId, ProcessId, SandboxId, node_of
 from sandlot.model.output_capture import OutputCapture, shorten, shorten_argv
 from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord

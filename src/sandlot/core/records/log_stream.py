@@ -21,9 +21,9 @@ from datetime import datetime
 
 from sandlot.core.records.execution_log import RUNNING, ExecutionLog, LogEntry
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import Output, OutputGap
 from sandlot.model.access import Principal
 from sandlot.model.errors import NotFoundError
+from sandlot.model.executions import Output, OutputGap
 from sandlot.model.ids import ProcessId
 from sandlot.model.records import ExecutionRecord
 from sandlot.model.repositories import Position

@@ -21,11 +21,11 @@ import structlog
 
 from sandlot.core.access.idempotency import IdempotencyKey
 from sandlot.core.concurrency import KeyedLock
-from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox, SandboxLocal
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InternalError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sandlot.core.lifecycle.start import MemoryImageStart, connect_and_wake, shape_of
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor
-from sandlot.core.node.drivers import driver_step
+from sandlot.core.resources.drivers import driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError, UnsupportedError
 

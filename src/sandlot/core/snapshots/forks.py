@@ -32,10 +32,10 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
 from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
-from sandlot.core.node.reservations import Reservation, Reservations
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.reservations import Reservation, Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler, StartSourceConstraints
 from sandlot.core.snapshots import writer

@@ -33,11 +33,11 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
 from sandlot.core.lifecycle.start import BootStart, MemoryImageStart, StartSource
 from sandlot.core.manager import SandboxManager
-from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.reservations import Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import StartSourceConstraints
 from sandlot.core.snapshots import restore, writer

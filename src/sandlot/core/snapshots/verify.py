@@ -27,8 +27,8 @@ from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
-from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Reservations
+from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.reservations import Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.restore import MEMORY

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from sandlot.core.lifecycle import suspend
-from sandlot.core.node.reservations import Purpose, Reservations
+from sandlot.core.resources.reservations import Purpose, Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError
 from sandlot.model.ports import Resources, Usage

@@ -22,9 +22,9 @@ from sandlot.core.files import changes, files
 from sandlot.core.files.changes import ChangeTracker
 from sandlot.core.files.store import FileStore
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import Entry
 from sandlot.model.access import UNBOUNDED, Quota
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError, SandlotError
+from sandlot.model.files import Entry
 from sandlot.model.records import FileRecord
 from sandlot.model.specs import MIB, WORKSPACE, User
 

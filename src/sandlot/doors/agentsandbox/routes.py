@@ -20,7 +20,7 @@ from sandlot.doors.agentsandbox.wire import (
     UploadQuery,
 )
 from sandlot.doors.door import refuse
-from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 from sandlot.web.forms import upload_of
 from sandlot.web.streams import Stream
@@ -33,56 +33,56 @@ router = APIRouter()
 @router.post("/v1/execute")
 async def execute(body: ExecuteBody, request: Request) -> Response:
     """Run code; it is killed when its client goes away."""
-    return reply(await unless_gone(request, sessions.execute(core_of(request), principal_of(request), body)))
+    return reply(await unless_gone(request, sessions.execute(node_of(request), principal_of(request), body)))
 
 
 @router.post("/v1/sessions")
 async def create_session(request: Request, body: SessionBody | None = None) -> Response:
     """Make a session. A client that goes away meanwhile leaves none behind."""
     asked = body or SessionBody()
-    work = sessions.create(core_of(request), principal_of(request), asked.env_vars or {}, asked.file_ids or ())
+    work = sessions.create(node_of(request), principal_of(request), asked.env_vars or {}, asked.file_ids or ())
     return reply(SessionAnswer(session_id=(await unless_gone(request, work)).id, created=True))
 
 
 @router.get("/v1/sessions")
 async def list_sessions(request: Request) -> Response:
     """The ids of all sessions, oldest first."""
-    return reply(SessionsAnswer(sessions=[sandbox.id for sandbox in sessions.listing(core_of(request), principal_of(request))]))
+    return reply(SessionsAnswer(sessions=[sandbox.id for sandbox in sessions.listing(node_of(request), principal_of(request))]))
 
 
 @router.get("/v1/sessions/{session}")
 async def get_session(session: str, request: Request) -> Response:
     """Whether there is a session."""
-    return reply(SessionAnswer(session_id=sessions.find(core_of(request), principal_of(request), session).id, created=False))
+    return reply(SessionAnswer(session_id=sessions.find(node_of(request), principal_of(request), session).id, created=False))
 
 
 @router.delete("/v1/sessions/{session}")
 async def delete_session(session: str, request: Request) -> Response:
     """End a session, and all that is in it."""
-    await sessions.delete(core_of(request), principal_of(request), session)
+    await sessions.delete(node_of(request), principal_of(request), session)
     return Response(status_code=204)
 
 
 @router.post("/v1/sessions/{session}/files")
 async def inject_files(session: str, body: InjectBody, request: Request) -> Response:
     """Put files into a session's /workspace."""
-    core, principal = core_of(request), principal_of(request)
-    sandbox = sessions.find(core, principal, session)
-    records = await unless_gone(request, sessions.inject(core, sandbox, principal, body.file_ids))
+    node, principal = node_of(request), principal_of(request)
+    sandbox = sessions.find(node, principal, session)
+    records = await unless_gone(request, sessions.inject(node, sandbox, principal, body.file_ids))
     return reply(InjectedAnswer(session_id=sandbox.id, file_ids=[record.id for record in records]))
 
 
 @router.post("/v1/files")
 async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
     """Keep a file; with ``session_id`` it is put into that session as well."""
-    core, principal = core_of(request), principal_of(request)
-    sandbox = None if query.session_id is None else sessions.find(core, principal, query.session_id)
+    node, principal = node_of(request), principal_of(request)
+    sandbox = None if query.session_id is None else sessions.find(node, principal, query.session_id)
     form = await upload_of(request)
-    record = await core.files.upload(
+    record = await node.files.upload(
         principal, form.chunks, filename=translate.filename(form.filename), media_type=translate.media_type(form.media_type)
     )
     if sandbox is not None:
-        await core.files.inject(sandbox, [record])
+        await node.files.inject(sandbox, [record])
     told = translate.file(record)
     return reply(told if sandbox is None else told.model_copy(update={"session_id": sandbox.id}))
 
@@ -90,14 +90,14 @@ async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Re
 @router.get("/v1/files")
 async def list_files(query: Annotated[FilesQuery, Query()], request: Request) -> Response:
     """A part of all files, newest first, and how many there are."""
-    found, total = await core_of(request).files.list(principal_of(request), offset=query.offset, limit=query.limit)
+    found, total = await node_of(request).files.list(principal_of(request), offset=query.offset, limit=query.limit)
     return reply(FilesAnswer(files=[translate.file(record) for record in found], total=total, limit=query.limit, offset=query.offset))
 
 
 @router.get("/v1/files/{file}")
 async def download(file: str, request: Request) -> Response:
     """A file's bytes."""
-    files = core_of(request).files
+    files = node_of(request).files
     record = await files.get(principal_of(request), file)
     bytes_ = files.read(record)
 
@@ -115,14 +115,14 @@ async def download(file: str, request: Request) -> Response:
 @router.delete("/v1/files/{file}")
 async def delete_file(file: str, request: Request) -> Response:
     """Remove a file; what was put into sessions stays there."""
-    await core_of(request).files.delete(principal_of(request), file)
+    await node_of(request).files.delete(principal_of(request), file)
     return Response(status_code=204)
 
 
 @router.get("/v1/executions/{execution}")
 async def get_execution(execution: str, request: Request) -> Response:
     """One run, as the log has it."""
-    return reply(translate.execution(await core_of(request).executions.get(principal_of(request), execution)))
+    return reply(translate.execution(await node_of(request).executions.get(principal_of(request), execution)))
 
 
 _KEYS = "Make keys where the service runs: sandlot keys create --name NAME."

@@ -15,16 +15,16 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from sandlot.core.files import files
+from sandlot.core.node import Node
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.doors.agentsandbox import outputs, translate
 from sandlot.doors.agentsandbox.outputs import Before
 from sandlot.doors.agentsandbox.translate import Program
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecuteBody
-from sandlot.link.types import Entry
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.files import Entry
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import FileRecord
 from sandlot.model.specs import MAX_ARG_BYTES, User, check_env
@@ -34,7 +34,7 @@ _OUTPUT_MODE = 0o1777
 _Result = TypeVar("_Result")
 
 
-def find(core: Core, principal: Principal, session: str) -> Sandbox:
+def find(node: Node, principal: Principal, session: str) -> Sandbox:
     """A session.
 
     Raises:
@@ -43,7 +43,7 @@ def find(core: Core, principal: Principal, session: str) -> Sandbox:
     """
     sandbox: Sandbox | None = None
     with suppress(NotFoundError):
-        sandbox = core.registry.find(session, principal)
+        sandbox = node.registry.find(session, principal)
     if sandbox is None or not translate.is_session(sandbox):
         raise translate.no_session(session)
     if translate.is_over(sandbox):
@@ -51,84 +51,84 @@ def find(core: Core, principal: Principal, session: str) -> Sandbox:
     return sandbox
 
 
-def listing(core: Core, principal: Principal) -> list[Sandbox]:
+def listing(node: Node, principal: Principal) -> list[Sandbox]:
     """All sessions that somebody has, oldest first."""
-    return [sandbox for sandbox in core.registry.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
+    return [sandbox for sandbox in node.registry.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
 
 
-async def create(core: Core, principal: Principal, env: Mapping[str, str], file_ids: Sequence[str]) -> Sandbox:
+async def create(node: Node, principal: Principal, env: Mapping[str, str], file_ids: Sequence[str]) -> Sandbox:
     """Make a session, its files in it.
 
     Raises:
         SandlotError: It could not be made, or there is no such file; then nothing is left of it.
     """
-    records = await core.files.get_many(principal, file_ids)
-    sandbox = await core.manager.create(translate.new_session(env, principal), principal)
+    records = await node.files.get_many(principal, file_ids)
+    sandbox = await node.manager.create(translate.new_session(env, principal), principal)
     try:
-        await _furnish(core, sandbox, records)
+        await _furnish(node, sandbox, records)
     except BaseException:
         _drop(sandbox, "it could not be furnished")
         raise
     return sandbox
 
 
-async def inject(core: Core, sandbox: Sandbox, principal: Principal, file_ids: Sequence[str]) -> Sequence[FileRecord]:
+async def inject(node: Node, sandbox: Sandbox, principal: Principal, file_ids: Sequence[str]) -> Sequence[FileRecord]:
     """Put files into a session.
 
     Raises:
         NotFoundError: ``file_not_found``; then none of them was put there.
         SandboxEndedError: The session has ended.
     """
-    records = await core.files.get_many(principal, file_ids)
-    await core.files.inject(sandbox, records)
+    records = await node.files.get_many(principal, file_ids)
+    await node.files.inject(sandbox, records)
     return records
 
 
-async def delete(core: Core, principal: Principal, session: str) -> None:
+async def delete(node: Node, principal: Principal, session: str) -> None:
     """End a session.
 
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    await core.manager.kill(find(core, principal, session).id, principal)
+    await node.manager.kill(find(node, principal, session).id, principal)
 
 
-async def execute(core: Core, principal: Principal, body: ExecuteBody) -> ExecuteAnswer:
+async def execute(node: Node, principal: Principal, body: ExecuteBody) -> ExecuteAnswer:
     """Run code in a process of its own.
 
     Args:
-        core: Who does it.
+        node: Who does it.
         principal: For whom.
         body: What was asked.
 
     Raises:
         SandlotError: It could not be run. Code that fails is no error.
     """
-    began_s = core.clock.monotonic_s()
+    began_s = node.clock.monotonic_s()
     code, env = translate.code_of(body.code), body.env_vars or {}
     check_env(env)  # before there is a sandbox
-    records = await core.files.get_many(principal, body.file_ids or ())
-    async with _place(core, principal, body.session_id) as sandbox:
+    records = await node.files.get_many(principal, body.file_ids or ())
+    async with _place(node, principal, body.session_id) as sandbox:
         what = translate.program(body.language, secrets.token_hex(8))
         before: Before | None = None
         try:
             async with _beside(_written(sandbox, what, body.code, code)) as writing:
-                before = await _prepared(core, sandbox, records, new=body.session_id is None)
+                before = await _prepared(node, sandbox, records, new=body.session_id is None)
                 command = await writing
-            spec = translate.process(what, command, env, sandbox.spec.env, core.clock.monotonic_s() - began_s)
+            spec = translate.process(what, command, env, sandbox.spec.env, node.clock.monotonic_s() - began_s)
             try:
-                done = await core.processes.run(
+                done = await node.processes.run(
                     sandbox, spec, description=ExecutionDescription(origin=translate.NAME, language=body.language, code=body.code)
                 )
             except SandboxEndedError as error:
                 return translate.ended(sandbox.id, error)
-            kept = await outputs.collect(core.files, sandbox, before, principal.quota)
+            kept = await outputs.collect(node.files, sandbox, before, principal.quota)
         finally:
             if before is not None:
                 before.close()
             if body.session_id is not None:
                 sandbox.tasks.spawn(_tidy(sandbox, what))
-        core.executions.set_files(done.outcome.process, len(kept.records))
+        node.executions.set_files(done.outcome.process, len(kept.records))
         return translate.answer(sandbox.id, done, kept, spec.timeout_s or 0.0)
 
 
@@ -161,28 +161,28 @@ async def _beside(work: Coroutine[Any, Any, _Result]) -> AsyncIterator[asyncio.T
 
 
 @asynccontextmanager
-async def _place(core: Core, principal: Principal, session: str | None) -> AsyncIterator[Sandbox]:
+async def _place(node: Node, principal: Principal, session: str | None) -> AsyncIterator[Sandbox]:
     """Where a run runs: in its session, or in a sandbox that ends with it."""
     if session is not None:
-        yield find(core, principal, session)
+        yield find(node, principal, session)
         return
-    sandbox = await core.manager.create(translate.new_throwaway(principal), principal)
+    sandbox = await node.manager.create(translate.new_throwaway(principal), principal)
     try:
         yield sandbox
     finally:
         _drop(sandbox, "its run is over")
 
 
-async def _prepared(core: Core, sandbox: Sandbox, records: Sequence[FileRecord], *, new: bool) -> Before:
+async def _prepared(node: Node, sandbox: Sandbox, records: Sequence[FileRecord], *, new: bool) -> Before:
     """Give a sandbox what a run finds in it, and remember what that is."""
-    put = await _furnish(core, sandbox, records) if new else await core.files.inject(sandbox, records)
+    put = await _furnish(node, sandbox, records) if new else await node.files.inject(sandbox, records)
     return outputs.empty(sandbox, put) if new else await Before.look(sandbox)
 
 
-async def _furnish(core: Core, sandbox: Sandbox, records: Sequence[FileRecord]) -> Sequence[Entry]:
+async def _furnish(node: Node, sandbox: Sandbox, records: Sequence[FileRecord]) -> Sequence[Entry]:
     """Give a new sandbox its folder for output, and its files."""
     await files.make_directory(sandbox, outputs.OUTPUT, user=User.ROOT, mode=_OUTPUT_MODE)
-    return await core.files.inject(sandbox, records)
+    return await node.files.inject(sandbox, records)
 
 
 def _drop(sandbox: Sandbox, why: str) -> None:

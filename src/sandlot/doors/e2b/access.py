@@ -16,13 +16,13 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.doors.e2b.envd import signatures
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnsupportedError
 from sandlot.model.states import SUSPENDED
-from sandlot.web.asking import core_of, principal_of
+from sandlot.web.asking import node_of, principal_of
 from sandlot.web.auth import presented
 
 PREFIX = "/e2b"
@@ -45,7 +45,7 @@ _FOUND = "e2b.sandbox"
 _TOKENS = tuple(name.encode() for name in TOKENS)
 
 
-def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
+def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
     """Who sends a request that shows a sandbox's token, or comes by a URL that was signed with one; None where it does neither.
 
     Raises:
@@ -57,14 +57,14 @@ def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
     sandbox = headers.get(SANDBOX.encode(), b"").decode("latin-1")
     for name in _TOKENS:
         token = headers.get(name, b"").decode("latin-1")
-        if token and (principal := core.url_signer.bearer(token, sandbox)) is not None:
+        if token and (principal := node.url_signer.bearer(token, sandbox)) is not None:
             scope["state"][_FOUND] = sandbox  # which of several headers a reader takes is nothing to rely on
             return principal
     if scope["path"] not in _SIGNED or not signatures.is_signed(scope) or presented(scope["headers"]):
         return None
-    box = signatures.sandbox_for(scope, core, sandbox)
+    box = signatures.sandbox_for(scope, node, sandbox)
     scope["state"][_FOUND] = box.id
-    return core.url_signer.bearer(core.url_signer.token(box.owner, box.id), box.id)
+    return node.url_signer.bearer(node.url_signer.token(box.owner, box.id), box.id)
 
 
 def is_inside(path: str) -> bool:
@@ -114,7 +114,7 @@ def box_of(request: HTTPConnection) -> Sandbox:
             fields={"field": "E2b-Sandbox-Id"},
         )
     try:
-        box = core_of(request).registry.find(sandbox, principal_of(request))
+        box = node_of(request).registry.find(sandbox, principal_of(request))
     except NotFoundError:
         raise gone(sandbox) from None
     if box.ended.is_set() or box.end_requested.is_set():

@@ -8,8 +8,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.core.snapshots.forks import ForkParams
 from sandlot.doors.pandastack import translate
 from sandlot.doors.pandastack.wire import (
@@ -29,77 +29,77 @@ from sandlot.model.records import SnapshotRecord
 PAGE = 1000
 
 
-def find(core: Core, principal: Principal, sandbox: str) -> Sandbox:
+def find(node: Node, principal: Principal, sandbox: str) -> Sandbox:
     """A sandbox that has not ended.
 
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
         SandboxEndedError: It has ended; says why.
     """
-    box = core.registry.find(sandbox, principal)
+    box = node.registry.find(sandbox, principal)
     if box.end_requested.is_set() or box.ended.is_set():
         raise box.ended_error()
     return box
 
 
-async def create(core: Core, principal: Principal, body: CreateBody) -> SandboxAnswer:
+async def create(node: Node, principal: Principal, body: CreateBody) -> SandboxAnswer:
     """Make a sandbox, of a template or of a snapshot, whose own template counts: the client always names one.
 
     Raises:
         SandlotError: It could not be made; then nothing is left of it.
     """
-    began_s, params = core.clock.monotonic_s(), translate.new_sandbox(body, principal.quota)
+    began_s, params = node.clock.monotonic_s(), translate.new_sandbox(body, principal.quota)
     if params.snapshot is None:
-        sandbox = await core.manager.create(params, principal)
+        sandbox = await node.manager.create(params, principal)
     else:
-        core.templates.require(params.template)
-        sandbox = await core.snapshots.create_sandbox(params, principal)
-    return translate.sandbox(sandbox, core.clock.monotonic_s() - began_s)
+        node.templates.require(params.template)
+        sandbox = await node.snapshots.create_sandbox(params, principal)
+    return translate.sandbox(sandbox, node.clock.monotonic_s() - began_s)
 
 
-def listing(core: Core, principal: Principal) -> list[SandboxAnswer]:
+def listing(node: Node, principal: Principal) -> list[SandboxAnswer]:
     """All sandboxes that somebody has, oldest first."""
-    return [translate.sandbox(sandbox) for sandbox in core.registry.list(principal) if not sandbox.end_requested.is_set()]
+    return [translate.sandbox(sandbox) for sandbox in node.registry.list(principal) if not sandbox.end_requested.is_set()]
 
 
-def lifecycle(core: Core, principal: Principal, sandbox: str) -> LifecycleAnswer:
+def lifecycle(node: Node, principal: Principal, sandbox: str) -> LifecycleAnswer:
     """How long a sandbox lives."""
-    return translate.lifecycle(find(core, principal, sandbox), core.clock.monotonic_s())
+    return translate.lifecycle(find(node, principal, sandbox), node.clock.monotonic_s())
 
 
-async def change(core: Core, principal: Principal, sandbox: str, body: LifecycleBody) -> LifecycleAnswer:
+async def change(node: Node, principal: Principal, sandbox: str, body: LifecycleBody) -> LifecycleAnswer:
     """Change how long a sandbox lives.
 
     Raises:
         InvalidRequestError: Out of bounds, or a deadline for what has none.
         LimitError: ``quota_exceeded``.
     """
-    box = find(core, principal, sandbox)
-    await core.manager.update(box.id, principal, translate.update(box, body, principal.quota))
-    return lifecycle(core, principal, sandbox)
+    box = find(node, principal, sandbox)
+    await node.manager.update(box.id, principal, translate.update(box, body, principal.quota))
+    return lifecycle(node, principal, sandbox)
 
 
-async def fork(core: Core, principal: Principal, sandbox: str, count: int, metadata: Mapping[str, str] | None) -> TreeAnswer:
+async def fork(node: Node, principal: Principal, sandbox: str, count: int, metadata: Mapping[str, str] | None) -> TreeAnswer:
     """Fork a sandbox; there are all children, or none. As at the vendor's they share its volumes.
 
     Raises:
         SandlotError: As core's.
     """
-    parent = find(core, principal, sandbox)
+    parent = find(node, principal, sandbox)
     tree = f"tree-{secrets.token_hex(8)}"
     params = ForkParams(count=count, metadata=translate.forked(parent, metadata, tree), share_volumes=True)
-    made = await core.forks.create(parent.id, principal, params)
+    made = await node.forks.create(parent.id, principal, params)
     return TreeAnswer(tree_id=tree, parent_id=parent.id, children=[translate.sandbox(child) for child in made])
 
 
-async def promote(core: Core, principal: Principal, sandbox: str, body: PromoteBody) -> PromotedAnswer:
+async def promote(node: Node, principal: Principal, sandbox: str, body: PromoteBody) -> PromotedAnswer:
     """Keep a fork; with ``cleanup_siblings`` the others of its tree are ended, with all that was forked from them.
 
     Raises:
         ConflictError: It is nobody's fork.
         InvalidRequestError: It is of another tree.
     """
-    box = find(core, principal, sandbox)
+    box = find(node, principal, sandbox)
     if box.spec.parent is None:
         raise translate.no_fork(box)
     tree = translate.tree_of(box)
@@ -108,22 +108,22 @@ async def promote(core: Core, principal: Principal, sandbox: str, body: PromoteB
     if not body.cleanup_siblings:
         return PromotedAnswer(winner=box.id, tree_id=tree, deleted=[], failures={})
     among = {translate.TREE_WORD: tree} if translate.TREE_WORD in box.metadata else {}
-    done = await core.forks.promote(box.id, principal, among=among)
+    done = await node.forks.promote(box.id, principal, among=among)
     return PromotedAnswer(winner=box.id, tree_id=tree, deleted=list(done.ended), failures={str(id_): why for id_, why in done.failed.items()})
 
 
-async def snapshots(core: Core, principal: Principal, sandbox: str | None) -> list[SnapshotAnswer]:
+async def snapshots(node: Node, principal: Principal, sandbox: str | None) -> list[SnapshotAnswer]:
     """All snapshots, newest first.
 
     Args:
-        core: Who has them.
+        node: Who has them.
         principal: For whom.
         sandbox: Those of that one only.
     """
     found: list[SnapshotRecord] = []
     after, more = None, True
     while more:
-        page, more = await core.snapshots.list(principal, after=after, limit=PAGE)
+        page, more = await node.snapshots.list(principal, after=after, limit=PAGE)
         found += page
         after = translate.position(found[-1]) if found else None
     return [translate.snapshot(record) for record in reversed(found) if sandbox in {None, record.spec.id}]

@@ -17,21 +17,21 @@ from starlette.requests import Request
 
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.files import files
+from sandlot.core.node import Node
 from sandlot.core.ports import Clock
 from sandlot.core.records import log_stream
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.records.log_stream import Missed, Over
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Command, Decoder
 from sandlot.doors.pandastack.wire import EntryAnswer, ExecAnswer, ExecBody, RunAnswer, RunBody
-from sandlot.link.types import OutputGap
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.executions import OutputGap
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S, CellSpec, User
 from sandlot.web import errors
-from sandlot.web.asking import core_of
+from sandlot.web.asking import node_of
 from sandlot.web.streams import EVENTS, KEEP_ALIVE, STREAM_NAMES, Stream
 
 MOST_ENTRIES = 20_000
@@ -43,15 +43,15 @@ _UNBUFFERED = {"X-Accel-Buffering": "no"}
 _log = structlog.get_logger("sandlot.doors")
 
 
-async def execute(core: Core, sandbox: Sandbox, body: ExecBody) -> ExecAnswer:
+async def execute(node: Node, sandbox: Sandbox, body: ExecBody) -> ExecAnswer:
     """Run a command to its end.
 
     Raises:
         TimeoutExceededError: It took too long, and was ended.
         SandlotError: It could not be run. A command that fails is no error.
     """
-    async with _ready(core.clock, sandbox, body, running.DEFAULT_EXEC_S) as command:
-        done = await core.processes.run(sandbox, command.spec(), description=_label(command))
+    async with _ready(node.clock, sandbox, body, running.DEFAULT_EXEC_S) as command:
+        done = await node.processes.run(sandbox, command.spec(), description=_label(command))
     if done.outcome.reason == "timeout":
         raise running.late(command.timeout_s)
     return running.exec_answer(done)
@@ -64,23 +64,23 @@ async def stream(request: Request, sandbox: Sandbox, body: ExecBody) -> Stream:
         SandlotError: It could not be started.
     """
     async with AsyncExitStack() as stack:
-        command = await stack.enter_async_context(_ready(core_of(request).clock, sandbox, body, running.DEFAULT_STREAM_S))
-        run = await core_of(request).processes.start(sandbox, command.spec(), description=_label(command))
+        command = await stack.enter_async_context(_ready(node_of(request).clock, sandbox, body, running.DEFAULT_STREAM_S))
+        run = await node_of(request).processes.start(sandbox, command.spec(), description=_label(command))
         stack.push_async_callback(run.close)
         close = stack.pop_all().aclose
     return Stream(_told(request, run, command), close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
-async def run_cell(core: Core, sandbox: Sandbox, session: str, body: RunBody) -> RunAnswer:
+async def run_cell(node: Node, sandbox: Sandbox, session: str, body: RunBody) -> RunAnswer:
     """Run code in a session.
 
     Raises:
         NotFoundError: ``context_not_found``.
         TimeoutExceededError: It took too long, and was interrupted; variables stay.
     """
-    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else await _left_s(core.clock, sandbox, running.DEFAULT_EXEC_S)
+    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else await _left_s(node.clock, sandbox, running.DEFAULT_EXEC_S)
     cell = CellSpec(body.code, language=None, context=session, timeout_s=timeout_s)
-    return running.run_answer(await core.code.run(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
+    return running.run_answer(await node.code.run(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
 
 
 async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:
@@ -103,19 +103,19 @@ async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:
     return found
 
 
-async def logs(core: Core, principal: Principal, sandbox: Sandbox, stream_: str) -> str:
+async def logs(node: Node, principal: Principal, sandbox: Sandbox, stream_: str) -> str:
     """What the runs of a sandbox wrote, as one text."""
-    entries, _ = await log_stream.read(core.executions, sandbox, principal, log_stream.CHANNELS[stream_])
+    entries, _ = await log_stream.read(node.executions, sandbox, principal, log_stream.CHANNELS[stream_])
     return "".join(entry.text if entry.text.endswith("\n") else f"{entry.text}\n" for entry in entries)
 
 
-def follow(core: Core, principal: Principal, sandbox: Sandbox, stream_: str) -> Stream:
+def follow(node: Node, principal: Principal, sandbox: Sandbox, stream_: str) -> Stream:
     """What they wrote, and what they write, line by line, until the sandbox ends."""
 
     async def close() -> None:
         """One who reads a log holds nothing."""
 
-    told = _lines(core, principal, sandbox, stream_)
+    told = _lines(node, principal, sandbox, stream_)
     return Stream(told, close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
@@ -177,11 +177,11 @@ async def _told(request: Request, run: ProcessExecution, command: Command) -> As
         yield running.event("error", {"error": str(defect)})
 
 
-async def _lines(core: Core, principal: Principal, sandbox: Sandbox, stream_: str) -> AsyncIterator[bytes]:
+async def _lines(node: Node, principal: Principal, sandbox: Sandbox, stream_: str) -> AsyncIterator[bytes]:
     """Lines as events; what has no end is told when its run ends, or when it is long."""
     rest: dict[tuple[str, int], str] = {}
     with suppress(UnavailableError):  # the service stops: the stream ends
-        async for item in log_stream.follow(core.executions, sandbox, principal, log_stream.CHANNELS[stream_]):
+        async for item in log_stream.follow(node.executions, sandbox, principal, log_stream.CHANNELS[stream_]):
             if isinstance(item, Over):
                 for key in [key for key in rest if key[0] == item.execution]:
                     yield _line(rest.pop(key))

@@ -30,7 +30,7 @@ from sandlot.doors.pandastack.wire import (
 )
 from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError
 from sandlot.model.specs import MIB
-from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 
 RAW = frozenset({"/v1/sandboxes/{sandbox}/fs"})
@@ -42,75 +42,75 @@ router.routes.extend(within.router.routes)
 @router.post("/v1/sandboxes")
 async def create(body: CreateBody, request: Request) -> Response:
     """Make a sandbox. A client that goes away meanwhile leaves none behind."""
-    return reply(await unless_gone(request, boxes.create(core_of(request), principal_of(request), body)), 201)
+    return reply(await unless_gone(request, boxes.create(node_of(request), principal_of(request), body)), 201)
 
 
 @router.get("/v1/sandboxes")
 async def list_sandboxes(request: Request) -> Response:
     """All sandboxes, oldest first."""
-    return reply(SandboxesAnswer(items=boxes.listing(core_of(request), principal_of(request))))
+    return reply(SandboxesAnswer(items=boxes.listing(node_of(request), principal_of(request))))
 
 
 @router.get("/v1/sandboxes/{sandbox}")
 async def get(sandbox: str, request: Request) -> Response:
     """One sandbox; looking at it does not wake it."""
-    return reply(translate.sandbox(boxes.find(core_of(request), principal_of(request), sandbox)))
+    return reply(translate.sandbox(boxes.find(node_of(request), principal_of(request), sandbox)))
 
 
 @router.delete("/v1/sandboxes/{sandbox}")
 async def delete(sandbox: str, request: Request) -> Response:
     """End a sandbox; again and again the same."""
-    await core_of(request).manager.kill(sandbox, principal_of(request))
+    await node_of(request).manager.kill(sandbox, principal_of(request))
     return Response(status_code=204)
 
 
 @router.get("/v1/sandboxes/{sandbox}/lifecycle")
 async def lifecycle(sandbox: str, request: Request) -> Response:
     """How long it lives."""
-    return reply(boxes.lifecycle(core_of(request), principal_of(request), sandbox))
+    return reply(boxes.lifecycle(node_of(request), principal_of(request), sandbox))
 
 
 @router.patch("/v1/sandboxes/{sandbox}/lifecycle")
 async def change_lifecycle(sandbox: str, body: LifecycleBody, request: Request) -> Response:
     """Change how long it lives."""
-    return reply(await boxes.change(core_of(request), principal_of(request), sandbox, body))
+    return reply(await boxes.change(node_of(request), principal_of(request), sandbox, body))
 
 
 @router.post("/v1/sandboxes/{sandbox}/pause")
 async def pause(sandbox: str, request: Request) -> Response:
     """Freeze it where it is; the next request thaws it."""
-    core, principal = core_of(request), principal_of(request)
-    await core.manager.pause(boxes.find(core, principal, sandbox).id, principal)
+    node, principal = node_of(request), principal_of(request)
+    await node.manager.pause(boxes.find(node, principal, sandbox).id, principal)
     return Response(status_code=204)
 
 
 @router.post("/v1/sandboxes/{sandbox}/resume")
 async def resume(sandbox: str, request: Request) -> Response:
     """Let it go on where it was; one that runs is left as it is."""
-    core, principal = core_of(request), principal_of(request)
-    await core.manager.resume(boxes.find(core, principal, sandbox).id, principal)
+    node, principal = node_of(request), principal_of(request)
+    await node.manager.resume(boxes.find(node, principal, sandbox).id, principal)
     return Response(status_code=204)
 
 
 @router.post("/v1/sandboxes/{sandbox}/hibernate")
 async def hibernate(sandbox: str, request: Request) -> Response:
     """Write it to the disk and give its memory back; the next request wakes it."""
-    core, principal = core_of(request), principal_of(request)
-    return reply(StatusAnswer(status=translate.status(await core.manager.hibernate(boxes.find(core, principal, sandbox).id, principal))))
+    node, principal = node_of(request), principal_of(request)
+    return reply(StatusAnswer(status=translate.status(await node.manager.hibernate(boxes.find(node, principal, sandbox).id, principal))))
 
 
 @router.post("/v1/sandboxes/{sandbox}/wake")
 async def wake(sandbox: str, request: Request) -> Response:
     """Let it go on where it was; one that runs is left as it is."""
-    core, principal = core_of(request), principal_of(request)
-    return reply(StatusAnswer(status=translate.status(await core.manager.resume(boxes.find(core, principal, sandbox).id, principal))))
+    node, principal = node_of(request), principal_of(request)
+    return reply(StatusAnswer(status=translate.status(await node.manager.resume(boxes.find(node, principal, sandbox).id, principal))))
 
 
 @router.post("/v1/sandboxes/{sandbox}/fork")
 async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> Response:
     """Make another one that is what it is at this moment. A client that goes away meanwhile leaves none behind."""
     asked = body or ForkBody()
-    made = await unless_gone(request, boxes.fork(core_of(request), principal_of(request), sandbox, 1, asked.metadata))
+    made = await unless_gone(request, boxes.fork(node_of(request), principal_of(request), sandbox, 1, asked.metadata))
     return reply(made.children[0], 201)
 
 
@@ -118,73 +118,73 @@ async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> 
 async def fork_tree(sandbox: str, request: Request, body: ForkTreeBody | None = None) -> Response:
     """Make several, all or none."""
     asked = body or ForkTreeBody()
-    return reply(await unless_gone(request, boxes.fork(core_of(request), principal_of(request), sandbox, asked.count, asked.metadata)), 201)
+    return reply(await unless_gone(request, boxes.fork(node_of(request), principal_of(request), sandbox, asked.count, asked.metadata)), 201)
 
 
 @router.post("/v1/sandboxes/{sandbox}/promote")
 async def promote(sandbox: str, request: Request, body: PromoteBody | None = None) -> Response:
     """Keep one fork, and end the others of its tree where that is asked."""
-    return reply(await boxes.promote(core_of(request), principal_of(request), sandbox, body or PromoteBody()))
+    return reply(await boxes.promote(node_of(request), principal_of(request), sandbox, body or PromoteBody()))
 
 
 @router.post("/v1/sandboxes/{sandbox}/snapshots")
 async def take_snapshot(sandbox: str, request: Request) -> Response:
     """Keep what it is at this moment, memory and files. A client that goes away meanwhile leaves no snapshot behind."""
-    core, principal = core_of(request), principal_of(request)
-    box = boxes.find(core, principal, sandbox)
-    return reply(translate.snapshot(await unless_gone(request, core.snapshots.create(box.id, principal))), 201)
+    node, principal = node_of(request), principal_of(request)
+    box = boxes.find(node, principal, sandbox)
+    return reply(translate.snapshot(await unless_gone(request, node.snapshots.create(box.id, principal))), 201)
 
 
 @router.get("/v1/snapshots")
 async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Request) -> Response:
     """All snapshots, newest first."""
-    return reply(SnapshotsAnswer(snapshots=await boxes.snapshots(core_of(request), principal_of(request), query.sandbox_id)))
+    return reply(SnapshotsAnswer(snapshots=await boxes.snapshots(node_of(request), principal_of(request), query.sandbox_id)))
 
 
 @router.get("/v1/snapshots/{snapshot}")
 async def get_snapshot(snapshot: str, request: Request) -> Response:
     """One snapshot."""
-    return reply(translate.snapshot(await core_of(request).snapshots.get(snapshot, principal_of(request))))
+    return reply(translate.snapshot(await node_of(request).snapshots.get(snapshot, principal_of(request))))
 
 
 @router.delete("/v1/snapshots/{snapshot}")
 async def delete_snapshot(snapshot: str, request: Request) -> Response:
     """Remove a snapshot; what was made from it lives on."""
-    await core_of(request).snapshots.delete(snapshot, principal_of(request))
+    await node_of(request).snapshots.delete(snapshot, principal_of(request))
     return Response(status_code=204)
 
 
 @router.post("/v1/volumes")
 async def create_volume(body: VolumeBody, request: Request) -> Response:
     """Make a volume."""
-    made = await core_of(request).volumes.create(principal_of(request), name=body.name, size_bytes=body.size_mb * MIB)
+    made = await node_of(request).volumes.create(principal_of(request), name=body.name, size_bytes=body.size_mb * MIB)
     return reply(translate.volume(made), 201)
 
 
 @router.get("/v1/volumes")
 async def list_volumes(request: Request) -> Response:
     """All volumes."""
-    found = await core_of(request).volumes.list(principal_of(request))
+    found = await node_of(request).volumes.list(principal_of(request))
     return reply(VolumesAnswer(items=[translate.volume(each) for each in found]))
 
 
 @router.get("/v1/volumes/{volume}")
 async def get_volume(volume: str, request: Request) -> Response:
     """One volume, by its name."""
-    return reply(translate.volume(await core_of(request).volumes.get(principal_of(request), volume)))
+    return reply(translate.volume(await node_of(request).volumes.get(principal_of(request), volume)))
 
 
 @router.delete("/v1/volumes/{volume}")
 async def delete_volume(volume: str, request: Request) -> Response:
     """Remove a volume that no sandbox has."""
-    await core_of(request).volumes.delete(principal_of(request), volume)
+    await node_of(request).volumes.delete(principal_of(request), volume)
     return Response(status_code=204)
 
 
 @router.get("/v1/templates")
 async def list_templates(request: Request) -> Response:
     """What a sandbox can be started from."""
-    found = await core_of(request).templates.list()
+    found = await node_of(request).templates.list()
     return reply(TemplatesAnswer(items=[translate.template(each) for each in found]))
 
 
@@ -221,7 +221,7 @@ async def me(request: Request) -> Response:
 
 
 async def _template(request: Request, name: str) -> TemplateAnswer:
-    templates = core_of(request).templates
+    templates = node_of(request).templates
     templates.require(name)
     return next(translate.template(each) for each in await templates.list() if each.name == name)
 

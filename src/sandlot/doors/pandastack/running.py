@@ -19,8 +19,8 @@ from types import MappingProxyType
 from sandlot.core.execution.code import CodeExecutionResult
 from sandlot.core.execution.output import CommandResult
 from sandlot.doors.pandastack.wire import ExecAnswer, RunAnswer
-from sandlot.link.types import Display
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, TimeoutExceededError
+from sandlot.model.executions import Display
 from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, ProcessSpec, User, check_text
 
 DEFAULT_EXEC_S = 28.0

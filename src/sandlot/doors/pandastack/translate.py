@@ -28,9 +28,9 @@ from sandlot.doors.pandastack.wire import (
     TemplateAnswer,
     VolumeAnswer,
 )
-from sandlot.link.types import Entry
 from sandlot.model.access import Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
+from sandlot.model.files import Entry
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.specs import DEFAULT_TEMPLATE, MAX_TIMEOUT_S, MIB, Limits, VolumeMount

@@ -26,7 +26,7 @@ from sandlot.doors.pandastack.wire import (
     WrittenAnswer,
 )
 from sandlot.model.specs import User
-from sandlot.web.asking import body_of, core_of, principal_of, unless_gone, while_connected
+from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
 from sandlot.web.bodies import reply
 from sandlot.web.streams import Stream
 
@@ -36,7 +36,7 @@ router = APIRouter()
 @router.post("/v1/sandboxes/{sandbox}/exec")
 async def execute(sandbox: str, body: ExecBody, request: Request) -> Response:
     """Run a command; it is killed when its client goes away."""
-    return reply(await unless_gone(request, inside.execute(core_of(request), _box(request, sandbox), body)))
+    return reply(await unless_gone(request, inside.execute(node_of(request), _box(request, sandbox), body)))
 
 
 @router.post("/v1/sandboxes/{sandbox}/exec/stream")
@@ -63,7 +63,7 @@ async def list_sessions(sandbox: str, request: Request) -> Response:
 @router.post("/v1/sandboxes/{sandbox}/repl/sessions/{context}/run")
 async def run(sandbox: str, context: str, body: RunBody, request: Request) -> Response:
     """Run code in a session; it is interrupted when its client goes away, and its variables stay."""
-    return reply(await unless_gone(request, inside.run_cell(core_of(request), _box(request, sandbox), context, body)))
+    return reply(await unless_gone(request, inside.run_cell(node_of(request), _box(request, sandbox), context, body)))
 
 
 @router.delete("/v1/sandboxes/{sandbox}/repl/sessions/{context}")
@@ -76,11 +76,11 @@ async def delete_session(sandbox: str, context: str, request: Request) -> Respon
 @router.get("/v1/sandboxes/{sandbox}/logs")
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """What its runs wrote, or follow what they write; it may have ended."""
-    core, principal = core_of(request), principal_of(request)
-    box = await core.registry.load(sandbox, principal)
+    node, principal = node_of(request), principal_of(request)
+    box = await node.registry.load(sandbox, principal)
     if query.follow:
-        return inside.follow(core, principal, box, query.stream)
-    return Response(await inside.logs(core, principal, box, query.stream), media_type="text/plain; charset=utf-8")
+        return inside.follow(node, principal, box, query.stream)
+    return Response(await inside.logs(node, principal, box, query.stream), media_type="text/plain; charset=utf-8")
 
 
 @router.get("/v1/sandboxes/{sandbox}/ports")
@@ -130,4 +130,4 @@ async def stat(sandbox: str, query: Annotated[PathQuery, Query()], request: Requ
 
 
 def _box(request: Request, sandbox: str) -> Sandbox:
-    return boxes.find(core_of(request), principal_of(request), sandbox)
+    return boxes.find(node_of(request), principal_of(request), sandbox)

@@ -20,7 +20,7 @@ from sandlot.doors.sandbase.wire import E2bListQuery, E2bSandboxBody, ResumeBody
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.repositories import Position
 from sandlot.web import cursors
-from sandlot.web.asking import core_of, principal_of
+from sandlot.web.asking import node_of, principal_of
 
 router = APIRouter()
 
@@ -40,7 +40,7 @@ async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Reque
     wanted = metadata_filter(query.metadata or "")
     found = [
         sandbox
-        for sandbox in reversed(core_of(request).registry.list(principal_of(request)))
+        for sandbox in reversed(node_of(request).registry.list(principal_of(request)))
         if translate.status(sandbox) in states and wanted.items() <= sandbox.metadata.items()
     ]
     if (after := cursors.understood(query.next_token)) is not None:
@@ -53,12 +53,12 @@ async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Reque
 @router.post("/v2/sandboxes/{sandbox}/connect")
 async def connect(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a sandbox go on where it is paused; one that runs lives for so many seconds at least."""
-    core, principal = core_of(request), principal_of(request)
+    node, principal = node_of(request), principal_of(request)
     box = live(request, sandbox)
     seconds = translate.timeout(None if body is None else body.timeout)
     paused = translate.status(box) == translate.PAUSED
     if paused:
-        await core.manager.resume(box.id, principal, timeout_s=seconds)
-    elif box.deadline.expires_at is not None and (box.deadline.expires_at - core.clock.now()).total_seconds() < seconds:
-        await core.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=seconds))
-    return told(opened(core, box), 201 if paused else 200)
+        await node.manager.resume(box.id, principal, timeout_s=seconds)
+    elif box.deadline.expires_at is not None and (box.deadline.expires_at - node.clock.now()).total_seconds() < seconds:
+        await node.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=seconds))
+    return told(opened(node, box), 201 if paused else 200)

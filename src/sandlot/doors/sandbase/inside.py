@@ -27,10 +27,10 @@ from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.sandboxes import by_e2b, live
 from sandlot.doors.sandbase.wire import ContentBody, FolderBody, FolderQuery, MetricsQuery, MoveBody, PathQuery, ProcessBody, done
-from sandlot.link.types import Entry
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
+from sandlot.model.files import Entry
 from sandlot.model.specs import User
-from sandlot.web.asking import core_of, principal_of, unless_gone, while_connected
+from sandlot.web.asking import node_of, principal_of, unless_gone, while_connected
 from sandlot.web.forms import Fields, Upload, upload_of
 from sandlot.web.streams import Stream
 
@@ -53,7 +53,7 @@ async def run(sandbox: str, body: ProcessBody, request: Request) -> Response:
     box = live(request, sandbox)
     spec = translate.process(body, box)
     try:
-        finished = await unless_gone(request, core_of(request).processes.run(box, spec, description=ExecutionDescription(origin=translate.NAME)))
+        finished = await unless_gone(request, node_of(request).processes.run(box, spec, description=ExecutionDescription(origin=translate.NAME)))
     except SandlotError as error:
         if error.code not in _NOT_RUN:
             raise
@@ -165,10 +165,10 @@ async def health(sandbox: str, request: Request) -> Response:
 @router.get("/sandboxes/{sandbox}/metrics")
 async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request: Request) -> Response:
     """What a sandbox uses now; to E2B's client a list of that, where it is in the time that it asks for."""
-    core, box, listed = core_of(request), live(request, sandbox), by_e2b(request)
+    node, box, listed = node_of(request), live(request, sandbox), by_e2b(request)
     if not listed and (query.start, query.end) != (None, None):
         raise InvalidRequestError("Only E2B's client asks for metrics of a time.", hint="Leave start and end out.", fields={"field": "start"})
-    used, now = await core.manager.usage(box.id, principal_of(request)), core.clock.now()
+    used, now = await node.manager.usage(box.id, principal_of(request)), node.clock.now()
     lived_s = (now - box.created_at).total_seconds()
     if not listed:
         return told(translate.metrics(used, now, lived_s))

@@ -12,16 +12,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.lifecycle.update import UpdateSandboxParams
+from sandlot.core.node import Node
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.wire import PauseBody, RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.ports import DriverCapability
 from sandlot.model.states import is_terminal
-from sandlot.web.asking import core_of, principal_of, sandbox_of, unless_gone
+from sandlot.web.asking import node_of, principal_of, sandbox_of, unless_gone
 
 E2B = "e2b-"
 """How the clients of E2B call themselves: e2b-python-sdk/2.63.0, e2b-js-sdk/2.30.0."""
@@ -37,17 +37,17 @@ async def create(body: SandboxBody, request: Request) -> Response:
 
 async def made(body: SandboxBody, request: Request) -> Response:
     """Create a sandbox, whoever's client asks for it."""
-    core = core_of(request)
-    params = translate.new_sandbox(body, core.templates.names())
-    sandbox = await unless_gone(request, core.manager.create(params, principal_of(request)))
-    return told(opened(core, sandbox), 201)
+    node = node_of(request)
+    params = translate.new_sandbox(body, node.templates.names())
+    sandbox = await unless_gone(request, node.manager.create(params, principal_of(request)))
+    return told(opened(node, sandbox), 201)
 
 
 @router.get("/sandboxes")
 async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Request) -> Response:
     """List sandboxes, newest first: those that live, or those of a status."""
     wanted = translate.statuses(query.status)
-    sandboxes = core_of(request).registry.list(principal_of(request), ended=not translate.LIVE.issuperset(wanted))
+    sandboxes = node_of(request).registry.list(principal_of(request), ended=not translate.LIVE.issuperset(wanted))
     found = [translate.sandbox(sandbox) for sandbox in reversed(sandboxes)]
     return told([each for each in found if each["status"] in wanted])
 
@@ -55,34 +55,34 @@ async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Reques
 @router.get("/sandboxes/{sandbox}")
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox, also at one that has ended, for as long as it is known."""
-    core = core_of(request)
+    node = node_of(request)
     if by_e2b(request):
-        return told(opened(core, live(request, sandbox)))
-    box = await core.registry.load(sandbox, principal_of(request))
-    return told(translate.sandbox(box) if is_terminal(box.state) else opened(core, box))
+        return told(opened(node, live(request, sandbox)))
+    box = await node.registry.load(sandbox, principal_of(request))
+    return told(translate.sandbox(box) if is_terminal(box.state) else opened(node, box))
 
 
 @router.delete("/sandboxes/{sandbox}")
 @router.post("/sandboxes/{sandbox}/shutdown")
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox; answered when its processes are dead."""
-    core, principal = core_of(request), principal_of(request)
-    await core.manager.kill(live(request, sandbox).id, principal)
+    node, principal = node_of(request), principal_of(request)
+    await node.manager.kill(live(request, sandbox).id, principal)
     return done()
 
 
 @router.post("/sandboxes/{sandbox}/pause")
 async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) -> Response:
     """Keep a sandbox, memory and files, until it is resumed. It goes on where the client goes away meanwhile."""
-    core, principal = core_of(request), principal_of(request)
+    node, principal = node_of(request), principal_of(request)
     box = live(request, sandbox)
     if by_e2b(request) and translate.status(box) == translate.PAUSED:
         raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
-    can = await core.drivers.capabilities_for(box.spec.isolation, DriverCapability.SNAPSHOT)
+    can = await node.drivers.capabilities_for(box.spec.isolation, DriverCapability.SNAPSHOT)
     if can.can(DriverCapability.SNAPSHOT):
-        await core.manager.hibernate(box.id, principal)
+        await node.manager.hibernate(box.id, principal)
     else:
-        await core.manager.pause(box.id, principal)
+        await node.manager.pause(box.id, principal)
     return done()
 
 
@@ -90,17 +90,17 @@ async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) 
 @router.post("/sandboxes/{sandbox}/connect")
 async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a sandbox go on where it was, with its timeout anew; where a timeout is given, from now on that one holds."""
-    core, principal = core_of(request), principal_of(request)
+    node, principal = node_of(request), principal_of(request)
     box = live(request, sandbox)
     if body is None or body.timeout is None:
-        await core.manager.resume(box.id, principal)
+        await node.manager.resume(box.id, principal)
     else:
         seconds = translate.timeout(body.timeout)
         if translate.status(box) == translate.PAUSED:
-            await core.manager.resume(box.id, principal, timeout_s=seconds)
+            await node.manager.resume(box.id, principal, timeout_s=seconds)
         else:
-            await core.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=seconds))
-    return told(opened(core, box))
+            await node.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=seconds))
+    return told(opened(node, box))
 
 
 @router.post("/sandboxes/{sandbox}/timeout")
@@ -118,7 +118,7 @@ async def refresh(sandbox: str, body: RefreshBody, request: Request) -> Response
 @router.get("/templates")
 async def list_templates(request: Request) -> Response:
     """List what a sandbox can be started from."""
-    known = await core_of(request).templates.list()
+    known = await node_of(request).templates.list()
     return told([translate.template(name, about) for name, about in translate.templates(known)])
 
 
@@ -155,7 +155,7 @@ def live(request: Request, sandbox: str) -> Sandbox:
 
 
 async def _template(request: Request, asked: str) -> tuple[str, Template]:
-    known = await core_of(request).templates.list()
+    known = await node_of(request).templates.list()
     for name, about in translate.templates(known):
         if asked in {name, about.name}:
             return name, about
@@ -168,14 +168,14 @@ async def _template(request: Request, asked: str) -> tuple[str, Template]:
 
 
 async def _prolonged(sandbox: str, request: Request, timeout_s: float) -> Response:
-    core, principal = core_of(request), principal_of(request)
+    node, principal = node_of(request), principal_of(request)
     box = live(request, sandbox)
     if translate.status(box) == translate.PAUSED and not by_e2b(request):
         raise box.suspended_error()
-    await core.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=timeout_s))
+    await node.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=timeout_s))
     return done()
 
 
-def opened(core: Core, sandbox: Sandbox) -> dict[str, object]:
+def opened(node: Node, sandbox: Sandbox) -> dict[str, object]:
     """A sandbox as whoever made it, or connects to it, is told of it: with what opens it to E2B's client."""
-    return translate.sandbox(sandbox, core.url_signer.token(sandbox.owner, sandbox.id))
+    return translate.sandbox(sandbox, node.url_signer.token(sandbox.owner, sandbox.id))

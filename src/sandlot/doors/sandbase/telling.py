@@ -11,7 +11,7 @@ from sandlot.doors.sandbase import events, translate
 from sandlot.doors.sandbase.wire import EventsQuery, WebhookBody, WebhookChangeBody, done
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.records import WebhookChange, WebhookRecord
-from sandlot.web.asking import core_of, principal_of
+from sandlot.web.asking import node_of, principal_of
 
 router = APIRouter()
 
@@ -19,23 +19,23 @@ router = APIRouter()
 @router.get("/events/sandboxes")
 async def list_events(query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to sandboxes, newest first."""
-    found = await core_of(request).events.latest(principal_of(request), kinds=events.TYPES, limit=query.limit)
+    found = await node_of(request).events.latest(principal_of(request), kinds=events.TYPES, limit=query.limit)
     return told([events.event(record) for record in found])
 
 
 @router.get("/events/sandboxes/{sandbox}")
 async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to one sandbox, newest first; also to one that has ended, for as long as it is known."""
-    core, principal = core_of(request), principal_of(request)
-    box = await core.registry.load(sandbox, principal)
-    found = await core.events.latest(principal, kinds=events.TYPES, limit=query.limit, sandbox=box.id)
+    node, principal = node_of(request), principal_of(request)
+    box = await node.registry.load(sandbox, principal)
+    found = await node.events.latest(principal, kinds=events.TYPES, limit=query.limit, sandbox=box.id)
     return told([events.event(record) for record in found])
 
 
 @router.post("/events/webhooks")
 async def create_webhook(body: WebhookBody, request: Request) -> Response:
     """Have an address told of what happens. Its secret is in this answer and nowhere else."""
-    made = await core_of(request).webhooks.create(
+    made = await node_of(request).webhooks.create(
         principal_of(request),
         url=body.url,
         events=events.ours(body.events or ()),
@@ -50,7 +50,7 @@ async def create_webhook(body: WebhookBody, request: Request) -> Response:
 @router.get("/events/webhooks")
 async def list_webhooks(request: Request) -> Response:
     """The webhooks that were made here, oldest first."""
-    found = await core_of(request).webhooks.list(principal_of(request))
+    found = await node_of(request).webhooks.list(principal_of(request))
     return told([events.webhook(record) for record in found if record.payload_format == translate.NAME])
 
 
@@ -65,14 +65,14 @@ async def change_webhook(webhook: str, body: WebhookChangeBody, request: Request
         secret=body.signature_secret,
         enabled=body.enabled,
     )
-    return told(events.webhook(await core_of(request).webhooks.update(principal_of(request), record.id, change)))
+    return told(events.webhook(await node_of(request).webhooks.update(principal_of(request), record.id, change)))
 
 
 @router.delete("/events/webhooks/{webhook}")
 async def remove_webhook(webhook: str, request: Request) -> Response:
     """Tell an address nothing more."""
     record = await _webhook(webhook, request)
-    await core_of(request).webhooks.delete(principal_of(request), record.id)
+    await node_of(request).webhooks.delete(principal_of(request), record.id)
     return done()
 
 
@@ -82,7 +82,7 @@ async def _webhook(webhook: str, request: Request) -> WebhookRecord:
     Raises:
         NotFoundError: There is none.
     """
-    record = await core_of(request).webhooks.get(principal_of(request), webhook)
+    record = await node_of(request).webhooks.get(principal_of(request), webhook)
     if record.payload_format != translate.NAME:
         raise NotFoundError(
             f"There is no webhook {webhook[:64]!r} of Sandbase's.",

@@ -19,8 +19,8 @@ from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody
-from sandlot.link.types import Entry
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
+from sandlot.model.files import Entry
 from sandlot.model.specs import MIB, WORKSPACE, Limits, Network, OnTimeout, ProcessSpec
 from sandlot.model.states import State
 

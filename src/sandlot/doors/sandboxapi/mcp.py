@@ -19,8 +19,8 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from sandlot import __version__
+from sandlot.core.node import Node
 from sandlot.core.oneshot.params import OneShotParams
-from sandlot.core.service import Core
 from sandlot.doors.sandboxapi import sessions, translate
 from sandlot.doors.sandboxapi.wire import (
     BatchBody,
@@ -73,14 +73,14 @@ class Tool:
 
     description: str
     takes: type[Body]
-    call: Callable[[Core, Principal, Any], Awaitable[str]]
+    call: Callable[[Node, Principal, Any], Awaitable[str]]
 
 
-async def answer(core: Core, principal: Principal, content: bytes, version: str | None) -> Reply:
+async def answer(node: Node, principal: Principal, content: bytes, version: str | None) -> Reply:
     """Answer one message.
 
     Args:
-        core: Who does what it asks for.
+        node: Who does what it asks for.
         principal: For whom.
         content: The request's body.
         version: The revision that its header names, where it has one.
@@ -98,10 +98,10 @@ async def answer(core: Core, principal: Principal, content: bytes, version: str 
         return Reply(202)  # a notification, or an answer to what was never asked: taken, and nothing is to be said of it
     if type(id_) not in {int, str} or not isinstance(method, str) or not isinstance(params, dict):
         return _failed(None, BAD_MESSAGE, "A request has an id that is a number or a text, a method, and params that are an object.", 400)
-    return await _requested(core, principal, cast("int | str", id_), method, params)
+    return await _requested(node, principal, cast("int | str", id_), method, params)
 
 
-async def _requested(core: Core, principal: Principal, id_: int | str, method: str, params: Json) -> Reply:
+async def _requested(node: Node, principal: Principal, id_: int | str, method: str, params: Json) -> Reply:
     match method:
         case "initialize":
             asked = params.get("protocolVersion")
@@ -116,15 +116,15 @@ async def _requested(core: Core, principal: Principal, id_: int | str, method: s
             tool = TOOLS.get(name) if isinstance(name, str) else None
             if tool is None:
                 return _failed(id_, BAD_PARAMS, f"There is no tool {str(name)[:50]!r}; there are {', '.join(TOOLS)}.")
-            return _done(id_, await _called(core, principal, tool, arguments))
+            return _done(id_, await _called(node, principal, tool, arguments))
         case _:
             return _failed(id_, NO_METHOD, f"There is no method {method[:50]!r}.")
 
 
-async def _called(core: Core, principal: Principal, tool: Tool, arguments: Any) -> Json:  # noqa: ANN401 - JSON
+async def _called(node: Node, principal: Principal, tool: Tool, arguments: Any) -> Json:  # noqa: ANN401 - JSON
     """What a model is told of its call."""
     try:
-        text, failed = await tool.call(core, principal, tool.takes.model_validate(arguments)), False
+        text, failed = await tool.call(node, principal, tool.takes.model_validate(arguments)), False
     except ValidationError as error:
         text, failed = f"invalid parameters: {validation([{**each, 'loc': ('arguments', *each['loc'])} for each in error.errors()])}", True
     except SandlotError as error:
@@ -151,13 +151,13 @@ def _json(told: Answer) -> str:
 # ----------------------------------------------------------------------------------------------------------------------------- tools
 
 
-async def _execute(core: Core, principal: Principal, body: ExecuteBody) -> str:
-    return _json(await sessions.run(core, principal, body))
+async def _execute(node: Node, principal: Principal, body: ExecuteBody) -> str:
+    return _json(await sessions.run(node, principal, body))
 
 
-async def _execute_batch(core: Core, principal: Principal, body: BatchBody) -> str:
+async def _execute_batch(node: Node, principal: Principal, body: BatchBody) -> str:
     told: list[Json] = [{} for _ in body.executions]
-    async for done in core.one_shots.run_batch(principal, [_shot(each) for each in body.executions]):
+    async for done in node.one_shots.run_batch(principal, [_shot(each) for each in body.executions]):
         asked = body.executions[done.index]
         if isinstance(done.outcome, SandlotError):
             failure = {"id": "", "status": "error", "language": asked.language, "stdout": "", "stderr": f"execution failed: {done.outcome}"}
@@ -175,24 +175,24 @@ def _shot(body: ExecuteBody) -> OneShotParams | SandlotError:
         return error
 
 
-async def _languages(_core: Core, _principal: Principal, _body: NothingBody) -> str:
+async def _languages(_core: Node, _principal: Principal, _body: NothingBody) -> str:
     return _json(LanguagesAnswer(languages=[translate.language_answer(each) for each in translate.LANGUAGES]))
 
 
-async def _create(core: Core, principal: Principal, body: SessionBody) -> str:
-    return _json(await sessions.create(core, principal, body))
+async def _create(node: Node, principal: Principal, body: SessionBody) -> str:
+    return _json(await sessions.create(node, principal, body))
 
 
-async def _execute_in_session(core: Core, principal: Principal, body: SessionCodeBody) -> str:
-    return _json(await sessions.execute(core, principal, body.session_id, CodeBody(code=body.code, timeout=body.timeout)))
+async def _execute_in_session(node: Node, principal: Principal, body: SessionCodeBody) -> str:
+    return _json(await sessions.execute(node, principal, body.session_id, CodeBody(code=body.code, timeout=body.timeout)))
 
 
-async def _install(core: Core, principal: Principal, body: SessionPackagesBody) -> str:
-    return _json(await sessions.install(core, principal, body.session_id, body))
+async def _install(node: Node, principal: Principal, body: SessionPackagesBody) -> str:
+    return _json(await sessions.install(node, principal, body.session_id, body))
 
 
-async def _close(core: Core, principal: Principal, body: CloseBody) -> str:
-    await sessions.close(core, principal, body.session_id)
+async def _close(node: Node, principal: Principal, body: CloseBody) -> str:
+    await sessions.close(node, principal, body.session_id)
     return json.dumps({"id": body.session_id, "status": "closed"})
 
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from sandlot.doors.sandboxapi import mcp, sessions, translate
 from sandlot.doors.sandboxapi.wire import CodeBody, ExecuteBody, InstallBody, LanguagesAnswer, SessionBody, SessionsAnswer
-from sandlot.web.asking import body_of, core_of, principal_of, unless_gone
+from sandlot.web.asking import body_of, node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 
 router = APIRouter()
@@ -15,7 +15,7 @@ router = APIRouter()
 @router.post("/v1/execute")
 async def execute(body: ExecuteBody, request: Request) -> Response:
     """Run a program once, and grade it where something is expected; it is killed when its client goes away."""
-    return reply(await unless_gone(request, sessions.run(core_of(request), principal_of(request), body)))
+    return reply(await unless_gone(request, sessions.run(node_of(request), principal_of(request), body)))
 
 
 @router.get("/v1/languages")
@@ -27,40 +27,40 @@ async def languages() -> Response:
 @router.post("/v1/sessions")
 async def create_session(body: SessionBody, request: Request) -> Response:
     """Make a session. A client that goes away meanwhile leaves none behind."""
-    return reply(await unless_gone(request, sessions.create(core_of(request), principal_of(request), body)), 201)
+    return reply(await unless_gone(request, sessions.create(node_of(request), principal_of(request), body)), 201)
 
 
 @router.get("/v1/sessions")
 async def list_sessions(request: Request) -> Response:
     """All sessions, oldest first."""
-    return reply(SessionsAnswer(sessions=sessions.listing(core_of(request), principal_of(request))))
+    return reply(SessionsAnswer(sessions=sessions.listing(node_of(request), principal_of(request))))
 
 
 @router.get("/v1/sessions/{session}")
 async def get_session(session: str, request: Request) -> Response:
     """One session."""
-    core = core_of(request)
-    return reply(sessions.told(core, sessions.find(core, principal_of(request), session)))
+    node = node_of(request)
+    return reply(sessions.told(node, sessions.find(node, principal_of(request), session)))
 
 
 @router.post("/v1/sessions/{session}/execute")
 async def execute_in_session(session: str, body: CodeBody, request: Request) -> Response:
     """Run code in a session; it is interrupted when its client goes away."""
-    return reply(await unless_gone(request, sessions.execute(core_of(request), principal_of(request), session, body)))
+    return reply(await unless_gone(request, sessions.execute(node_of(request), principal_of(request), session, body)))
 
 
 @router.post("/v1/sessions/{session}/install")
 @router.post("/v1/sessions/{session}/packages")
 async def install(session: str, body: InstallBody, request: Request) -> Response:
     """Install packages in a session; it is ended when its client goes away."""
-    return reply(await unless_gone(request, sessions.install(core_of(request), principal_of(request), session, body)))
+    return reply(await unless_gone(request, sessions.install(node_of(request), principal_of(request), session, body)))
 
 
 @router.delete("/v1/sessions/{session}")
 @router.post("/v1/sessions/{session}/close")
 async def close_session(session: str, request: Request) -> Response:
     """End a session, and all that is in it."""
-    await sessions.close(core_of(request), principal_of(request), session)
+    await sessions.close(node_of(request), principal_of(request), session)
     return Response(status_code=204)
 
 
@@ -68,5 +68,5 @@ async def close_session(session: str, request: Request) -> Response:
 async def model_context(request: Request) -> Response:
     """One message of a model's client, which is offered all of this as tools. What it runs is killed when it goes away."""
     content = b"".join([chunk async for chunk in body_of(request)])
-    told = await unless_gone(request, mcp.answer(core_of(request), principal_of(request), content, request.headers.get(mcp.VERSION_HEADER)))
+    told = await unless_gone(request, mcp.answer(node_of(request), principal_of(request), content, request.headers.get(mcp.VERSION_HEADER)))
     return Response(told.body, told.status, media_type="application/json" if told.body else None)

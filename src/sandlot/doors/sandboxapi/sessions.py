@@ -10,9 +10,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sandlot.core.execution.requirements import InstallParams, choose_manager
+from sandlot.core.node import Node
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.doors.sandboxapi import translate
 from sandlot.doors.sandboxapi.wire import CodeAnswer, CodeBody, ExecuteAnswer, ExecuteBody, InstallAnswer, InstallBody, SessionAnswer, SessionBody
 from sandlot.model.access import Principal
@@ -20,7 +20,7 @@ from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEnde
 from sandlot.model.specs import CellSpec
 
 
-def find(core: Core, principal: Principal, session: str) -> Sandbox:
+def find(node: Node, principal: Principal, session: str) -> Sandbox:
     """A session.
 
     Raises:
@@ -28,49 +28,49 @@ def find(core: Core, principal: Principal, session: str) -> Sandbox:
     """
     sandbox: Sandbox | None = None
     with suppress(NotFoundError):
-        sandbox = core.registry.find(session, principal)
+        sandbox = node.registry.find(session, principal)
     if sandbox is None or not translate.is_session(sandbox) or translate.is_over(sandbox):
         raise translate.no_session(session)
     return sandbox
 
 
-def told(core: Core, sandbox: Sandbox) -> SessionAnswer:
+def told(node: Node, sandbox: Sandbox) -> SessionAnswer:
     """What is told of a session."""
-    return translate.session(sandbox, core.clock.now(), core.clock.monotonic_s())
+    return translate.session(sandbox, node.clock.now(), node.clock.monotonic_s())
 
 
-def listing(core: Core, principal: Principal) -> list[SessionAnswer]:
+def listing(node: Node, principal: Principal) -> list[SessionAnswer]:
     """All sessions that somebody has, oldest first."""
-    return [told(core, sandbox) for sandbox in core.registry.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
+    return [told(node, sandbox) for sandbox in node.registry.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
 
 
-async def create(core: Core, principal: Principal, body: SessionBody) -> SessionAnswer:
+async def create(node: Node, principal: Principal, body: SessionBody) -> SessionAnswer:
     """Make a session.
 
     Raises:
         SandlotError: It could not be made; then nothing is left of it.
     """
     spoken = translate.language(body.language)
-    return told(core, await core.manager.create(translate.new_session(spoken, body.idle_ttl, principal), principal))
+    return told(node, await node.manager.create(translate.new_session(spoken, body.idle_ttl, principal), principal))
 
 
-async def close(core: Core, principal: Principal, session: str) -> None:
+async def close(node: Node, principal: Principal, session: str) -> None:
     """End a session.
 
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    await core.manager.kill(find(core, principal, session).id, principal)
+    await node.manager.kill(find(node, principal, session).id, principal)
 
 
-async def execute(core: Core, principal: Principal, session: str, body: CodeBody) -> CodeAnswer:
+async def execute(node: Node, principal: Principal, session: str, body: CodeBody) -> CodeAnswer:
     """Run code in a session, where everything is that was there after the code before.
 
     Raises:
         NotFoundError: ``sandbox_not_found``.
         InvalidRequestError: It has input, is in another language, or out of bounds.
     """
-    sandbox = find(core, principal, session)
+    sandbox = find(node, principal, session)
     spoken = translate.spoken_in(sandbox)
     if body.language is not None and translate.language(body.language) != spoken:
         raise InvalidRequestError(
@@ -83,33 +83,33 @@ async def execute(core: Core, principal: Principal, session: str, body: CodeBody
     timeout_s = translate.timeout(body.timeout)
     cell = CellSpec(body.code, language=spoken.ours, timeout_s=timeout_s)
     try:
-        return translate.code_answer(sandbox, await core.code.run(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
+        return translate.code_answer(sandbox, await node.code.run(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None
 
 
-async def install(core: Core, principal: Principal, session: str, body: InstallBody) -> InstallAnswer:
+async def install(node: Node, principal: Principal, session: str, body: InstallBody) -> InstallAnswer:
     """Install packages in a session; what runs there can import them at once.
 
     Raises:
         NotFoundError: ``sandbox_not_found``.
         InvalidRequestError: No such package manager, or what is no package.
     """
-    sandbox = find(core, principal, session)
+    sandbox = find(node, principal, session)
     asked = InstallParams(choose_manager(body.manager), tuple(body.packages), timeout_s=translate.timeout(body.timeout))
     try:
         return translate.install_answer(
-            asked, await core.packages.install(sandbox, asked, principal.quota, description=ExecutionDescription(origin=translate.NAME))
+            asked, await node.packages.install(sandbox, asked, principal.quota, description=ExecutionDescription(origin=translate.NAME))
         )
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None
 
 
-async def run(core: Core, principal: Principal, body: ExecuteBody) -> ExecuteAnswer:
+async def run(node: Node, principal: Principal, body: ExecuteBody) -> ExecuteAnswer:
     """Run a program once, in a sandbox of its own.
 
     Raises:
         SandlotError: It could not be run. A program that fails is no error.
     """
     spoken = translate.language(body.language)
-    return translate.answer(await core.one_shots.run(principal, translate.shot(body)), spoken)
+    return translate.answer(await node.one_shots.run(principal, translate.shot(body)), spoken)

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Depends, Request
 from starlette.requests import HTTPConnection
 
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SANDBOX_ID
-from sandlot.web.asking import core_of, principal_of
+from sandlot.web.asking import node_of, principal_of
 
 PREFIX = "/tensorlake"
 NAMESPACE = "default"
@@ -101,14 +101,14 @@ async def any_sandbox(request: Request, sandbox: str) -> Sandbox:
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    return await found(core_of(request), principal_of(request), sandbox)
+    return await found(node_of(request), principal_of(request), sandbox)
 
 
-async def found(core: Core, principal: Principal, sandbox: str) -> Sandbox:
+async def found(node: Node, principal: Principal, sandbox: str) -> Sandbox:
     """As :func:`any_sandbox`."""
     if SANDBOX_ID.fullmatch(sandbox):
-        return await core.registry.load(sandbox, principal)
-    return core.registry.named(sandbox, principal)
+        return await node.registry.load(sandbox, principal)
+    return node.registry.named(sandbox, principal)
 
 
 def inside(connection: HTTPConnection) -> Sandbox:
@@ -121,7 +121,7 @@ def inside(connection: HTTPConnection) -> Sandbox:
     named = connection.path_params.get("sandbox") or connection.headers.get(SANDBOX_HEADER) or _of_host(connection.headers.get("host", ""))
     if not named:
         raise InvalidRequestError("The request does not say which sandbox it is about.", hint=f"Send its id in the header {SANDBOX_HEADER}.")
-    registry, principal = core_of(connection).registry, principal_of(connection)
+    registry, principal = node_of(connection).registry, principal_of(connection)
     return registry.find(named, principal) if SANDBOX_ID.fullmatch(named) else registry.named(named, principal)
 
 

@@ -10,14 +10,14 @@ from pydantic import BaseModel
 from sandlot.server.compose import Service
 from sandlot.server.native.schemas.events import STREAMS
 from sandlot.web import errors, streams
-from sandlot.web.asking import body_of, core_of, principal_of, sandbox_of, unless_gone, while_connected
+from sandlot.web.asking import body_of, node_of, principal_of, sandbox_of, unless_gone, while_connected
 from sandlot.web.bodies import reply
 
 __all__ = [
     "PROBLEM",
     "also",
     "body_of",
-    "core_of",
+    "node_of",
     "only_events",
     "principal_of",
     "raw_body",

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import User
-from sandlot.server.native.common import PROBLEM, also, body_of, core_of, principal_of, raw_body, reply, sandbox_of, unless_gone
+from sandlot.server.native.common import PROBLEM, also, body_of, node_of, principal_of, raw_body, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.files import EntryAnswer
 from sandlot.server.native.schemas.filestore import (
     InjectBody,
@@ -39,7 +39,7 @@ _UPLOAD["requestBody"]["content"][forms.FORM] = {
 @router.post("/v1/files", status_code=201, responses=also(StoredFileAnswer, "It is kept.", 201), openapi_extra=_UPLOAD)
 async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
     """Keep a file. Where the upload breaks off, nothing is left of it."""
-    principal, files = principal_of(request), core_of(request).files
+    principal, files = principal_of(request), node_of(request).files
     if forms.is_form(request):
         sent = await forms.upload_of(request)
         filename, media_type = query.filename or sent.filename, query.media_type or sent.media_type
@@ -55,20 +55,20 @@ async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Re
 @router.get("/v1/files", responses=also(StoredFilesAnswer, "A page of them, newest first."))
 async def list_files(query: Annotated[StoredFilesQuery, Query()], request: Request) -> Response:
     """List the files of the file store: your own; for an operator everybody's."""
-    page, total = await core_of(request).files.list(principal_of(request), offset=query.offset, limit=query.limit)
+    page, total = await node_of(request).files.list(principal_of(request), offset=query.offset, limit=query.limit)
     return reply(StoredFilesAnswer(files=[StoredFileAnswer.of(record) for record in page], total=total, limit=query.limit, offset=query.offset))
 
 
 @router.get("/v1/files/{file}", responses=also(StoredFileAnswer, "It."))
 async def get(file: str, request: Request) -> Response:
     """Look at a file of the file store."""
-    return reply(StoredFileAnswer.of(await core_of(request).files.get(principal_of(request), file)))
+    return reply(StoredFileAnswer.of(await node_of(request).files.get(principal_of(request), file)))
 
 
 @router.get("/v1/files/{file}/content", response_class=Response, responses=_BYTES)
 async def download(file: str, request: Request) -> Response:
     """Download a file of the file store. An answer that breaks off before its end was cut by an error."""
-    files = core_of(request).files
+    files = node_of(request).files
     record = await files.get(principal_of(request), file)
     bytes_ = files.read(record)
 
@@ -91,14 +91,14 @@ async def download(file: str, request: Request) -> Response:
 @router.delete("/v1/files/{file}", status_code=204, responses=PROBLEM)
 async def remove(file: str, request: Request) -> Response:
     """Remove a file from the file store; copies of it in sandboxes stay."""
-    await core_of(request).files.delete(principal_of(request), file)
+    await node_of(request).files.delete(principal_of(request), file)
     return Response(status_code=204)
 
 
 @router.post("/v1/sandboxes/{sandbox}/files/inject", responses=also(InjectedAnswer, "They are there."))
 async def inject(sandbox: str, body: InjectBody, request: Request) -> Response:
     """Put files of the file store into a sandbox, each under its own name; one that is there already is replaced."""
-    box, files = sandbox_of(request, sandbox), core_of(request).files
+    box, files = sandbox_of(request, sandbox), node_of(request).files
     records = await files.get_many(principal_of(request), body.file_ids)
     entries = await files.inject(box, records, body.path, user=User(body.user))
     return reply(InjectedAnswer(entries=[EntryAnswer.of(entry) for entry in entries]))
@@ -108,7 +108,7 @@ async def inject(sandbox: str, body: InjectBody, request: Request) -> Response:
 async def keep(sandbox: str, body: KeepBody, request: Request) -> Response:
     """Copy a file out of a sandbox into the file store, where it outlives the sandbox."""
     box, quota = sandbox_of(request, sandbox), principal_of(request).quota
-    work = core_of(request).files.keep(box, body.path, user=User(body.user), filename=body.filename, quota=quota)
+    work = node_of(request).files.keep(box, body.path, user=User(body.user), filename=body.filename, quota=quota)
     return reply(StoredFileAnswer.of(await unless_gone(request, work)), 201)
 
 

@@ -13,7 +13,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord
 from sandlot.model.repositories import Position
-from sandlot.server.native.common import also, core_of, principal_of, reply
+from sandlot.server.native.common import also, node_of, principal_of, reply
 from sandlot.server.native.schemas.records import (
     STREAM_NAMES,
     EventAnswer,
@@ -42,7 +42,7 @@ async def list_events(
     last_event_id: Annotated[str | None, Header(description="The 'id' of the last event that was seen, for a stream that goes on.")] = None,
 ) -> Response:
     """List what happened, oldest first, or follow what happens: your own; for an operator everybody's."""
-    principal, feed = principal_of(request), core_of(request).events
+    principal, feed = principal_of(request), node_of(request).events
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
     after = query.after if query.cursor is None else _number(query.cursor, "cursor")
     if streams.wanted(request):
@@ -66,7 +66,7 @@ async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: R
 @router.get("/executions/{execution}", tags=["executions"], responses=also(ExecutionAnswer, "It."))
 async def get_execution(execution: str, request: Request) -> Response:
     """Look at one run: what it was, what it wrote, how it ended."""
-    return reply(ExecutionAnswer.of(await core_of(request).executions.get(principal_of(request), execution)))
+    return reply(ExecutionAnswer.of(await node_of(request).executions.get(principal_of(request), execution)))
 
 
 @router.get(
@@ -76,11 +76,11 @@ async def get_execution(execution: str, request: Request) -> Response:
 )
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
-    core, principal = core_of(request), principal_of(request)
-    box, channels = await core.registry.load(sandbox, principal), log_stream.CHANNELS[query.stream]
+    node, principal = node_of(request), principal_of(request)
+    box, channels = await node.registry.load(sandbox, principal), log_stream.CHANNELS[query.stream]
     if streams.wanted(request):
-        return streams.events(request, _log_events(box.id, log_stream.follow(core.executions, box, principal, channels)), _nothing)
-    entries, more = await log_stream.read(core.executions, box, principal, channels)
+        return streams.events(request, _log_events(box.id, log_stream.follow(node.executions, box, principal, channels)), _nothing)
+    entries, more = await log_stream.read(node.executions, box, principal, channels)
     return reply(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in entries], more=more))
 
 
@@ -101,7 +101,7 @@ async def _log_events(sandbox: SandboxId, told: AsyncIterator[Entry | Wrote | Mi
 async def _executions(request: Request, query: ExecutionsQuery) -> Response:
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
     before = cursors.understood(query.cursor)
-    page = await core_of(request).executions.page(principal_of(request), sandbox=sandbox, before=before, limit=query.limit + 1)
+    page = await node_of(request).executions.page(principal_of(request), sandbox=sandbox, before=before, limit=query.limit + 1)
     shown = page[: query.limit]
     following = cursors.told(Position(shown[-1].created_at, shown[-1].id)) if len(page) > len(shown) else None
     return reply(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in shown], next_cursor=following))

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from sandlot.core.forwarding import listening
 from sandlot.model.repositories import Position
-from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply, sandbox_of, unless_gone
+from sandlot.server.native.common import PROBLEM, also, node_of, principal_of, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.sandboxes import (
     CreateBody,
     PortAnswer,
@@ -33,11 +33,11 @@ async def create(
     ] = None,
 ) -> Response:
     """Create a sandbox and wait until it runs. A client that goes away meanwhile leaves none behind."""
-    core, principal, params = core_of(request), principal_of(request), body.asked()
+    node, principal, params = node_of(request), principal_of(request), body.asked()
     if body.snapshot is None:
-        work = core.manager.create(params, principal, key=idempotency_key)
+        work = node.manager.create(params, principal, key=idempotency_key)
     else:
-        work = core.snapshots.create_sandbox(params, principal, limits=body.limits_asked(), network=body.network_asked(), key=idempotency_key)
+        work = node.snapshots.create_sandbox(params, principal, limits=body.limits_asked(), network=body.network_asked(), key=idempotency_key)
     return reply(SandboxAnswer.of(await unless_gone(request, work)), 201)
 
 
@@ -45,7 +45,7 @@ async def create(
 async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Request) -> Response:
     """List sandboxes: your own; for an operator everybody's."""
     after = cursors.understood(query.cursor)
-    page, more = await core_of(request).registry.page(principal_of(request), query.wanted(), after=after, limit=query.limit)
+    page, more = await node_of(request).registry.page(principal_of(request), query.wanted(), after=after, limit=query.limit)
     following = cursors.told(Position(page[-1].created_at, page[-1].id)) if more else None
     return reply(SandboxesAnswer(sandboxes=[SandboxAnswer.of(sandbox) for sandbox in page], next_cursor=following))
 
@@ -53,26 +53,26 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
 @router.get("/{sandbox}", responses=also(SandboxAnswer, "It."))
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox; also at one that ended, for as long as its record is kept."""
-    return reply(SandboxAnswer.of(await core_of(request).registry.load(sandbox, principal_of(request))))
+    return reply(SandboxAnswer.of(await node_of(request).registry.load(sandbox, principal_of(request))))
 
 
 @router.patch("/{sandbox}", responses=also(SandboxAnswer, "It, changed."))
 async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
     """Change a sandbox's deadline and what that does, idle timeout, metadata or limits: all of what is asked, or nothing."""
-    return reply(SandboxAnswer.of(await core_of(request).manager.update(sandbox, principal_of(request), body.asked())))
+    return reply(SandboxAnswer.of(await node_of(request).manager.update(sandbox, principal_of(request), body.asked())))
 
 
 @router.delete("/{sandbox}", status_code=204, responses=PROBLEM)
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox and remove it. Answered when its processes are dead; again and again the same."""
-    await core_of(request).manager.kill(sandbox, principal_of(request))
+    await node_of(request).manager.kill(sandbox, principal_of(request))
     return Response(status_code=204)
 
 
 @router.get("/{sandbox}/usage", responses=also(UsageAnswer, "So far."))
 async def usage(sandbox: str, request: Request) -> Response:
     """What a sandbox has used, and of how much."""
-    return reply(UsageAnswer.of(await core_of(request).manager.usage(sandbox, principal_of(request))))
+    return reply(UsageAnswer.of(await node_of(request).manager.usage(sandbox, principal_of(request))))
 
 
 @router.get("/{sandbox}/ports", responses=also(PortsAnswer, "At this moment."))

@@ -11,7 +11,7 @@ from sandlot import __version__
 from sandlot.core.records.metrics import MEDIA_TYPE
 from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.protocol.connection import GENERATION
-from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply, service_of
+from sandlot.server.native.common import PROBLEM, also, node_of, principal_of, reply, service_of
 from sandlot.server.native.schemas.service import (
     CapabilitiesAnswer,
     CapacityAnswer,
@@ -49,19 +49,19 @@ async def metrics(request: Request) -> Response:
             code=ErrorCode.FORBIDDEN,
             hint="Ask on the service's unix socket, or with an operator's key ('sandlot keys create --operator').",
         )
-    return Response(core_of(request).metrics.text(), media_type=MEDIA_TYPE)
+    return Response(node_of(request).metrics.text(), media_type=MEDIA_TYPE)
 
 
 @router.get("/v1/version", responses=also(VersionAnswer, "Who answers."))
 async def version(request: Request) -> Response:
     """Which service this is."""
-    return reply(VersionAnswer(version=__version__, generation=GENERATION, node=service_of(request).core.node, pid=os.getpid()))
+    return reply(VersionAnswer(version=__version__, generation=GENERATION, node=service_of(request).node.id, pid=os.getpid()))
 
 
 @router.get("/v1/templates", responses=also(TemplatesAnswer, "All of them."))
 async def templates(request: Request) -> Response:
     """What a sandbox can be started from. One that is not built yet is built by the first sandbox that asks for it."""
-    found = await core_of(request).templates.list()
+    found = await node_of(request).templates.list()
     return reply(
         TemplatesAnswer(
             templates=[
@@ -77,7 +77,7 @@ async def templates(request: Request) -> Response:
 @router.get("/v1/capabilities", responses=also(CapabilitiesAnswer, "Found by doing it."))
 async def capabilities(request: Request) -> Response:
     """What this host can do: for every ability yes, or no and why."""
-    found = await core_of(request).drivers.all_capabilities()
+    found = await node_of(request).drivers.all_capabilities()
     return reply(
         CapabilitiesAnswer(
             drivers=[
@@ -96,7 +96,7 @@ async def capabilities(request: Request) -> Response:
 async def capacity(request: Request) -> Response:
     """What this node may promise to sandboxes, what it has promised, and what is left."""
     service = service_of(request)
-    return reply(CapacityAnswer.of(await service.core.reservations.capacity(), service.settings.max_sandboxes))
+    return reply(CapacityAnswer.of(await service.node.reservations.capacity(), service.settings.max_sandboxes))
 
 
 @router.post("/v1/service/stop", status_code=202, responses=also(StoppingAnswer, "It ends; its sandboxes live on.", 202))
@@ -108,4 +108,4 @@ async def stop(request: Request) -> Response:
         )
     service = service_of(request)
     service.stop.set()
-    return reply(StoppingAnswer(pid=os.getpid(), sandboxes=service.core.registry.count), 202)
+    return reply(StoppingAnswer(pid=os.getpid(), sandboxes=service.node.registry.count), 202)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sandlot.core.files import files
 from sandlot.model.specs import User
-from sandlot.server.native.common import also, body_of, core_of, principal_of, raw_body, reply, sandbox_of, while_connected
+from sandlot.server.native.common import also, body_of, node_of, principal_of, raw_body, reply, sandbox_of, while_connected
 from sandlot.server.native.files import CONTENT, part_of, streamed
 from sandlot.server.native.schemas.base import Query as QueryModel
 from sandlot.server.native.schemas.base import Text, UserName
@@ -36,7 +36,7 @@ class SignedQuery(QueryModel):
 async def sign(sandbox: str, body: SignBody, request: Request) -> Response:
     """Make a URL by which anybody can read, or write, one file for a while. It ends with the API key that made it."""
     box = sandbox_of(request, sandbox)
-    query, until = core_of(request).url_signer.sign(
+    query, until = node_of(request).url_signer.sign(
         principal_of(request), sandbox=box.id, method=body.method, path=body.path, user=User(body.user), expires_in_s=body.expires_in
     )
     # Whoever came over the unix socket has no address that would mean anything elsewhere.

@@ -25,9 +25,9 @@ from sandlot.core.execution import terminals
 from sandlot.core.execution.processes import ProcessExecution, ProcessService, signal_number
 from sandlot.core.execution.terminals import TerminalInput
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import OutputGap
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
-from sandlot.server.native.common import also, core_of, reply, sandbox_of
+from sandlot.model.executions import OutputGap
+from sandlot.server.native.common import also, node_of, reply, sandbox_of
 from sandlot.server.native.schemas.processes import ExitedAnswer, ScreenBody, SignalAnswer, TerminalQuery
 from sandlot.web import errors, sockets
 
@@ -52,7 +52,7 @@ async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
     `{"eof": true}`. A process with a terminal is started by POST with `pty` and `background`.
     """
     query = sockets.query_of(socket, TerminalQuery)
-    processes, box = core_of(socket).processes, sandbox_of(socket, sandbox)
+    processes, box = node_of(socket).processes, sandbox_of(socket, sandbox)
     run = await terminals.attach(processes, box, process, offset=query.stdout_from)
     try:
         if query.rows is not None and query.cols is not None:
@@ -65,7 +65,7 @@ async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
 @router.get("/{process}/terminal", include_in_schema=False)
 async def plain_request(sandbox: str, process: str, request: Request) -> Response:
     """Say to somebody who asks without a WebSocket what it takes."""
-    await core_of(request).processes.get(sandbox_of(request, sandbox), process)
+    await node_of(request).processes.get(sandbox_of(request, sandbox), process)
     error = InvalidRequestError("A terminal is used over a WebSocket.", hint="Ask with a WebSocket client, or read .../output and write .../stdin.")
     return errors.answer(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.link.types import Output
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, UnsupportedError
+from sandlot.model.executions import Output
 from sandlot.model.ports import Change, DriverCapability, ExitReason
 from sandlot.model.specs import MIB, ProcessSpec
 from sandlot.testing.drivers.harness import SMALL_LIMITS, ConnectedSandbox, DriverHarness, connect_sandbox, wait_for_cpu_time

@@ -12,7 +12,7 @@ import pytest
 
 from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.link.client import Link
-from sandlot.link.types import Output
+from sandlot.model.executions import Output
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import ByteStream, Driver, DriverCapability, Instance, PreparedSandbox
 from sandlot.model.specs import MIB, Limits, ProcessSpec, RootFs, SandboxSpec, Shape, User

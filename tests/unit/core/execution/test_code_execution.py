@@ -28,25 +28,25 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short")
 async def test_cell_goes_on_for_a_second_client_after_the_first_one_left(at: Bench, sandbox: Sandbox) -> None:
     id_ = new_process_id()
-    first = await at.core.code.start(sandbox, SLOW, ExecutionDescription(id=id_))
-    second = asyncio.create_task(at.core.code.run(sandbox, SLOW, ExecutionDescription(id=id_)))
-    running = at.core.code.executions.get(sandbox, id_)
+    first = await at.node.code.start(sandbox, SLOW, ExecutionDescription(id=id_))
+    second = asyncio.create_task(at.node.code.run(sandbox, SLOW, ExecutionDescription(id=id_)))
+    running = at.node.code.executions.get(sandbox, id_)
     assert running is not None
     await until(lambda: len(running.clients) == 2)
     await first.close()
     done = await second
     assert (done.outcome.status, done.stdout.text().splitlines()[-1]) == ("ok", "end")
-    await until(lambda: not at.core.code.executions.of(sandbox).live)
+    await until(lambda: not at.node.code.executions.of(sandbox).live)
     await until(lambda: sandbox.activity.held == 0)
-    record = await at.core.executions.get(OPERATOR, id_)
+    record = await at.node.executions.get(OPERATOR, id_)
     assert (record.status, record.stdout) == ("ok", done.stdout.text())
 
 
 @pytest.mark.usefixtures("short")
 async def test_cell_goes_on_while_a_client_only_reads_it(at: Bench, sandbox: Sandbox) -> None:
     id_ = new_process_id()
-    first = await at.core.code.start(sandbox, SLOW, ExecutionDescription(id=id_))
-    followed = await at.core.code.follow(sandbox, id_)
+    first = await at.node.code.start(sandbox, SLOW, ExecutionDescription(id=id_))
+    followed = await at.node.code.follow(sandbox, id_)
     await first.close()
     async for _ in followed:
         pass
@@ -56,38 +56,38 @@ async def test_cell_goes_on_while_a_client_only_reads_it(at: Bench, sandbox: San
 
 @pytest.mark.usefixtures("short")
 async def test_cell_is_interrupted_when_no_client_comes_back(at: Bench, sandbox: Sandbox) -> None:
-    await at.core.code.run(sandbox, CellSpec("0"))  # an interrupt strikes a kernel that has started
+    await at.node.code.run(sandbox, CellSpec("0"))  # an interrupt strikes a kernel that has started
     id_ = new_process_id()
-    first, second = [await at.core.code.start(sandbox, ENDLESS, ExecutionDescription(id=id_)) for _ in range(2)]
+    first, second = [await at.node.code.start(sandbox, ENDLESS, ExecutionDescription(id=id_)) for _ in range(2)]
     await second.close()
     await first.close()
-    await until(lambda: not at.core.code.executions.of(sandbox).live)
-    done = await at.core.code.collect(sandbox, id_, wait_s=None)
+    await until(lambda: not at.node.code.executions.of(sandbox).live)
+    done = await at.node.code.collect(sandbox, id_, wait_s=None)
     assert done.outcome.status == "error"
     await until(lambda: sandbox.activity.held == 0)
-    assert (await at.core.executions.get(OPERATOR, id_)).status == "killed"
+    assert (await at.node.executions.get(OPERATOR, id_)).status == "killed"
 
 
 async def test_cell_without_an_id_of_the_client_is_interrupted_at_once(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 3600.0)
-    running = await at.core.code.start(sandbox, ENDLESS)
+    running = await at.node.code.start(sandbox, ENDLESS)
     await running.close()
-    assert (await at.core.code.collect(sandbox, running.id, wait_s=None)).outcome.status in {"error", "aborted"}
+    assert (await at.node.code.collect(sandbox, running.id, wait_s=None)).outcome.status in {"error", "aborted"}
 
 
 async def test_joined_cell_is_counted_and_logged_once(at: Bench, sandbox: Sandbox) -> None:
-    assert at.core.execution_counter is not None
-    id_, before = new_process_id(), at.core.execution_counter.used(sandbox.owner)
-    first, second = await asyncio.gather(*(at.core.code.run(sandbox, SLOW, ExecutionDescription(id=id_)) for _ in range(2)))
-    third = await at.core.code.run(sandbox, SLOW, ExecutionDescription(id=id_))
+    assert at.node.execution_counter is not None
+    id_, before = new_process_id(), at.node.execution_counter.used(sandbox.owner)
+    first, second = await asyncio.gather(*(at.node.code.run(sandbox, SLOW, ExecutionDescription(id=id_)) for _ in range(2)))
+    third = await at.node.code.run(sandbox, SLOW, ExecutionDescription(id=id_))
     assert first.stdout.text() == second.stdout.text() == third.stdout.text()
-    assert at.core.execution_counter.used(sandbox.owner) == before + 1
+    assert at.node.execution_counter.used(sandbox.owner) == before + 1
     waiting = new_process_id()
-    assert [await at.core.code.launch(sandbox, CellSpec("1"), ExecutionDescription(id=waiting)) for _ in range(2)] == [waiting] * 2
-    await until(lambda: not at.core.code.background(sandbox))
-    assert await at.core.code.launch(sandbox, CellSpec("1"), ExecutionDescription(id=waiting)) == waiting
-    assert at.core.execution_counter.used(sandbox.owner) == before + 2
-    page = await at.core.executions.page(OPERATOR)
+    assert [await at.node.code.launch(sandbox, CellSpec("1"), ExecutionDescription(id=waiting)) for _ in range(2)] == [waiting] * 2
+    await until(lambda: not at.node.code.background(sandbox))
+    assert await at.node.code.launch(sandbox, CellSpec("1"), ExecutionDescription(id=waiting)) == waiting
+    assert at.node.execution_counter.used(sandbox.owner) == before + 2
+    page = await at.node.executions.page(OPERATOR)
     assert sorted((str(each.id), each.status) for each in page) == sorted([(str(id_), "ok"), (str(waiting), "ok")])
 
 

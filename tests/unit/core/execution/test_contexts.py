@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.execution import code, contexts
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
-from sandlot.link.types import Display, Output
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnsupportedError
+from sandlot.model.executions import Display, Output
 from sandlot.model.specs import CellSpec
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, Bench, serving
@@ -23,21 +23,21 @@ GATE = "import os, time\nwhile not os.path.exists('/tmp/gate'): time.sleep(0.02)
 OPEN = "open('/tmp/gate', 'w').close()"
 
 
-async def done(core: Core, sandbox: Sandbox, execution: str) -> code.CodeExecutionResult:
-    return await core.code.collect(sandbox, execution, wait_s=None)
+async def done(node: Node, sandbox: Sandbox, execution: str) -> code.CodeExecutionResult:
+    return await node.code.collect(sandbox, execution, wait_s=None)
 
 
 async def test_context_is_created_listed_used_restarted_and_removed(at: Bench, sandbox: Sandbox) -> None:
     made = await contexts.create(sandbox, "python3", cwd="/tmp", env={"WHICH": "mine"})
     assert (made.language, made.cwd) == ("python", "/tmp")
-    ran = await at.core.code.run(sandbox, CellSpec("import os; kept = 1; print(os.getcwd(), os.environ['WHICH'])", context=made.id))
+    ran = await at.node.code.run(sandbox, CellSpec("import os; kept = 1; print(os.getcwd(), os.environ['WHICH'])", context=made.id))
     assert ran.stdout.text() == "/tmp mine\n"
     known = await contexts.get(sandbox, made.id)
     assert (known.state, known.execution_count) == ("idle", 1)
     assert known.pid
     assert made.id in {context.id for context in await contexts.listing(sandbox)}
     await contexts.restart(sandbox, made.id)
-    failed = await at.core.code.run(sandbox, CellSpec("kept", context=made.id, language=None))
+    failed = await at.node.code.run(sandbox, CellSpec("kept", context=made.id, language=None))
     assert failed.error is not None
     assert failed.error.name == "NameError"
     assert not await contexts.interrupt(sandbox, made.id), "nothing runs"
@@ -47,9 +47,9 @@ async def test_context_is_created_listed_used_restarted_and_removed(at: Bench, s
         lambda: contexts.restart(sandbox, made.id),
         lambda: contexts.remove(sandbox, made.id),
         lambda: contexts.interrupt(sandbox, made.id),
-        lambda: at.core.code.run(sandbox, CellSpec("1", context=made.id)),
-        lambda: at.core.code.start(sandbox, CellSpec("1", context=made.id)),
-        lambda: at.core.code.launch(sandbox, CellSpec("1", context=made.id)),
+        lambda: at.node.code.run(sandbox, CellSpec("1", context=made.id)),
+        lambda: at.node.code.start(sandbox, CellSpec("1", context=made.id)),
+        lambda: at.node.code.launch(sandbox, CellSpec("1", context=made.id)),
         lambda: contexts.get(sandbox, "no id of one"),
     ]
     for call in calls:
@@ -60,13 +60,13 @@ async def test_context_is_created_listed_used_restarted_and_removed(at: Bench, s
 
 @pytest.mark.real_guest
 async def test_languages_have_contexts_of_their_own(at: Bench, sandbox: Sandbox) -> None:
-    await at.core.code.run(sandbox, CellSpec("x=from-bash", language="sh"))
-    assert (await at.core.code.run(sandbox, CellSpec("echo $x", language="bash"))).stdout.text() == "from-bash\n"
-    await at.core.code.run(sandbox, CellSpec("let x = 'from js'", language="js"))
-    assert (await at.core.code.run(sandbox, CellSpec("console.log(x)", language="javascript"))).stdout.text() == "from js\n"
+    await at.node.code.run(sandbox, CellSpec("x=from-bash", language="sh"))
+    assert (await at.node.code.run(sandbox, CellSpec("echo $x", language="bash"))).stdout.text() == "from-bash\n"
+    await at.node.code.run(sandbox, CellSpec("let x = 'from js'", language="js"))
+    assert (await at.node.code.run(sandbox, CellSpec("console.log(x)", language="javascript"))).stdout.text() == "from js\n"
     assert {context.id for context in await contexts.listing(sandbox)} >= {"bash", "javascript"}
     with pytest.raises(ConflictError):
-        await at.core.code.run(sandbox, CellSpec("1", language="python", context="bash"))
+        await at.node.code.run(sandbox, CellSpec("1", language="python", context="bash"))
 
 
 @pytest.mark.real_guest
@@ -78,33 +78,33 @@ async def test_language_that_the_image_lacks_is_refused(sandbox: Sandbox) -> Non
 @pytest.mark.real_guest
 async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, OPERATOR)
+        sandbox = await first.node.manager.create(BASE, OPERATOR)
         mine = (await contexts.create(sandbox, "python")).id
-        await first.core.code.run(sandbox, CellSpec("kept = 41", context=mine))
-        running = await first.core.code.launch(sandbox, CellSpec(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None))
-        waiting = await first.core.code.launch(sandbox, CellSpec("print('its turn')", context=mine))
+        await first.node.code.run(sandbox, CellSpec("kept = 41", context=mine))
+        running = await first.node.code.launch(sandbox, CellSpec(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None))
+        waiting = await first.node.code.launch(sandbox, CellSpec("print('its turn')", context=mine))
 
         async def has_begun() -> bool:
-            return (await first.core.code.collect(sandbox, running)).stdout.text() == "begun\n"
+            return (await first.node.code.collect(sandbox, running)).stdout.text() == "begun\n"
 
         await until(has_begun)
     async with serving(tmp_path, driver) as second:
-        again = second.core.registry.find(sandbox.id, OPERATOR)
+        again = second.node.registry.find(sandbox.id, OPERATOR)
         assert (await contexts.get(again, mine)).state == "busy"
-        follower = await second.core.code.follow(again, running, stdout_from=len("begun\n"), events_from=1)
-        await second.core.code.run(again, CellSpec(OPEN))
+        follower = await second.node.code.follow(again, running, stdout_from=len("begun\n"), events_from=1)
+        await second.node.code.run(again, CellSpec(OPEN))
         told = [event async for event in follower]
         assert (await follower.outcome()).status == "ok"
         await follower.close()
         assert [event.data for event in told if isinstance(event, Output)] == [b"over\n"]
         assert [event.data["text/plain"] for event in told if isinstance(event, Display)] == ["42"]
-        assert (await done(second.core, again, waiting)).stdout.text() == "its turn\n"
+        assert (await done(second.node, again, waiting)).stdout.text() == "its turn\n"
 
         async def is_logged() -> bool:
-            return (await second.core.executions.get(OPERATOR, running)).status != "running"
+            return (await second.node.executions.get(OPERATOR, running)).status != "running"
 
         await until(is_logged)
-        record = await second.core.executions.get(OPERATOR, running)
+        record = await second.node.executions.get(OPERATOR, running)
         assert (record.status, record.stdout) == ("ok", "begun\nover\n")
 
 

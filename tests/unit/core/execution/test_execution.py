@@ -16,10 +16,10 @@ from sandlot.core.execution import execution
 from sandlot.core.execution.execution import Execution
 from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.execution.state import Event, Kind, State
-from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Quota
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.ports import Exit, ExitReason
@@ -28,7 +28,7 @@ from sandlot.model.states import State as SandboxState
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.process import ProgramContext
 from tests.support.clock import ManualClock
-from tests.support.node import Node, NodeState, open_node, run_pending, settled
+from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 
 WAIT = CellSpec("wait", timeout_s=None)
 PROGRAM = ProcessSpec(("program",), timeout_s=None)
@@ -46,7 +46,7 @@ class Place:
         gate: Event that ends everything that runs.
     """
 
-    node: Node
+    node: MemoryNode
     sandbox: Sandbox
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,22 +57,22 @@ class Place:
 
     def found(self, id_: ProcessId) -> Execution:
         """Return an execution that has not ended."""
-        found = self.node.core.code.executions.get(self.sandbox, id_)
+        found = self.node.services.code.executions.get(self.sandbox, id_)
         assert found is not None
         return found
 
     def is_live(self, id_: ProcessId) -> bool:
         """Return True if an execution has not ended."""
-        return self.node.core.code.executions.get(self.sandbox, id_) is not None
+        return self.node.services.code.executions.get(self.sandbox, id_) is not None
 
     @property
     def has_access(self) -> bool:
         """True if the sandbox may read the package indexes."""
-        return self.node.core.code.executions.access.is_open(self.sandbox)
+        return self.node.services.code.executions.access.is_open(self.sandbox)
 
     async def status(self, id_: ProcessId) -> str:
         """Return the status of an execution in the log."""
-        return (await self.node.core.executions.get(OPERATOR, id_)).status
+        return (await self.node.services.executions.get(OPERATOR, id_)).status
 
     def interrupts(self) -> int:
         """Return the number of interrupts that the guest got."""
@@ -112,7 +112,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 async def test_detached_process_continues_and_holds_no_activity(place: Place) -> None:
-    run = await place.node.core.processes.start(place.sandbox, PROGRAM)
+    run = await place.node.services.processes.start(place.sandbox, PROGRAM)
     assert place.sandbox.activity.held == 1
 
     await run.detach()
@@ -122,12 +122,12 @@ async def test_detached_process_continues_and_holds_no_activity(place: Place) ->
     assert (place.signals(), place.found(run.id).state, place.sandbox.activity.held) == ([], State.UNATTENDED, 0)
     place.gate.set()
     await settled(lambda: not place.is_live(run.id))
-    record = await place.node.core.executions.get(OPERATOR, run.id)
+    record = await place.node.services.executions.get(OPERATOR, run.id)
     assert (record.status, record.stdout) == ("exited", "begun\n")
 
 
 async def test_client_that_leaves_ends_its_process_although_others_follow_it(place: Place) -> None:
-    processes = place.node.core.processes
+    processes = place.node.services.processes
     run = await processes.start(place.sandbox, PROGRAM)
     follower = await processes.follow(place.sandbox, run.id, stdout_from=0, stderr_from=0)
 
@@ -143,7 +143,7 @@ async def test_client_that_leaves_ends_its_process_although_others_follow_it(pla
 
 
 async def test_follower_that_leaves_changes_nothing(place: Place) -> None:
-    processes = place.node.core.processes
+    processes = place.node.services.processes
     run = await processes.start(place.sandbox, PROGRAM)
     follower = await processes.follow(place.sandbox, run.id, stdout_from=0, stderr_from=0)
 
@@ -157,7 +157,7 @@ async def test_follower_that_leaves_changes_nothing(place: Place) -> None:
 async def test_client_that_closes_twice_leaves_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", NEVER_S)
     id_ = new_process_id()
-    first, second = [await place.node.core.code.start(place.sandbox, WAIT, ExecutionDescription(id=id_)) for _ in range(2)]
+    first, second = [await place.node.services.code.start(place.sandbox, WAIT, ExecutionDescription(id=id_)) for _ in range(2)]
 
     await first.close()
     await first.close()
@@ -177,22 +177,24 @@ async def test_clients_of_a_start_that_fails_get_its_error(place: Place) -> None
     place.guest.fail_next("process.start", "path_not_found")
     description = ExecutionDescription(id=new_process_id())
 
-    both = [place.node.core.processes.run(place.sandbox, PROGRAM, description=description) for _ in range(2)]
+    both = [place.node.services.processes.run(place.sandbox, PROGRAM, description=description) for _ in range(2)]
     errors = await asyncio.gather(*both, return_exceptions=True)
 
     assert [type(error) for error in errors] == [NotFoundError, NotFoundError]
     assert len(place.guest.requests("process.start")) == 1
-    assert not place.node.core.code.executions.of(place.sandbox).live
+    assert not place.node.services.code.executions.of(place.sandbox).live
 
 
 async def test_output_is_logged_once_although_several_clients_read_it(place: Place) -> None:
     id_ = new_process_id()
-    both = [asyncio.ensure_future(place.node.core.processes.run(place.sandbox, PROGRAM, description=ExecutionDescription(id=id_))) for _ in range(2)]
+    both = [
+        asyncio.ensure_future(place.node.services.processes.run(place.sandbox, PROGRAM, description=ExecutionDescription(id=id_))) for _ in range(2)
+    ]
     await settled(lambda: place.is_live(id_) and place.found(id_).state is State.FOLLOWED)
     place.gate.set()
 
     assert [each.stdout.text() for each in await asyncio.gather(*both)] == ["begun\n"] * 2
-    assert (await place.node.core.executions.get(OPERATOR, id_)).stdout == "begun\n"
+    assert (await place.node.services.executions.get(OPERATOR, id_)).stdout == "begun\n"
     assert len(place.guest.requests("process.start")) == 1
 
 
@@ -202,7 +204,7 @@ async def test_output_is_logged_once_although_several_clients_read_it(place: Pla
 async def test_cell_lingers_for_the_short_time_after_its_clients_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     monkeypatch.setattr(execution, "BACK_S", NEVER_S)
-    run = await place.node.core.code.start(place.sandbox, WAIT, ExecutionDescription(id=new_process_id()))
+    run = await place.node.services.code.start(place.sandbox, WAIT, ExecutionDescription(id=new_process_id()))
     await run.close()
     await settled(lambda: not place.is_live(run.id))
     assert (place.interrupts(), await place.status(run.id)) == (1, "killed")
@@ -213,13 +215,13 @@ async def test_only_the_first_absence_after_a_restart_may_last_long(tmp_path: Pa
     monkeypatch.setattr(execution, "BACK_S", NEVER_S)
     state = NodeState(tmp_path)
     async with opened(state) as first:
-        id_ = (await first.node.core.code.start(first.sandbox, WAIT)).id
+        id_ = (await first.node.services.code.start(first.sandbox, WAIT)).id
     async with opened(state) as place:
         await settled(lambda: place.found(id_).state is State.LINGERING)
         await run_pending()
         assert place.found(id_).state is State.LINGERING
 
-        follower = await place.node.core.code.follow(place.sandbox, id_)
+        follower = await place.node.services.code.follow(place.sandbox, id_)
         await run_pending()
         assert place.found(id_).state is State.FOLLOWED
         await follower.close()
@@ -246,7 +248,7 @@ async def test_execution_that_the_next_service_continues_has_no_end_in_the_log(
     spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
     still = Sandbox(spec, owner=LOCAL, name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
     still.state = SandboxState.RUNNING
-    made = [Execution(place.node.core.code.executions, still, Kind.PROCESS, NATIVE) for _ in range(3)]
+    made = [Execution(place.node.services.code.executions, still, Kind.PROCESS, NATIVE) for _ in range(3)]
     for each in made:
         each.enter(reads_for_log=True)
         each.handle(Event.STARTED)
@@ -260,11 +262,11 @@ async def test_execution_that_the_next_service_continues_has_no_end_in_the_log(
 
     assert [await place.status(each.id) for each in made] == ["killed", "running", "killed"]
     assert [each.state for each in made] == [State.ENDED, State.LEFT, State.ENDED]
-    assert not {each.id for each in made} & set(place.node.core.executions.running)
+    assert not {each.id for each in made} & set(place.node.services.executions.running)
 
 
 async def test_hibernation_leaves_the_entry_open_and_takes_package_access_until_the_wake(place: Place) -> None:
-    run = await place.node.core.packages.start(place.sandbox, INSTALL, Quota())
+    run = await place.node.services.packages.start(place.sandbox, INSTALL, Quota())
     await anext(aiter(run))
     assert place.has_access
 
@@ -282,7 +284,7 @@ async def test_hibernation_leaves_the_entry_open_and_takes_package_access_until_
 
 async def test_end_takes_package_access_although_a_client_stays(place: Place) -> None:
     id_ = new_process_id()
-    runs = [await place.node.core.packages.start(place.sandbox, INSTALL, Quota(), ExecutionDescription(id=id_)) for _ in range(2)]
+    runs = [await place.node.services.packages.start(place.sandbox, INSTALL, Quota(), ExecutionDescription(id=id_)) for _ in range(2)]
     place.gate.set()
     async for _ in runs[0]:
         pass
@@ -295,8 +297,8 @@ async def test_end_takes_package_access_although_a_client_stays(place: Place) ->
 async def test_execution_that_the_guest_has_forgotten_is_lost(tmp_path: Path) -> None:
     state = NodeState(tmp_path)
     async with opened(state) as first:
-        process, _ = await first.node.core.processes.launch(first.sandbox, PROGRAM)
-        cell = await first.node.core.code.launch(first.sandbox, WAIT)
+        process, _ = await first.node.services.processes.launch(first.sandbox, PROGRAM)
+        cell = await first.node.services.code.launch(first.sandbox, WAIT)
         guest = first.guest
         guest.processes.by_id.clear()
         guest.kernels.contexts.clear()
@@ -305,4 +307,4 @@ async def test_execution_that_the_guest_has_forgotten_is_lost(tmp_path: Path) ->
         await settled(lambda: not place.is_live(process) and not place.is_live(cell))
         assert [await place.status(id_) for id_ in (process, cell)] == ["lost", "lost"]
         with pytest.raises(NotFoundError):
-            await place.node.core.processes.get(place.sandbox, process)
+            await place.node.services.processes.get(place.sandbox, process)

@@ -6,8 +6,8 @@ import pytest
 
 from sandlot.core.execution import output
 from sandlot.core.execution.output import COPIES, OutputCollector, value_bytes
-from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
+from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.specs import MIB
 
 

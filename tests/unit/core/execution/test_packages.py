@@ -14,15 +14,15 @@ from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import execution
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.execution.requirements import InstallParams, Manager
+from sandlot.core.node import Node
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.process import ProgramContext
-from tests.support.node import Node, NodeState, open_node, run_pending, settled
+from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 from tests.support.service import Bench
 from tests.support.until import until
 
@@ -35,18 +35,18 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.5)
 
 
-async def put(core: Core, sandbox: Sandbox, manager: str) -> None:
+async def put(node: Node, sandbox: Sandbox, manager: str) -> None:
     """A program in the package manager's place."""
     spec = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
-    assert (await core.processes.run(sandbox, spec, stdin=manager.encode())).outcome.exit_code == 0
+    assert (await node.processes.run(sandbox, spec, stdin=manager.encode())).outcome.exit_code == 0
 
 
-async def running(core: Core, sandbox: Sandbox, id_: str) -> bool:
-    return (await core.processes.get(sandbox, id_)).running
+async def running(node: Node, sandbox: Sandbox, id_: str) -> bool:
+    return (await node.processes.get(sandbox, id_)).running
 
 
-async def begun(core: Core, sandbox: Sandbox) -> ProcessExecution:
-    made = await core.packages.start(sandbox, WHAT, Quota())
+async def begun(node: Node, sandbox: Sandbox) -> ProcessExecution:
+    made = await node.packages.start(sandbox, WHAT, Quota())
     await anext(aiter(made))
     return made
 
@@ -54,18 +54,18 @@ async def begun(core: Core, sandbox: Sandbox) -> ProcessExecution:
 @pytest.mark.real_guest
 async def test_package_manager_that_ignores_sigterm_is_killed(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "INSTALL_GRACE_S", 0.3)
-    await put(at.core, sandbox, IGNORES)
-    made = await begun(at.core, sandbox)
+    await put(at.node, sandbox, IGNORES)
+    made = await begun(at.node, sandbox)
     await made.close()
-    await until(lambda: ended(at.core, sandbox, made.id))
+    await until(lambda: ended(at.node, sandbox, made.id))
 
 
-async def ended(core: Core, sandbox: Sandbox, id_: str) -> bool:
-    return not await running(core, sandbox, id_)
+async def ended(node: Node, sandbox: Sandbox, id_: str) -> bool:
+    return not await running(node, sandbox, id_)
 
 
 @asynccontextmanager
-async def gated(folder: Path) -> AsyncIterator[tuple[Node, Sandbox, MemoryGuest, asyncio.Event]]:
+async def gated(folder: Path) -> AsyncIterator[tuple[MemoryNode, Sandbox, MemoryGuest, asyncio.Event]]:
     """A node, and a sandbox on it without a network, whose package manager ends when the event is set."""
     state, gate = NodeState(folder), asyncio.Event()
 
@@ -83,14 +83,14 @@ async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monke
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
+        leaving = asyncio.create_task(node.services.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
-        assert node.core.processes.executions.access.is_open(sandbox)
+        assert node.services.processes.executions.access.is_open(sandbox)
         start.release()
 
-        following = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
+        following = asyncio.create_task(node.services.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
         await settled(lambda: bool(guest.requests("process.attach")))
         gate.set()
 
@@ -103,34 +103,36 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
+        leaving = asyncio.create_task(node.services.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
-        following = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
+        following = asyncio.create_task(node.services.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
         await run_pending()
         start.release()
         await settled(lambda: bool(guest.processes.running))
         await run_pending()
-        assert node.core.processes.executions.access.is_open(sandbox)
+        assert node.services.processes.executions.access.is_open(sandbox)
         gate.set()
 
         assert (await following).outcome.exit_code == 0
         assert guest.requests("process.signal") == []
         assert len(guest.requests("process.start")) == 1
-        assert node.core.execution_counter is not None
-        assert node.core.execution_counter.used(sandbox.owner) == 1
-        record = await node.core.executions.get(OPERATOR, id_)
+        assert node.services.execution_counter is not None
+        assert node.services.execution_counter.used(sandbox.owner) == 1
+        record = await node.services.executions.get(OPERATOR, id_)
         assert (record.status, record.exit_code) == ("exited", 0)
-        await settled(lambda: not node.core.processes.executions.access.is_open(sandbox) and not node.core.processes.executions.of(sandbox).live)
+        await settled(
+            lambda: not node.services.processes.executions.access.is_open(sandbox) and not node.services.processes.executions.of(sandbox).live
+        )
 
 
 async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
-        leaving = await node.core.packages.start(sandbox, WHAT, Quota(), ExecutionDescription(id=id_))
-        following = await node.core.packages.start(sandbox, WHAT, Quota(), ExecutionDescription(id=id_))
+        leaving = await node.services.packages.start(sandbox, WHAT, Quota(), ExecutionDescription(id=id_))
+        following = await node.services.packages.start(sandbox, WHAT, Quota(), ExecutionDescription(id=id_))
         await leaving.close()
         await run_pending()
         gate.set()
@@ -138,21 +140,25 @@ async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, 
         assert (await following.collect(None)).outcome.exit_code == 0
         assert guest.requests("process.signal") == []
         await following.close()
-        await settled(lambda: not node.core.processes.executions.access.is_open(sandbox) and not node.core.processes.executions.of(sandbox).live)
+        await settled(
+            lambda: not node.services.processes.executions.access.is_open(sandbox) and not node.services.processes.executions.of(sandbox).live
+        )
 
 
 async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     async with gated(tmp_path) as (node, sandbox, guest, _):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=new_process_id())))
+        leaving = asyncio.create_task(node.services.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=new_process_id())))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
         start.release()
 
         await settled(lambda: [call["signal"] for call in guest.requests("process.signal")][:1] == [signal.SIGTERM])
-        await settled(lambda: not node.core.processes.executions.access.is_open(sandbox) and not node.core.processes.executions.of(sandbox).live)
+        await settled(
+            lambda: not node.services.processes.executions.access.is_open(sandbox) and not node.services.processes.executions.of(sandbox).live
+        )
 
 
 async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> None:
@@ -170,10 +176,10 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
     async with open_node(state) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
 
-        made = await begun(node.core, sandbox)
+        made = await begun(node.services, sandbox)
         await made.close()
 
-        await settled(lambda: not node.guest(sandbox).processes.running and not node.core.processes.executions.access.is_open(sandbox))
+        await settled(lambda: not node.guest(sandbox).processes.running and not node.services.processes.executions.access.is_open(sandbox))
         assert cleaned.is_set()
-        assert not node.core.processes.executions.of(sandbox).live
-        assert (await node.core.executions.get(OPERATOR, made.id)).status == "killed"
+        assert not node.services.processes.executions.of(sandbox).live
+        assert (await node.services.executions.get(OPERATOR, made.id)).status == "killed"

@@ -19,27 +19,29 @@ from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import SandlotError
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import CellSpec, ProcessSpec
-from tests.support.node import Node, NodeState, open_node, run_pending, settled
+from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 
-Start = Callable[[Node, Sandbox, ExecutionDescription], Awaitable[object]]
+Start = Callable[[MemoryNode, Sandbox, ExecutionDescription], Awaitable[object]]
 
 CELL = CellSpec("wait", timeout_s=None)
 SLEEP = ProcessSpec(("sleep", "1000"), timeout_s=None)
 
 STARTS: dict[str, Start] = {
-    "launched process": lambda node, sandbox, description: node.core.processes.launch(sandbox, SLEEP, description=description),
-    "launched process with input": lambda node, sandbox, description: node.core.processes.launch(sandbox, SLEEP, stdin=b"x", description=description),
-    "foreground process": lambda node, sandbox, description: node.core.processes.run(sandbox, SLEEP, description=description),
-    "install": lambda node, sandbox, description: node.core.packages.install(sandbox, InstallParams(Manager.PIP, ("a",)), Quota(), description),
-    "launched cell": lambda node, sandbox, description: node.core.code.launch(sandbox, CELL, description),
-    "foreground cell": lambda node, sandbox, description: node.core.code.run(sandbox, CELL, description),
+    "launched process": lambda node, sandbox, description: node.services.processes.launch(sandbox, SLEEP, description=description),
+    "launched process with input": lambda node, sandbox, description: node.services.processes.launch(
+        sandbox, SLEEP, stdin=b"x", description=description
+    ),
+    "foreground process": lambda node, sandbox, description: node.services.processes.run(sandbox, SLEEP, description=description),
+    "install": lambda node, sandbox, description: node.services.packages.install(sandbox, InstallParams(Manager.PIP, ("a",)), Quota(), description),
+    "launched cell": lambda node, sandbox, description: node.services.code.launch(sandbox, CELL, description),
+    "foreground cell": lambda node, sandbox, description: node.services.code.run(sandbox, CELL, description),
 }
 TURNS = 40
 """Turns of the event loop after which a start in memory has returned."""
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[tuple[Node, set[object]]]:
+async def opened(folder: Path) -> AsyncIterator[tuple[MemoryNode, set[object]]]:
     """A node, and the cells and package managers that run on it."""
     state, running = NodeState(folder), set[object]()
 
@@ -57,23 +59,23 @@ async def opened(folder: Path) -> AsyncIterator[tuple[Node, set[object]]]:
         yield node, running
 
 
-async def made(node: Node) -> Sandbox:
+async def made(node: MemoryNode) -> Sandbox:
     return await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
 
 
-async def statuses(node: Node, sandbox: Sandbox) -> list[str]:
+async def statuses(node: MemoryNode, sandbox: Sandbox) -> list[str]:
     """Return the statuses of the log entries of a sandbox."""
-    return [record.status for record in await node.core.executions.page(OPERATOR, sandbox=sandbox.id)]
+    return [record.status for record in await node.services.executions.page(OPERATOR, sandbox=sandbox.id)]
 
 
-def of_guest(node: Node, sandbox: Sandbox, running: set[object]) -> int:
+def of_guest(node: MemoryNode, sandbox: Sandbox, running: set[object]) -> int:
     """Return the number of executions that run in a sandbox."""
     return len([process for process in node.guest(sandbox).processes.running if process.args["argv"][0] == "sleep"]) + len(running)
 
 
-def is_settled(node: Node, sandbox: Sandbox, running: set[object]) -> bool:
+def is_settled(node: MemoryNode, sandbox: Sandbox, running: set[object]) -> bool:
     """Return True if no execution of a sandbox is being started or stopped, and the service knows all that run."""
-    live = node.core.code.executions.of(sandbox).live.values()
+    live = node.services.code.executions.of(sandbox).live.values()
     return all(each.state is State.UNATTENDED for each in live) and of_guest(node, sandbox, running) == len(live)
 
 
@@ -83,7 +85,7 @@ async def test_cancelled_start_leaves_nothing_uncounted(tmp_path: Path, monkeypa
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     async with opened(tmp_path) as (node, running):
         for turns in range(TURNS):
-            sandbox, used = await made(node), node.core.execution_counter.used(OPERATOR.owner)
+            sandbox, used = await made(node), node.services.execution_counter.used(OPERATOR.owner)
             starting = asyncio.ensure_future(STARTS[name](node, sandbox, ExecutionDescription(id=new_process_id()) if chosen else NATIVE))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -94,7 +96,7 @@ async def test_cancelled_start_leaves_nothing_uncounted(tmp_path: Path, monkeypa
 
             entries, ran = await statuses(node, sandbox), of_guest(node, sandbox, running)
             assert ran == entries.count("running"), f"cancelled after {turns} turns: {ran} executions run, and the log has {entries}"
-            assert node.core.execution_counter.used(OPERATOR.owner) - used == len(entries), f"cancelled after {turns} turns"
+            assert node.services.execution_counter.used(OPERATOR.owner) - used == len(entries), f"cancelled after {turns} turns"
             await node.sandboxes.kill(sandbox.id, OPERATOR)
             running.clear()
 
@@ -117,14 +119,14 @@ async def test_launch_that_is_cancelled_before_its_answer_arrives_leaves_nothing
 
         await settled(lambda: of_guest(node, sandbox, running) == 0)
         assert await statuses(node, sandbox) == []
-        assert node.core.execution_counter.used(OPERATOR.owner) == 0
+        assert node.services.execution_counter.used(OPERATOR.owner) == 0
 
 
 async def test_process_whose_start_a_hibernation_interrupts_is_counted_and_logged(tmp_path: Path) -> None:
     async with opened(tmp_path) as (node, _):
         sandbox = await made(node)
         start = node.guest(sandbox).hold("process.start")
-        launching = asyncio.ensure_future(node.core.processes.launch(sandbox, SLEEP))
+        launching = asyncio.ensure_future(node.services.processes.launch(sandbox, SLEEP))
         await start.reached.wait()
 
         await node.sandboxes.hibernate(sandbox.id, OPERATOR)
@@ -132,7 +134,7 @@ async def test_process_whose_start_a_hibernation_interrupts_is_counted_and_logge
             await launching
 
         assert await statuses(node, sandbox) == ["running"]
-        assert node.core.execution_counter.used(OPERATOR.owner) == 1
+        assert node.services.execution_counter.used(OPERATOR.owner) == 1
         await node.sandboxes.resume(sandbox.id, OPERATOR)
         await settled(lambda: not sandbox.tasks)
         assert await statuses(node, sandbox) == ["lost"], "the guest had not started the process"
@@ -145,9 +147,9 @@ async def test_process_that_the_guest_refuses_is_neither_counted_nor_killed(tmp_
         guest.fail_next("process.start", "not_found")
 
         with pytest.raises(SandlotError):
-            await node.core.processes.launch(sandbox, SLEEP)
+            await node.services.processes.launch(sandbox, SLEEP)
         await settled(lambda: not sandbox.tasks)
 
         assert guest.requests("process.signal") == []
         assert await statuses(node, sandbox) == []
-        assert node.core.execution_counter.used(OPERATOR.owner) == 0
+        assert node.services.execution_counter.used(OPERATOR.owner) == 0

@@ -11,9 +11,9 @@ import pytest
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import code, execution
 from sandlot.core.execution.requirements import InstallParams, Manager
+from sandlot.core.node import Node
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord
@@ -36,18 +36,18 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def found(service: Service, sandbox: Sandbox) -> Sandbox:
-    again = service.core.registry.find(sandbox.id, OPERATOR)
+    again = service.node.registry.find(sandbox.id, OPERATOR)
     await again.wait_reachable()
     return again
 
 
 async def status(service: Service, id_: str) -> str:
-    return (await service.core.executions.get(OPERATOR, id_)).status
+    return (await service.node.executions.get(OPERATOR, id_)).status
 
 
-async def begun(core: Core, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> code.CodeExecution:
+async def begun(node: Node, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> code.CodeExecution:
     """A cell in the foreground whose turn has come."""
-    running = await core.code.start(sandbox, cell, description)
+    running = await node.code.start(sandbox, cell, description)
     await anext(aiter(running))
     return running
 
@@ -55,20 +55,20 @@ async def begun(core: Core, sandbox: Sandbox, cell: CellSpec, description: Execu
 @pytest.mark.real_guest
 async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, OPERATOR)
-        left = await begun(first.core, sandbox, ENDLESS)
-        kept = await first.core.code.launch(
+        sandbox = await first.node.manager.create(BASE, OPERATOR)
+        left = await begun(first.node, sandbox, ENDLESS)
+        kept = await first.node.code.launch(
             sandbox, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done")
         )
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
         await until(lambda: status_is(second, left.id, "killed"))
-        assert (await second.core.code.collect(sandbox, left.id, wait_s=None)).outcome.status == "error"
-        assert set(second.core.code.executions.of(sandbox).live) == {kept}
+        assert (await second.node.code.collect(sandbox, left.id, wait_s=None)).outcome.status == "error"
+        assert set(second.node.code.executions.of(sandbox).live) == {kept}
         assert (sandbox.activity.held, await status(second, kept)) == (1, "running"), (
             "the one in the background goes on, and it alone keeps the sandbox"
         )
-        await second.core.processes.run(sandbox, OPEN)
+        await second.node.processes.run(sandbox, OPEN)
         await until(lambda: status_is(second, kept, "ok"))
         await until(lambda: sandbox.activity.held == 0)
 
@@ -81,16 +81,16 @@ async def status_is(service: Service, id_: str, wanted: str) -> bool:
 async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, driver: MemoryDriver) -> None:
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, OPERATOR)
-        await begun(first.core, sandbox, GATED, ExecutionDescription(id=joined))
-        await first.core.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), ExecutionDescription(id=followed))
+        sandbox = await first.node.manager.create(BASE, OPERATOR)
+        await begun(first.node, sandbox, GATED, ExecutionDescription(id=joined))
+        await first.node.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), ExecutionDescription(id=followed))
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
-        waiting = asyncio.create_task(second.core.code.run(sandbox, GATED, ExecutionDescription(id=joined)))
-        follower = await second.core.code.follow(sandbox, followed)
+        waiting = asyncio.create_task(second.node.code.run(sandbox, GATED, ExecutionDescription(id=joined)))
+        follower = await second.node.code.follow(sandbox, followed)
         await asyncio.sleep(1.0)  # longer than it is waited for somebody
         assert {await status(second, id_) for id_ in (joined, followed)} == {"running"}
-        await second.core.processes.run(sandbox, OPEN)
+        await second.node.processes.run(sandbox, OPEN)
         done = await waiting
         assert (done.outcome.status, done.stdout.text()) == ("ok", "end\n")
         await follower.close()
@@ -102,32 +102,32 @@ async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, dr
 @pytest.mark.real_guest
 async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, OPERATOR)
-        left = await first.core.processes.start(
+        sandbox = await first.node.manager.create(BASE, OPERATOR)
+        left = await first.node.processes.start(
             sandbox, ProcessSpec(argv=shell_argv("until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"), timeout_s=None)
         )
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
         await asyncio.sleep(1.0)
         assert (await status(second, left.id), sandbox.activity.held) == ("running", 0)
-        await second.core.processes.run(sandbox, OPEN)
+        await second.node.processes.run(sandbox, OPEN)
         await until(lambda: status_is(second, left.id, "exited"))
 
 
 async def test_inherited_install_has_package_access_until_its_end(tmp_path: Path, driver: MemoryDriver) -> None:
     manager = "#!/bin/sh\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\n"
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(replace(BASE, network="none"), OPERATOR)
+        sandbox = await first.node.manager.create(replace(BASE, network="none"), OPERATOR)
         put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
-        await first.core.processes.run(sandbox, put, stdin=manager.encode())
-        await first.core.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
-        await first.core.processes.launch(sandbox, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
-        assert first.core.processes.executions.access.is_open(sandbox)
+        await first.node.processes.run(sandbox, put, stdin=manager.encode())
+        await first.node.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
+        await first.node.processes.launch(sandbox, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
+        assert first.node.processes.executions.access.is_open(sandbox)
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
-        assert second.core.processes.executions.access.is_open(sandbox)
-        await second.core.processes.run(sandbox, OPEN)
-        await until(lambda: not second.core.processes.executions.access.is_open(sandbox))
+        assert second.node.processes.executions.access.is_open(sandbox)
+        await second.node.processes.run(sandbox, OPEN)
+        await until(lambda: not second.node.processes.executions.access.is_open(sandbox))
 
 
 async def wait_for_ever(_: object) -> None:
@@ -140,16 +140,16 @@ async def test_inherited_cell_counts_followers_before_its_sandbox_is_recovered(t
     state.driver.scripts.cells["wait"] = wait_for_ever
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-        await node.core.code.start(sandbox, CellSpec("wait", timeout_s=None), ExecutionDescription(id=id_))
+        await node.services.code.start(sandbox, CellSpec("wait", timeout_s=None), ExecutionDescription(id=id_))
 
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:
         again = node.sandboxes.find(sandbox.id, OPERATOR)
-        running = node.core.code.executions.get(again, id_)
+        running = node.services.code.executions.get(again, id_)
         assert running is not None
 
         recovery.set()
-        follower = await node.core.code.follow(again, id_)
+        follower = await node.services.code.follow(again, id_)
         assert len(running.clients) >= 1
         await follower.close()
 
@@ -163,16 +163,16 @@ async def test_inherited_install_has_package_access_before_its_sandbox_is_recove
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
-        await node.core.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
+        await node.services.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
 
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:
         again = node.sandboxes.find(sandbox.id, OPERATOR)
-        assert node.core.processes.executions.access.is_open(again)
+        assert node.services.processes.executions.access.is_open(again)
 
         recovery.set()
         gate.set()
-        await settled(lambda: not node.core.processes.executions.access.is_open(again))
+        await settled(lambda: not node.services.processes.executions.access.is_open(again))
 
 
 def background(script: str) -> ProcessSpec:
@@ -184,7 +184,7 @@ async def ended(service: Service, id_: str) -> ExecutionRecord:
     found: list[ExecutionRecord] = []
 
     async def over() -> bool:
-        found[:] = [await service.core.executions.get(OPERATOR, id_)]
+        found[:] = [await service.node.executions.get(OPERATOR, id_)]
         return found[0].status != "running"
 
     await until(over)
@@ -194,28 +194,28 @@ async def ended(service: Service, id_: str) -> ExecutionRecord:
 @pytest.mark.real_guest
 async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, OPERATOR)
-        gone = await first.core.manager.create(BASE, OPERATOR)
-        await first.core.processes.run(sandbox, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
-        short, _ = await first.core.processes.launch(sandbox, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
-        long, _ = await first.core.processes.launch(sandbox, background("echo long; read -r x < /tmp/second; echo $x"))
-        cell = await first.core.code.start(sandbox, CellSpec("print('cell', flush=True); print(open('/tmp/third').read(), end='')", timeout_s=None))
+        sandbox = await first.node.manager.create(BASE, OPERATOR)
+        gone = await first.node.manager.create(BASE, OPERATOR)
+        await first.node.processes.run(sandbox, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
+        short, _ = await first.node.processes.launch(sandbox, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
+        long, _ = await first.node.processes.launch(sandbox, background("echo long; read -r x < /tmp/second; echo $x"))
+        cell = await first.node.code.start(sandbox, CellSpec("print('cell', flush=True); print(open('/tmp/third').read(), end='')", timeout_s=None))
         events = aiter(cell)
         await anext(events)
-        lost, _ = await first.core.processes.launch(gone, background("sleep 1000"))
+        lost, _ = await first.node.processes.launch(gone, background("sleep 1000"))
         # Writes to the processes and the cell while no service runs.
         helper = "sleep 0.2; echo one > /tmp/first; echo three > /tmp/third"
-        await first.core.processes.launch(sandbox, background(helper))
+        await first.node.processes.launch(sandbox, background(helper))
         unknown = ExecutionRecord(
             id=ExecutionId(new_process_id()),
             owner=sandbox.owner,
             sandbox=sandbox.id,
             kind="command",
-            created_at=first.core.clock.now(),
+            created_at=first.node.clock.now(),
             status="running",
         )
-        elsewhere = replace(unknown, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(first.core.node))
-        await first.core.executions.writer.flush()
+        elsewhere = replace(unknown, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(first.node.id))
+        await first.node.executions.writer.flush()
         await first.store.executions.save([unknown, elsewhere])
     for instance in driver.booted:
         if instance.ref == gone.id:
@@ -228,17 +228,17 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
         assert (done.status, done.stdout) == ("ok", "cell\nthree\n")
         assert {(await ended(second, id_)).status for id_ in (unknown.id, elsewhere.id)} == {"lost"}
         assert (await ended(second, lost)).status in {"lost", "killed"}
-        again = second.core.registry.find(sandbox.id, OPERATOR)
-        await second.core.processes.run(again, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
+        again = second.node.registry.find(sandbox.id, OPERATOR)
+        await second.node.processes.run(again, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
         done = await ended(second, long)
         assert (done.status, done.stdout) == ("exited", "long\ntwo\n")
         assert done.duration_s is not None
         assert done.duration_s > 0.4
-        await second.core.manager.kill(sandbox.id, OPERATOR)
+        await second.node.manager.kill(sandbox.id, OPERATOR)
 
 
 async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.core.processes.launch(sandbox, background("echo x; sleep 1000"))
+    id_, _ = await at.node.processes.launch(sandbox, background("echo x; sleep 1000"))
     await at.sandboxes.kill(sandbox.id, OPERATOR)
     assert (await ended(at.service, id_)).status == "killed"
 
@@ -246,8 +246,8 @@ async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox
 async def test_waits_for_many_processes_leave_calls_of_the_link_free(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "MAX_WAITS", 2)
     monkeypatch.setattr(execution, "POLL_S", 0.05)
-    ids = [(await at.core.processes.launch(sandbox, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
-    waits = at.core.processes.executions.waits
+    ids = [(await at.node.processes.launch(sandbox, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
+    waits = at.node.processes.executions.waits
     await until(lambda: waits[sandbox.id] == 2)
     assert [(await ended(at.service, id_)).stdout for id_ in ids] == [f"{number}\n" for number in range(8)]
     assert not waits
@@ -257,8 +257,8 @@ async def test_sixteen_calls_of_a_sandbox_wait_for_process_ends_at_most(at: Benc
     guest = at.driver.guest(sandbox.ref)
 
     for _ in range(20):
-        await at.core.processes.launch(sandbox, background("sleep 1000"))
-    await at.core.processes.list(sandbox)  # after all requests that the launches caused
+        await at.node.processes.launch(sandbox, background("sleep 1000"))
+    await at.node.processes.list(sandbox)  # after all requests that the launches caused
 
     assert len(guest.requests("process.wait")) == 16
 
@@ -266,8 +266,8 @@ async def test_sixteen_calls_of_a_sandbox_wait_for_process_ends_at_most(at: Benc
 async def test_background_process_does_not_count_as_activity(at: Bench, sandbox: Sandbox) -> None:
     guest = at.driver.guest(sandbox.ref)
 
-    await at.core.processes.launch(sandbox, background("sleep 1000"))
-    await at.core.processes.list(sandbox)
+    await at.node.processes.launch(sandbox, background("sleep 1000"))
+    await at.node.processes.list(sandbox)
 
     assert len(guest.requests("process.wait")) == 1
     assert sandbox.activity.held == 0
@@ -277,8 +277,8 @@ async def test_end_of_a_sandbox_ends_the_entries_of_processes_without_a_waiting_
     at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "MAX_WAITS", 1)
-    ids = [(await at.core.processes.launch(sandbox, background("sleep 1000")))[0] for _ in range(4)]
-    await until(lambda: at.core.processes.executions.waits[sandbox.id] == 1)
+    ids = [(await at.node.processes.launch(sandbox, background("sleep 1000")))[0] for _ in range(4)]
+    await until(lambda: at.node.processes.executions.waits[sandbox.id] == 1)
     await at.sandboxes.kill(sandbox.id, OPERATOR)
     assert [(await ended(at.service, id_)).status for id_ in ids] == ["killed"] * 4
 
@@ -286,7 +286,7 @@ async def test_end_of_a_sandbox_ends_the_entries_of_processes_without_a_waiting_
 async def test_wake_leaves_the_log_entries_of_ended_executions_alone(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-        await node.core.processes.run(sandbox, ProcessSpec(("true",)))
+        await node.services.processes.run(sandbox, ProcessSpec(("true",)))
         guest = node.guest(sandbox)
         await node.sandboxes.hibernate(sandbox.id, OPERATOR)
 

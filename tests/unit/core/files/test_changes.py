@@ -62,6 +62,6 @@ async def test_forged_report_without_end_is_cut_off(at: Bench) -> None:
         (program,) = await link.processes.list()
         await link.processes.signal(program.process, int(signal.SIGSTOP))  # before it can report
     forging = f"while :; do cat /tmp/forged; done > /proc/{program.pid}/fd/2"
-    _, _ = await at.core.processes.launch(sandbox, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
+    _, _ = await at.node.processes.launch(sandbox, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match="invalid report"):
         await tracker.changed()

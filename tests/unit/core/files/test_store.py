@@ -47,7 +47,7 @@ async def test_upload_is_refused_while_the_host_is_short_of_disk_space(tmp_path:
     full = replace(BOUNDLESS, free=replace(BOUNDLESS.free, disk_bytes=0))
     async with bench(tmp_path, read_host=lambda: full) as at:
         with pytest.raises(UnavailableError):
-            await at.service.core.files.upload(ALICE, pieces(b"x"), filename="x")
+            await at.service.node.files.upload(ALICE, pieces(b"x"), filename="x")
 
 
 async def test_file_of_another_owner_is_not_found(store: FileStore) -> None:

@@ -93,7 +93,7 @@ async def test_limits_that_the_host_refuses_are_changed_nowhere(at: Bench, sandb
 async def test_limits_that_the_guest_refuses_are_changed_nowhere(at: Bench, sandbox: Sandbox) -> None:
     before = await promised(at)
     for _ in range(20):
-        await at.core.processes.launch(sandbox, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
+        await at.node.processes.launch(sandbox, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match=r"The sandbox has 2\d processes and threads"):
         await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(pids=16, memory_bytes=2 * GIB)))
     assert (await inside(sandbox), sandbox.spec.limits, at.driver.booted[0].changes) == (PIDS, LIMITS, [])
@@ -262,7 +262,7 @@ class TestAQuota:
             release.set()
             await less
             await more
-        assert at.service.core.reservations.live_limits(one.owner) == [one.spec.limits] == [replace(LIMITS, memory_bytes=3 * GIB)]
+        assert at.service.node.reservations.live_limits(one.owner) == [one.spec.limits] == [replace(LIMITS, memory_bytes=3 * GIB)]
 
     async def test_update_that_waited_is_checked_again(self, at: Bench) -> None:
         one = await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
@@ -314,7 +314,7 @@ class TestAFullNode:
         assert (await promised(at)).memory_bytes == 3 * GIB + 513 * MIB
 
     async def test_warm_sandboxes_are_evicted_for_a_sandbox_that_grows(self, at: Bench, sandbox: Sandbox) -> None:
-        made = await at.service.core.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
+        made = await at.service.node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
         await until(lambda: len(made.pool.ready) == 2)
         await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB)))
         assert (sandbox.spec.limits.memory_bytes, len(made.pool.ready)) == (3 * GIB, 1), "no more goes than it grows by"
@@ -322,7 +322,7 @@ class TestAFullNode:
     async def test_update_over_the_quota_evicts_nothing(self, at: Bench) -> None:
         principal = Principal(OwnerId("a" * 12), "alice", quota=Quota(memory_bytes=2 * GIB))
         one = await at.sandboxes.create(replace(BASE, limits=LIMITS), principal)
-        made = await at.service.core.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
+        made = await at.service.node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
         await until(lambda: len(made.pool.ready) == 2)
         with pytest.raises(LimitError):
             await at.sandboxes.update(one.id, principal, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB)))

@@ -15,7 +15,7 @@ from sandlot.core.volumes import MIN_SIZE_BYTES
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.specs import VolumeMount
-from tests.support.node import Node, NodeState, open_node
+from tests.support.node import MemoryNode, NodeState, open_node
 from tests.unit.core.test_volumes import Disks
 
 
@@ -47,42 +47,42 @@ def guest(monkeypatch: pytest.MonkeyPatch) -> GuestPlaces:
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
     async with open_node(NodeState(tmp_path)) as node:
-        node.core.volumes._disks = Disks()  # noqa: SLF001 - in place of file systems
+        node.services.volumes._disks = Disks()  # noqa: SLF001 - in place of file systems
         yield node
 
 
 @pytest.fixture
-async def sandbox(node: Node, guest: GuestPlaces) -> Sandbox:
+async def sandbox(node: MemoryNode, guest: GuestPlaces) -> Sandbox:
     """A sandbox with one volume."""
     sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-    await node.core.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
-    await node.core.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
+    await node.services.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
+    await node.services.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
     guest.requests.clear()
     return sandbox
 
 
-def refuse(node: Node, times: int) -> None:
+def refuse(node: MemoryNode, times: int) -> None:
     """Let the host's kernel refuse the next detaches."""
     node.driver.fail_next("configure", *[ConflictError("It is busy.", code=ErrorCode.CONFLICT)] * times)
 
 
-async def test_detach_asks_the_guest_in_three_rounds(node: Node, guest: GuestPlaces, sandbox: Sandbox) -> None:
+async def test_detach_asks_the_guest_in_three_rounds(node: MemoryNode, guest: GuestPlaces, sandbox: Sandbox) -> None:
     refuse(node, 3)
 
-    await node.core.mounts.detach(sandbox.id, OPERATOR, "/data")
+    await node.services.mounts.detach(sandbox.id, OPERATOR, "/data")
 
     assert guest.rounds == [4, 8, 24]
     assert sandbox.spec.volumes == ()
     assert node.instance(sandbox).volumes == {}
 
 
-async def test_failed_detach_attaches_the_volume_again(node: Node, guest: GuestPlaces, sandbox: Sandbox) -> None:
+async def test_failed_detach_attaches_the_volume_again(node: MemoryNode, guest: GuestPlaces, sandbox: Sandbox) -> None:
     refuse(node, 4)
 
     with pytest.raises(ConflictError, match="in use"):
-        await node.core.mounts.detach(sandbox.id, OPERATOR, "/data")
+        await node.services.mounts.detach(sandbox.id, OPERATOR, "/data")
 
     assert [(mount.path, mount.changing) for mount in sandbox.spec.volumes] == [("/data", False)]
     assert [place[1] for place in guest.requests[-1]["there"]] == ["/data"]

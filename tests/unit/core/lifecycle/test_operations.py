@@ -23,7 +23,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandboxEnd
 from sandlot.model.ports import Change, Exit, ExitReason, HostReading
 from sandlot.model.specs import GIB, Limits, OnTimeout, VolumeMount
 from sandlot.model.states import State
-from tests.support.node import Node, NodeState, open_node, run_pending, settled
+from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 from tests.unit.core.pools.test_manager import filled_pool
 from tests.unit.core.test_volumes import Disks
 
@@ -33,21 +33,21 @@ LARGER = UpdateSandboxParams(limits=Change(memory_bytes=2 * GIB))
 
 
 @pytest.fixture
-async def sandbox(node: Node) -> Sandbox:
+async def sandbox(node: MemoryNode) -> Sandbox:
     return await create(node)
 
 
-async def create(node: Node, **changes: Any) -> Sandbox:  # noqa: ANN401 - fields of CreateSandboxParams
+async def create(node: MemoryNode, **changes: Any) -> Sandbox:  # noqa: ANN401 - fields of CreateSandboxParams
     sandbox: Sandbox = await node.sandboxes.create(replace(BASE, **changes), OPERATOR)
     return sandbox
 
 
-def update(node: Node, sandbox: Sandbox, params: UpdateSandboxParams = LARGER) -> asyncio.Task[Sandbox]:
+def update(node: MemoryNode, sandbox: Sandbox, params: UpdateSandboxParams = LARGER) -> asyncio.Task[Sandbox]:
     return asyncio.create_task(node.sandboxes.update(sandbox.id, OPERATOR, params))
 
 
-def attach(node: Node, sandbox: Sandbox) -> asyncio.Task[Sandbox]:
-    return asyncio.create_task(node.core.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data")))
+def attach(node: MemoryNode, sandbox: Sandbox) -> asyncio.Task[Sandbox]:
+    return asyncio.create_task(node.services.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data")))
 
 
 async def run_turns(turns: int) -> None:
@@ -55,7 +55,7 @@ async def run_turns(turns: int) -> None:
         await asyncio.sleep(0)
 
 
-async def kill(node: Node, sandbox: Sandbox) -> None:
+async def kill(node: MemoryNode, sandbox: Sandbox) -> None:
     """Kill a sandbox while the clock stands still."""
     killing = asyncio.create_task(node.sandboxes.kill(sandbox.id, OPERATOR))
     await settled(killing.done)
@@ -79,7 +79,7 @@ class Blocker:
 
 
 @pytest.fixture
-def steps(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def steps(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """All steps of the driver, oldest first. Held steps are released at the end."""
     done: list[str] = []
     at = node.driver.faults.at
@@ -102,7 +102,7 @@ class Stubborn:
         released: Event that lets the step end.
     """
 
-    def __init__(self, node: Node, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, node: MemoryNode, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.released = asyncio.Event(), asyncio.Event()
         at = node.driver.faults.at
 
@@ -121,7 +121,7 @@ MakeStubborn = Callable[[str], Stubborn]
 
 
 @pytest.fixture
-def stubborn(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStubborn]:
+def stubborn(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStubborn]:
     """Function that makes a step of the driver stubborn until the end of the test."""
     made: list[Stubborn] = []
 
@@ -138,14 +138,14 @@ def stubborn(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStubbo
 
 
 @pytest.fixture
-def volumes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def volumes(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Volumes without file systems, and guests that mount nothing."""
 
     async def ask(_sandbox: Sandbox, **_request: object) -> dict[str, object]:
         return {}
 
     monkeypatch.setattr(mounts, "ask", ask)
-    monkeypatch.setattr(node.core.volumes, "_disks", Disks())
+    monkeypatch.setattr(node.services.volumes, "_disks", Disks())
 
 
 async def all_end(calls: Sequence[asyncio.Task[Any]]) -> bool:
@@ -162,10 +162,10 @@ async def all_end(calls: Sequence[asyncio.Task[Any]]) -> bool:
 class HeldReading:
     """Readings of the host, which requests for room wait for while :attr:`held` is set."""
 
-    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held: asyncio.Event | None = None
         self.reached = asyncio.Event()
-        read_host = node.core.reservations.read_host
+        read_host = node.services.reservations.read_host
 
         async def read() -> HostReading:
             if self.held is not None:
@@ -173,13 +173,13 @@ class HeldReading:
                 await self.held.wait()
             return await read_host()
 
-        monkeypatch.setattr(node.core.reservations, "read_host", read)
+        monkeypatch.setattr(node.services.reservations, "read_host", read)
 
 
 @pytest.mark.usefixtures("volumes")
-async def test_updates_attach_and_pause_all_end_whenever_they_begin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_updates_attach_and_pause_all_end_whenever_they_begin(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update of limits waits for room, with an attach and a pause behind it. Another update begins at each turn around the end of the wait."""
-    await node.core.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
+    await node.services.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
     reading, stuck = HeldReading(node, monkeypatch), []
     for attached_at in (None, 10, 12, 14):
         for updated_at in range(24):
@@ -222,7 +222,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_threads")
 @pytest.mark.parametrize("auto_resume", [True, False])
-async def test_hibernation_during_an_update_waits_for_the_update(node: Node, *, auto_resume: bool) -> None:
+async def test_hibernation_during_an_update_waits_for_the_update(node: MemoryNode, *, auto_resume: bool) -> None:
     sandbox = await create(node, auto_resume=auto_resume)
     release = node.driver.hold("configure")
     updating = update(node, sandbox)
@@ -243,7 +243,7 @@ async def test_hibernation_during_an_update_waits_for_the_update(node: Node, *, 
 
 @pytest.mark.usefixtures("no_threads")
 @pytest.mark.parametrize("auto_resume", [True, False])
-async def test_reservation_equals_the_state_after_an_update_and_a_hibernation(node: Node, *, auto_resume: bool) -> None:
+async def test_reservation_equals_the_state_after_an_update_and_a_hibernation(node: MemoryNode, *, auto_resume: bool) -> None:
     for turns in range(-40, 60):
         sandbox = await create(node, auto_resume=auto_resume)
         calls: dict[str, asyncio.Task[Any]] = {}
@@ -271,7 +271,7 @@ async def test_reservation_equals_the_state_after_an_update_and_a_hibernation(no
         await settled(lambda: node.sandboxes.count == 0)
 
 
-async def test_suspended_sandbox_is_updated_without_waking_unless_its_limits_change(node: Node, sandbox: Sandbox) -> None:
+async def test_suspended_sandbox_is_updated_without_waking_unless_its_limits_change(node: MemoryNode, sandbox: Sandbox) -> None:
     await node.sandboxes.hibernate(sandbox.id, OPERATOR)
 
     await update(node, sandbox, UpdateSandboxParams(metadata={"a": "b"}, timeout_s=50, name="new"))
@@ -283,7 +283,7 @@ async def test_suspended_sandbox_is_updated_without_waking_unless_its_limits_cha
     assert sandbox.spec.limits.memory_bytes == 2 * GIB
 
 
-async def test_limits_of_a_suspended_sandbox_without_auto_resume_are_not_changed(node: Node) -> None:
+async def test_limits_of_a_suspended_sandbox_without_auto_resume_are_not_changed(node: MemoryNode) -> None:
     sandbox = await create(node, auto_resume=False)
     await node.sandboxes.pause(sandbox.id, OPERATOR)
     with pytest.raises(ConflictError) as refused:
@@ -292,7 +292,7 @@ async def test_limits_of_a_suspended_sandbox_without_auto_resume_are_not_changed
     assert is_in(sandbox, State.PAUSED)
 
 
-async def test_update_that_has_begun_is_finished_when_its_client_leaves(node: Node, sandbox: Sandbox) -> None:
+async def test_update_that_has_begun_is_finished_when_its_client_leaves(node: MemoryNode, sandbox: Sandbox) -> None:
     release = node.driver.hold("configure")
     updating = update(node, sandbox)
     await node.driver.faults.reach("configure")
@@ -304,7 +304,7 @@ async def test_update_that_has_begun_is_finished_when_its_client_leaves(node: No
     await settled(lambda: sandbox.activity.held == 0)
 
 
-async def test_queued_update_is_withdrawn_when_its_client_leaves(node: Node, sandbox: Sandbox) -> None:
+async def test_queued_update_is_withdrawn_when_its_client_leaves(node: MemoryNode, sandbox: Sandbox) -> None:
     blocker = Blocker(sandbox)
     updating = update(node, sandbox)
     await run_pending()
@@ -322,7 +322,7 @@ async def test_queued_update_is_withdrawn_when_its_client_leaves(node: Node, san
 RENAMED = UpdateSandboxParams(name="name", unique_name=True)
 
 
-async def test_name_is_reserved_while_its_update_is_queued_and_free_once_it_is_withdrawn(node: Node, sandbox: Sandbox) -> None:
+async def test_name_is_reserved_while_its_update_is_queued_and_free_once_it_is_withdrawn(node: MemoryNode, sandbox: Sandbox) -> None:
     blocker = Blocker(sandbox)
     updating = update(node, sandbox, RENAMED)
     await run_pending()
@@ -336,7 +336,7 @@ async def test_name_is_reserved_while_its_update_is_queued_and_free_once_it_is_w
     await blocker.task
 
 
-async def test_name_stays_reserved_until_its_update_ends_although_the_client_has_left(node: Node, sandbox: Sandbox) -> None:
+async def test_name_stays_reserved_until_its_update_ends_although_the_client_has_left(node: MemoryNode, sandbox: Sandbox) -> None:
     hold = node.guest(sandbox).hold("guest.deadline")
     updating = update(node, sandbox, replace(RENAMED, timeout_s=500))
     await hold.reached.wait()
@@ -354,7 +354,7 @@ async def test_name_stays_reserved_until_its_update_ends_although_the_client_has
 # Order ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_update_that_was_submitted_before_the_deadline_runs_before_the_expiry(node: Node) -> None:
+async def test_update_that_was_submitted_before_the_deadline_runs_before_the_expiry(node: MemoryNode) -> None:
     sandbox = await create(node, timeout_s=100)
     blocker = Blocker(sandbox)
     await blocker.begun.wait()
@@ -369,7 +369,7 @@ async def test_update_that_was_submitted_before_the_deadline_runs_before_the_exp
     assert sandbox.deadline.remaining_s() == 500
 
 
-async def test_updates_that_were_submitted_after_the_deadline_do_not_postpone_the_expiry(node: Node) -> None:
+async def test_updates_that_were_submitted_after_the_deadline_do_not_postpone_the_expiry(node: MemoryNode) -> None:
     sandbox = await create(node, timeout_s=100)
     blocker = Blocker(sandbox)
     await blocker.begun.wait()
@@ -385,7 +385,7 @@ async def test_updates_that_were_submitted_after_the_deadline_do_not_postpone_th
         await later
 
 
-async def test_update_that_was_submitted_after_the_deadline_finds_the_sandbox_suspended(node: Node) -> None:
+async def test_update_that_was_submitted_after_the_deadline_finds_the_sandbox_suspended(node: MemoryNode) -> None:
     sandbox = await create(node, timeout_s=100, on_timeout=OnTimeout.PAUSE)
     blocker = Blocker(sandbox)
     await blocker.begun.wait()
@@ -401,22 +401,22 @@ async def test_update_that_was_submitted_after_the_deadline_finds_the_sandbox_su
 
 # Cut ------------------------------------------------------------------------------------------------------------------
 
-Operation = Callable[[Node, Sandbox], Awaitable[object]]
+Operation = Callable[[MemoryNode, Sandbox], Awaitable[object]]
 
 
-async def hibernate(node: Node, sandbox: Sandbox) -> None:
+async def hibernate(node: MemoryNode, sandbox: Sandbox) -> None:
     await node.sandboxes.hibernate(sandbox.id, OPERATOR)
 
 
-async def pause(node: Node, sandbox: Sandbox) -> None:
+async def pause(node: MemoryNode, sandbox: Sandbox) -> None:
     await node.sandboxes.pause(sandbox.id, OPERATOR)
 
 
-async def snapshot(node: Node, sandbox: Sandbox) -> None:
-    await node.core.snapshots.create(sandbox.id, OPERATOR)
+async def snapshot(node: MemoryNode, sandbox: Sandbox) -> None:
+    await node.services.snapshots.create(sandbox.id, OPERATOR)
 
 
-async def wake(node: Node, sandbox: Sandbox) -> None:
+async def wake(node: MemoryNode, sandbox: Sandbox) -> None:
     await node.sandboxes.resume(sandbox.id, OPERATOR)
 
 
@@ -436,7 +436,7 @@ CUT: dict[str, tuple[Operation | None, Operation, str]] = {
 
 @pytest.mark.parametrize("before, operation, step", CUT.values(), ids=CUT)
 async def test_kill_cuts_an_operation_and_nothing_is_repaired(
-    node: Node, sandbox: Sandbox, steps: list[str], before: Operation | None, operation: Operation, step: str
+    node: MemoryNode, sandbox: Sandbox, steps: list[str], before: Operation | None, operation: Operation, step: str
 ) -> None:
     if before is not None:
         await before(node, sandbox)
@@ -458,7 +458,7 @@ async def test_kill_cuts_an_operation_and_nothing_is_repaired(
 
 
 @pytest.mark.parametrize("step", ["pause", "snapshot"])
-async def test_kill_cuts_the_action_of_a_timeout(node: Node, step: str) -> None:
+async def test_kill_cuts_the_action_of_a_timeout(node: MemoryNode, step: str) -> None:
     sandbox = await create(node, timeout_s=100, on_timeout=OnTimeout.PAUSE if step == "pause" else OnTimeout.HIBERNATE)
     node.driver.hold(step)
     node.clock.advance(100)
@@ -468,8 +468,8 @@ async def test_kill_cuts_the_action_of_a_timeout(node: Node, step: str) -> None:
 
 
 @pytest.mark.usefixtures("volumes")
-async def test_kill_cuts_an_attach_and_nothing_is_repaired(node: Node, sandbox: Sandbox, steps: list[str]) -> None:
-    await node.core.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
+async def test_kill_cuts_an_attach_and_nothing_is_repaired(node: MemoryNode, sandbox: Sandbox, steps: list[str]) -> None:
+    await node.services.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
     node.driver.hold("configure")
     attaching = attach(node, sandbox)
     await node.driver.faults.reach("configure")
@@ -521,14 +521,14 @@ async def test_stop_of_the_service_waits_for_the_operation_of_a_sandbox_that_it_
         await queued
     assert refused.value.code is ErrorCode.SERVICE_STOPPING
     async with open_node(state) as node:
-        again = node.core.registry.find(sandbox.id, OPERATOR)
+        again = node.services.registry.find(sandbox.id, OPERATOR)
         await again.recovered.wait()
         assert again.spec.limits.memory_bytes == (2 * GIB if step == "configure" else GIB)
         assert is_in(again, State.RUNNING if step == "configure" else State.HIBERNATED)
 
 
 async def test_end_waits_for_an_operation_that_cannot_be_cancelled_no_longer_than_two_seconds(
-    node: Node, sandbox: Sandbox, stubborn: MakeStubborn
+    node: MemoryNode, sandbox: Sandbox, stubborn: MakeStubborn
 ) -> None:
     held = stubborn("configure")
     updating = update(node, sandbox)
@@ -551,7 +551,7 @@ async def test_end_waits_for_an_operation_that_cannot_be_cancelled_no_longer_tha
 
 
 @pytest.mark.parametrize("step", ["prepare", "restore", "connect"])
-async def test_resources_that_a_cut_wake_makes_later_are_removed(node: Node, sandbox: Sandbox, stubborn: MakeStubborn, step: str) -> None:
+async def test_resources_that_a_cut_wake_makes_later_are_removed(node: MemoryNode, sandbox: Sandbox, stubborn: MakeStubborn, step: str) -> None:
     await hibernate(node, sandbox)
     await settled(lambda: node.driver.leftovers() == [])
     held = stubborn(step)
@@ -620,7 +620,7 @@ async def test_result_of_an_operation_that_ends_while_the_end_is_requested_is_no
     assert effects == ["done"]
 
 
-async def test_operation_that_is_cut_ends_before_the_removal_begins(node: Node, sandbox: Sandbox, steps: list[str]) -> None:
+async def test_operation_that_is_cut_ends_before_the_removal_begins(node: MemoryNode, sandbox: Sandbox, steps: list[str]) -> None:
     may_end = asyncio.Event()
 
     async def work(_supervisor: object) -> None:
@@ -641,7 +641,7 @@ async def test_operation_that_is_cut_ends_before_the_removal_begins(node: Node, 
         await working
 
 
-async def test_hibernation_that_has_ended_its_processes_is_completed(node: Node, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hibernation_that_has_ended_its_processes_is_completed(node: MemoryNode, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     save = SandboxRecorder.save_eventually
 
     async def save_later(recorder: SandboxRecorder, *args: Any, **data: Any) -> None:  # noqa: ANN401 - arguments of save_eventually
@@ -659,7 +659,7 @@ async def test_hibernation_that_has_ended_its_processes_is_completed(node: Node,
 
 
 async def test_update_that_fails_after_the_end_was_requested_is_not_undone(
-    node: Node, sandbox: Sandbox, steps: list[str], stubborn: MakeStubborn
+    node: MemoryNode, sandbox: Sandbox, steps: list[str], stubborn: MakeStubborn
 ) -> None:
     held = stubborn("configure")
     node.driver.fail_next("configure", HostError("The kernel refused the limits."))

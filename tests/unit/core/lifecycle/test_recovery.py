@@ -28,7 +28,7 @@ from sandlot.model.states import State
 from sandlot.server.compose import Service
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import START, ManualClock
-from tests.support.node import Node, NodeState, open_node, settled
+from tests.support.node import MemoryNode, NodeState, open_node, settled
 from tests.support.service import BASE, serving
 from tests.unit.core.test_volumes import Disks
 
@@ -36,47 +36,47 @@ ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12),
 
 
 async def output(service: Service, id_: str, *argv: str) -> str:
-    sandbox = service.core.registry.find(id_, OPERATOR)
-    return (await service.core.processes.run(sandbox, ProcessSpec(argv=argv))).stdout.text()
+    sandbox = service.node.registry.find(id_, OPERATOR)
+    return (await service.node.processes.run(sandbox, ProcessSpec(argv=argv))).stdout.text()
 
 
 async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}), ALICE)
-        await first.core.code.run(sandbox, CellSpec("x = 41"))
-        process, _ = await first.core.processes.launch(sandbox, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))
+        sandbox = await first.node.manager.create(replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}), ALICE)
+        await first.node.code.run(sandbox, CellSpec("x = 41"))
+        process, _ = await first.node.processes.launch(sandbox, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))
 
         async def content() -> AsyncIterator[bytes]:
             yield b"kept"
 
         await files.write(sandbox, "/workspace/a", content(), user=User.USER)
     async with serving(tmp_path, driver, keep=True) as second:
-        again = second.core.registry.find(sandbox.id, ALICE)
+        again = second.node.registry.find(sandbox.id, ALICE)
         assert again is not sandbox
         assert (again.name, again.metadata, again.created_at, again.owner) == ("mine", {"k": "v"}, sandbox.created_at, ALICE.owner)
-        assert (await second.core.code.run(again, CellSpec("print(x + 1)"))).stdout.text() == "42\n"
+        assert (await second.node.code.run(again, CellSpec("print(x + 1)"))).stdout.text() == "42\n"
         assert await output(second, sandbox.id, "sh", "-c", "cat /workspace/a; echo $A") == "keptof the sandbox\n"
-        outcome, stdout, _ = await second.core.processes.read(again, process, stdout_from=0, stderr_from=0)
+        outcome, stdout, _ = await second.node.processes.read(again, process, stdout_from=0, stderr_from=0)
         assert (outcome, stdout.text()) == (None, "before\n")
         with pytest.raises(NotFoundError):
-            second.core.registry.find(sandbox.id, BOB)
-        await second.core.manager.kill(sandbox.id, ALICE)
+            second.node.registry.find(sandbox.id, BOB)
+        await second.node.manager.kill(sandbox.id, ALICE)
     async with serving(tmp_path, driver) as third:
-        assert third.core.registry.list(OPERATOR) == []
+        assert third.node.registry.list(OPERATOR) == []
         with pytest.raises(SandboxEndedError):
             await output(third, sandbox.id, "true")
 
 
 async def test_call_waits_for_the_recovery_of_its_sandbox(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(BASE, ALICE)
     release = driver.faults.hold("adopt")
     async with serving(tmp_path, driver) as second:
         call = asyncio.create_task(output(second, sandbox.id, "echo", "hi"))
         await driver.faults.reach("adopt")
         await asyncio.sleep(0.05)
         assert not call.done()
-        assert second.core.registry.find(sandbox.id, ALICE).state is State.RUNNING
+        assert second.node.registry.find(sandbox.id, ALICE).state is State.RUNNING
         assert driver.kept_in_sweeps[1:] == [], "nothing is removed before everything is taken over"
         release.set()
         assert await call == "hi\n"
@@ -84,29 +84,29 @@ async def test_call_waits_for_the_recovery_of_its_sandbox(tmp_path: Path, driver
 
 async def test_sandbox_that_ended_without_a_service_reports_a_reason(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
-        dead = await first.core.manager.create(BASE, ALICE)
-        late = await first.core.manager.create(replace(BASE, timeout_s=100), ALICE)
-        lives = await first.core.manager.create(replace(BASE, timeout_s=None), ALICE)
+        dead = await first.node.manager.create(BASE, ALICE)
+        late = await first.node.manager.create(replace(BASE, timeout_s=100), ALICE)
+        lives = await first.node.manager.create(replace(BASE, timeout_s=None), ALICE)
     driver.booted[0].crash()
     await driver.booted[0].wait()
     clock.advance(101)
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
         for sandbox in (dead, late):
-            await second.core.registry.find(sandbox.id, ALICE).ended.wait()
-        found, more = await second.core.registry.page(ALICE, SandboxFilter(states=ENDED), after=None, limit=10)
+            await second.node.registry.find(sandbox.id, ALICE).ended.wait()
+        found, more = await second.node.registry.page(ALICE, SandboxFilter(states=ENDED), after=None, limit=10)
         assert not more
         reasons = {sandbox.id: (sandbox.state, sandbox.exit.reason, sandbox.exit.detail) for sandbox in found if sandbox.exit is not None}
         assert reasons == {dead.id: (State.FAILED, ExitReason.CRASHED, ENDED_UNATTENDED), late.id: (State.STOPPED, ExitReason.KILLED, EXPIRED)}
         assert await output(second, lives.id, "echo", "still") == "still\n"
-        assert second.core.registry.find(lives.id, ALICE).deadline.expires_at is None
+        assert second.node.registry.find(lives.id, ALICE).deadline.expires_at is None
 
 
 async def test_recovered_sandbox_keeps_its_deadline(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
-        sandbox = await first.core.manager.create(replace(BASE, timeout_s=100), ALICE)
+        sandbox = await first.node.manager.create(replace(BASE, timeout_s=100), ALICE)
     clock.advance(60)
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
-        again = second.core.registry.find(sandbox.id, ALICE)
+        again = second.node.registry.find(sandbox.id, ALICE)
         await again.wait_reachable()
         assert again.deadline.expires_at == sandbox.deadline.expires_at
         clock.advance(39)
@@ -119,7 +119,7 @@ async def test_recovered_sandbox_keeps_its_deadline(tmp_path: Path, driver: Memo
 
 async def test_recovery_ends_only_the_sandbox_whose_guest_responds_with_garbage(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandboxes = [await first.core.manager.create(BASE, ALICE) for _ in range(2)]
+        sandboxes = [await first.node.manager.create(BASE, ALICE) for _ in range(2)]
     driver.faults.raises["connect"] = [HostError("the pipes are gone", code=ErrorCode.HOST_NOT_READY)]
     async with serving(tmp_path, driver) as second:
         results = await asyncio.gather(*(output(second, sandbox.id, "echo", "hi") for sandbox in sandboxes), return_exceptions=True)
@@ -128,7 +128,7 @@ async def test_recovery_ends_only_the_sandbox_whose_guest_responds_with_garbage(
 
 async def test_failed_adoption_is_repeated(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(BASE, ALICE)
     driver.faults.raises["adopt"] = [HostError("too many open files", code=ErrorCode.HOST_NOT_READY)]
     async with serving(tmp_path, driver) as second:
         assert await output(second, sandbox.id, "echo", "hi") == "hi\n"
@@ -136,14 +136,14 @@ async def test_failed_adoption_is_repeated(tmp_path: Path, driver: MemoryDriver)
 
 async def test_silent_guest_delays_no_other_recovery_and_can_be_killed_or_detached(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        silent = [await first.core.manager.create(BASE, ALICE) for _ in range(first.settings.max_creates + 1)]
-        speaks = await first.core.manager.create(BASE, BOB)
+        silent = [await first.node.manager.create(BASE, ALICE) for _ in range(first.settings.max_creates + 1)]
+        speaks = await first.node.manager.create(BASE, BOB)
     for instance in driver.booted[:-1]:
         instance.guest.is_silent = True
     async with serving(tmp_path, driver, keep=True) as second:
         assert await output(second, speaks.id, "echo", "hi") == "hi\n"
-        assert (await second.core.manager.create(BASE, BOB)).state is State.RUNNING
-        await second.core.manager.kill(silent[0].id, ALICE)
+        assert (await second.node.manager.create(BASE, BOB)).state is State.RUNNING
+        await second.node.manager.kill(silent[0].id, ALICE)
     for instance in driver.instances:
         instance.guest.is_silent = False
     async with serving(tmp_path, driver) as third:
@@ -152,20 +152,20 @@ async def test_silent_guest_delays_no_other_recovery_and_can_be_killed_or_detach
 
 async def test_guest_of_a_recovered_persistent_sandbox_has_no_deadline(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(replace(BASE, timeout_s=None), ALICE)
+        sandbox = await first.node.manager.create(replace(BASE, timeout_s=None), ALICE)
         async with sandbox.connection() as link:
             await link.set_deadline(1.0)  # a change that was said to the guest, and recorded by nobody
     async with serving(tmp_path, driver) as second:
-        await second.core.registry.find(sandbox.id, ALICE).wait_reachable()
+        await second.node.registry.find(sandbox.id, ALICE).wait_reachable()
         assert [call["deadline_s"] for call in driver.booted[0].guest.requests("guest.deadline")] == [1.0, None]
 
 
 async def test_detached_sandboxes_are_found_while_the_service_stops(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, ALICE)
-        await first.core.manager.aclose(keep=True)
-        assert [each.id for each in first.core.registry.list(ALICE)] == [sandbox.id]
-        for call in (output(first, sandbox.id, "true"), first.core.manager.kill(sandbox.id, ALICE)):
+        sandbox = await first.node.manager.create(BASE, ALICE)
+        await first.node.manager.aclose(keep=True)
+        assert [each.id for each in first.node.registry.list(ALICE)] == [sandbox.id]
+        for call in (output(first, sandbox.id, "true"), first.node.manager.kill(sandbox.id, ALICE)):
             with pytest.raises(UnavailableError) as told:
                 await call
             assert told.value.code is ErrorCode.SERVICE_STOPPING
@@ -176,10 +176,10 @@ async def test_detached_sandboxes_are_found_while_the_service_stops(tmp_path: Pa
 async def test_unfinished_create_fails_and_is_removed_when_the_service_stops(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         driver.faults.hold("connect")
-        creating = asyncio.create_task(first.core.manager.create(BASE, ALICE))
+        creating = asyncio.create_task(first.node.manager.create(BASE, ALICE))
         await driver.faults.reach("connect")
-        first.core.manager.refuse()
-        closing = asyncio.create_task(first.core.manager.aclose(keep=True))
+        first.node.manager.refuse()
+        closing = asyncio.create_task(first.node.manager.aclose(keep=True))
         with pytest.raises(SandlotError) as told:
             await creating
         assert told.value.retryable
@@ -187,18 +187,18 @@ async def test_unfinished_create_fails_and_is_removed_when_the_service_stops(tmp
     driver.faults.release("connect")
     assert driver.leftovers() == []
     async with serving(tmp_path, driver) as second:
-        assert second.core.registry.list(OPERATOR) == []
+        assert second.node.registry.list(OPERATOR) == []
 
 
 async def test_call_is_interrupted_when_the_service_stops_and_its_process_keeps_running(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(BASE, ALICE)
         spec = ProcessSpec(argv=("sh", "-c", "sleep 0.5; echo done > /workspace/proof"))
-        running = asyncio.create_task(first.core.processes.run(sandbox, spec))
+        running = asyncio.create_task(first.node.processes.run(sandbox, spec))
         async with asyncio.timeout(30):
-            while not [info for info in await first.core.processes.list(sandbox) if info.running]:  # noqa: ASYNC110 - it is asked, not told
+            while not [info for info in await first.node.processes.list(sandbox) if info.running]:  # noqa: ASYNC110 - it is asked, not told
                 await asyncio.sleep(0.01)
-        await first.core.manager.aclose(keep=True)
+        await first.node.manager.aclose(keep=True)
         with pytest.raises(SandlotError) as told:
             await running
         assert told.value.code is ErrorCode.SERVICE_STOPPING
@@ -209,11 +209,11 @@ async def test_call_is_interrupted_when_the_service_stops_and_its_process_keeps_
 
 async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(BASE, ALICE)
         record = await first.store.sandboxes.get(sandbox.id)
         assert record is not None
     async with serving(tmp_path, driver, keep=True) as second:
-        await second.core.registry.find(sandbox.id, ALICE).wait_reachable()
+        await second.node.registry.find(sandbox.id, ALICE).wait_reachable()
         half = replace(
             record, spec=replace(record.spec, id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")), state=State.CREATING, ref=None, idempotency_key="k"
         )
@@ -224,7 +224,7 @@ async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, drive
         assert (settled.state, settled.exit_detail, settled.idempotency_key) == (State.FAILED, NOT_CREATED, None)
         await third.store.sandboxes.save(replace(record, state=State.STOPPING))
     async with serving(tmp_path, driver) as fourth:
-        ended = await fourth.core.registry.load(sandbox.id, ALICE)
+        ended = await fourth.node.registry.load(sandbox.id, ALICE)
         assert ended.exit is not None
         assert (ended.state, ended.exit.detail) == (State.STOPPED, NOT_REMOVED)
         assert ended.spec.env == {}
@@ -232,18 +232,18 @@ async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, drive
 
 async def test_recovered_sandbox_has_the_limits_of_the_drivers_record(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(BASE, ALICE)
     driver.booted[0].limits = replace(sandbox.spec.limits, memory_bytes=GIB // 2, pids=30000)  # a change that was cut in half
     async with serving(tmp_path, driver) as second:
-        again = second.core.registry.find(sandbox.id, ALICE)
+        again = second.node.registry.find(sandbox.id, ALICE)
         await again.wait_reachable()
         assert again.spec.limits == driver.booted[0].limits
-        assert (await second.core.reservations.capacity()).reserved.memory_bytes == GIB // 2
+        assert (await second.node.reservations.capacity()).reserved.memory_bytes == GIB // 2
         assert driver.booted[0].guest.pids == 30000
 
 
 @asynccontextmanager
-async def open_without_driver(state: NodeState, **settings: Any) -> AsyncIterator[Node]:  # noqa: ANN401 - fields of Settings
+async def open_without_driver(state: NodeState, **settings: Any) -> AsyncIterator[MemoryNode]:  # noqa: ANN401 - fields of Settings
     """Run a service that does not have the driver of the sandboxes, at least until it has swept."""
     name, state.driver.name = state.driver.name, "container"
     sweeps = len(state.driver.kept_in_sweeps)
@@ -286,21 +286,21 @@ async def test_sandbox_of_a_missing_driver_keeps_its_reservation_volumes_name_an
     state, disks = NodeState(tmp_path), Disks()
     params = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB), name="mine", unique_name=True)
     async with open_node(state, keep_sandboxes=True) as node:
-        node.core.volumes._disks = disks  # noqa: SLF001 - in place of file systems
+        node.services.volumes._disks = disks  # noqa: SLF001 - in place of file systems
         record, _secret = await node.keys.create("anne", quota=Quota(memory_bytes=GIB))
         anne = node.keys.principal_of(record.id)
         assert anne is not None
-        volume = await node.core.volumes.create(anne, name="data", size_bytes=MIN_SIZE_BYTES)
+        volume = await node.services.volumes.create(anne, name="data", size_bytes=MIN_SIZE_BYTES)
         sandbox = await node.sandboxes.create(replace(params, volumes=(VolumeMount("data", "/data"),)), anne)
 
     async with open_without_driver(state, max_sandboxes=1) as node:
-        node.core.volumes._disks = disks  # noqa: SLF001
+        node.services.volumes._disks = disks  # noqa: SLF001
         capacity = await node.reservations.capacity()
         assert (capacity.reserved.memory_bytes, capacity.sandboxes) == (GIB, 1)
         disks.mount(volume.id)
-        assert (await node.core.volumes.get(anne, volume.id)).used_bytes == disks.used_bytes(volume.id), "the volume counts as mounted"
+        assert (await node.services.volumes.get(anne, volume.id)).used_bytes == disks.used_bytes(volume.id), "the volume counts as mounted"
         with pytest.raises(ConflictError, match=sandbox.id):
-            await node.core.volumes.delete(anne, volume.id)
+            await node.services.volumes.delete(anne, volume.id)
         with pytest.raises(ConflictError, match=sandbox.id):
             await node.sandboxes.create(params, anne)
         with pytest.raises(LimitError) as error:
@@ -315,17 +315,17 @@ async def test_hibernated_sandbox_of_a_missing_driver_keeps_its_disk_and_its_vol
     monkeypatch.setattr(mounts, "ask", answer_mounts)
     state, disks = NodeState(tmp_path), Disks()
     async with open_node(state, keep_sandboxes=True) as node:
-        node.core.volumes._disks = disks  # noqa: SLF001 - in place of file systems
-        volume = await node.core.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
+        node.services.volumes._disks = disks  # noqa: SLF001 - in place of file systems
+        volume = await node.services.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", volumes=(VolumeMount("data", "/data"),)), OPERATOR)
         await node.sandboxes.hibernate(sandbox.id, OPERATOR)
 
     async with open_without_driver(state, max_sandboxes=1) as node:
-        node.core.volumes._disks = disks  # noqa: SLF001
+        node.services.volumes._disks = disks  # noqa: SLF001
         capacity = await node.reservations.capacity()
         assert (capacity.reserved.memory_bytes, capacity.reserved.pids, capacity.sandboxes) == (0, 0, 1)
         with pytest.raises(ConflictError, match=sandbox.id):
-            await node.core.volumes.delete(OPERATOR, volume.id)
+            await node.services.volumes.delete(OPERATOR, volume.id)
         assert (await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)).state is State.RUNNING
 
 
@@ -349,10 +349,10 @@ async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -
 
 async def test_each_change_of_a_recovered_sandbox_has_one_event(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.core.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(BASE, ALICE)
     async with serving(tmp_path, driver) as second:
-        await second.core.registry.find(sandbox.id, ALICE).wait_reachable()
-        await second.core.manager.kill(sandbox.id, ALICE)
+        await second.node.registry.find(sandbox.id, ALICE).wait_reachable()
+        await second.node.manager.kill(sandbox.id, ALICE)
         told = await second.store.events.page(owner=ALICE.owner, sandbox=sandbox.id, after=0, limit=10)
     assert [each.event.type for each in told] == ["sandbox.created", "sandbox.adopted", "sandbox.ended"]
     assert sorted(each.sequence for each in told) == [each.sequence for each in told]

@@ -17,18 +17,18 @@ from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, Sandlo
 from sandlot.model.ports import DriverCapability
 from sandlot.model.specs import GIB, Limits, OnTimeout, ProcessSpec, shell_argv
 from sandlot.model.states import State
-from tests.support.node import Node, NodeState, open_node, run_pending, settled
+from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 
 BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
 
 
 @pytest.fixture
-async def sandbox(node: Node) -> Sandbox:
+async def sandbox(node: MemoryNode) -> Sandbox:
     sandbox: Sandbox = await node.sandboxes.create(BASE, OPERATOR)
     return sandbox
 
 
-async def hibernated(node: Node, sandbox: Sandbox) -> None:
+async def hibernated(node: MemoryNode, sandbox: Sandbox) -> None:
     """Hibernate a sandbox and wait until its resources are released."""
     await node.sandboxes.hibernate(sandbox.id, OPERATOR)
     await settled(lambda: node.driver.leftovers() == [])
@@ -38,24 +38,24 @@ def is_in(sandbox: Sandbox, state: State) -> bool:
     return sandbox.state is state
 
 
-async def test_process_of_a_paused_sandbox_gets_no_time(node: Node, sandbox: Sandbox) -> None:
-    process, _ = await node.core.processes.launch(sandbox, ProcessSpec(shell_argv("sleep 10")))
+async def test_process_of_a_paused_sandbox_gets_no_time(node: MemoryNode, sandbox: Sandbox) -> None:
+    process, _ = await node.services.processes.launch(sandbox, ProcessSpec(shell_argv("sleep 10")))
     await node.sandboxes.pause(sandbox.id, OPERATOR)
     assert node.instance(sandbox).is_paused
     node.clock.advance(60)
     await node.sandboxes.resume(sandbox.id, OPERATOR)
-    assert (await node.core.processes.get(sandbox, process)).running
+    assert (await node.services.processes.get(sandbox, process)).running
 
     node.clock.advance(10)
-    outcome = await node.core.processes.wait(sandbox, process, 5)
+    outcome = await node.services.processes.wait(sandbox, process, 5)
     assert outcome is not None
     assert outcome.exit_code == 0
 
 
-async def test_concurrent_requests_resume_a_paused_sandbox_once(node: Node, sandbox: Sandbox) -> None:
+async def test_concurrent_requests_resume_a_paused_sandbox_once(node: MemoryNode, sandbox: Sandbox) -> None:
     await node.sandboxes.pause(sandbox.id, OPERATOR)
 
-    runs = await asyncio.gather(*(node.core.processes.run(sandbox, ProcessSpec(shell_argv(f"echo {number}"))) for number in range(5)))
+    runs = await asyncio.gather(*(node.services.processes.run(sandbox, ProcessSpec(shell_argv(f"echo {number}"))) for number in range(5)))
 
     assert [run.stdout.text() for run in runs] == [f"{number}\n" for number in range(5)]
     page = await node.store.events.page(owner=None, sandbox=sandbox.id, after=0, limit=10)
@@ -69,14 +69,14 @@ async def test_sandbox_that_cannot_be_hibernated_at_its_timeout_is_paused(tmp_pa
         await settled(lambda: is_in(sandbox, State.PAUSED))
 
 
-async def test_idle_sandbox_is_paused_if_the_request_says_so(node: Node) -> None:
+async def test_idle_sandbox_is_paused_if_the_request_says_so(node: MemoryNode) -> None:
     sandbox = await node.sandboxes.create(replace(BASE, idle_timeout_s=60, on_timeout=OnTimeout.PAUSE), OPERATOR)
     await node.clock.pass_s(90, TICK_S)
     await settled(lambda: is_in(sandbox, State.PAUSED))
 
 
 @pytest.mark.parametrize("step", ["pause", "resume"])
-async def test_failed_pause_or_resume_leaves_the_sandbox_as_it_was(node: Node, sandbox: Sandbox, step: str) -> None:
+async def test_failed_pause_or_resume_leaves_the_sandbox_as_it_was(node: MemoryNode, sandbox: Sandbox, step: str) -> None:
     if step == "resume":
         await node.sandboxes.pause(sandbox.id, OPERATOR)
     before = sandbox.state
@@ -86,24 +86,26 @@ async def test_failed_pause_or_resume_leaves_the_sandbox_as_it_was(node: Node, s
         await getattr(node.sandboxes, step)(sandbox.id, OPERATOR)
 
     assert is_in(sandbox, before)
-    assert (await node.core.processes.run(sandbox, ProcessSpec(shell_argv("echo on")))).stdout.text() == "on\n"
+    assert (await node.services.processes.run(sandbox, ProcessSpec(shell_argv("echo on")))).stdout.text() == "on\n"
 
 
 async def test_paused_sandbox_stays_paused_over_a_restart_of_the_service(state: NodeState) -> None:
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(BASE, OPERATOR)
-        await node.core.processes.run(sandbox, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
+        await node.services.processes.run(sandbox, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
         await node.sandboxes.pause(sandbox.id, OPERATOR)
     async with open_node(state) as node:
-        again = node.core.registry.find(sandbox.id, OPERATOR)
+        again = node.services.registry.find(sandbox.id, OPERATOR)
         await again.recovered.wait()
         assert is_in(again, State.PAUSED)
         assert node.instance(again).is_paused
-        assert (await node.core.processes.run(again, ProcessSpec(shell_argv("cat /tmp/kept")))).stdout.text() == "kept\n"
+        assert (await node.services.processes.run(again, ProcessSpec(shell_argv("cat /tmp/kept")))).stdout.text() == "kept\n"
         assert is_in(again, State.RUNNING)
 
 
-async def test_hibernation_that_finishes_after_its_timeout_counts_as_done(node: Node, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hibernation_that_finishes_after_its_timeout_counts_as_done(
+    node: MemoryNode, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     instance = node.instance(sandbox)
     write = instance.snapshot
 
@@ -120,7 +122,7 @@ async def test_hibernation_that_finishes_after_its_timeout_counts_as_done(node: 
     assert not instance.guest.is_frozen
 
 
-async def test_failed_hibernation_leaves_a_running_sandbox_running(node: Node, sandbox: Sandbox) -> None:
+async def test_failed_hibernation_leaves_a_running_sandbox_running(node: MemoryNode, sandbox: Sandbox) -> None:
     node.driver.fail_next("snapshot", HostError("the disk is broken"))
     node.driver.fail_next("usage", HostError("the usage cannot be read"))
 
@@ -133,7 +135,7 @@ async def test_failed_hibernation_leaves_a_running_sandbox_running(node: Node, s
     assert is_in(sandbox, State.HIBERNATED)
 
 
-async def test_failed_hibernation_leaves_a_paused_sandbox_paused(node: Node, sandbox: Sandbox) -> None:
+async def test_failed_hibernation_leaves_a_paused_sandbox_paused(node: MemoryNode, sandbox: Sandbox) -> None:
     await node.sandboxes.pause(sandbox.id, OPERATOR)
     node.driver.fail_next("snapshot", HostError("the disk is broken"))
     node.driver.fail_next("usage", HostError("the usage cannot be read"))
@@ -145,7 +147,7 @@ async def test_failed_hibernation_leaves_a_paused_sandbox_paused(node: Node, san
     assert node.guest(sandbox).is_frozen
 
 
-async def test_timeout_begins_anew_if_a_paused_sandbox_can_neither_be_hibernated_nor_paused_again(node: Node) -> None:
+async def test_timeout_begins_anew_if_a_paused_sandbox_can_neither_be_hibernated_nor_paused_again(node: MemoryNode) -> None:
     sandbox: Sandbox = await node.sandboxes.create(replace(BASE, timeout_s=100), OPERATOR)
     await node.sandboxes.pause(sandbox.id, OPERATOR)
     node.driver.fail_next("snapshot", HostError("the disk is broken"))
@@ -158,7 +160,7 @@ async def test_timeout_begins_anew_if_a_paused_sandbox_can_neither_be_hibernated
     assert sandbox.deadline.monotonic_s == node.clock.monotonic_s() + 100
 
 
-async def test_guest_does_not_end_a_sandbox_that_could_not_be_suspended_at_its_timeout(node: Node) -> None:
+async def test_guest_does_not_end_a_sandbox_that_could_not_be_suspended_at_its_timeout(node: MemoryNode) -> None:
     sandbox: Sandbox = await node.sandboxes.create(replace(BASE, timeout_s=100, on_timeout=OnTimeout.PAUSE), OPERATOR)
     node.driver.fail_next("pause", HostError("cannot freeze"))
 
@@ -172,7 +174,7 @@ async def test_guest_does_not_end_a_sandbox_that_could_not_be_suspended_at_its_t
 
 
 @pytest.mark.parametrize("work", ["pause", "hibernate"])
-async def test_sandbox_that_cannot_run_again_after_a_failed_work_ends_with_the_reason(node: Node, sandbox: Sandbox, work: str) -> None:
+async def test_sandbox_that_cannot_run_again_after_a_failed_work_ends_with_the_reason(node: MemoryNode, sandbox: Sandbox, work: str) -> None:
     node.driver.fail_next("pause", HostError("cannot freeze"))
     node.driver.fail_next("snapshot", HostError("the disk is broken"))
     node.driver.fail_next("resume", HostError("cannot thaw"))
@@ -192,7 +194,7 @@ async def test_paused_sandbox_of_an_earlier_service_ends_if_its_guest_cannot_be_
         paused: Sandbox = await first.sandboxes.create(BASE, OPERATOR)
         await first.sandboxes.pause(paused.id, OPERATOR)
     async with open_node(state) as second:
-        sandbox = second.core.registry.find(paused.id, OPERATOR)
+        sandbox = second.services.registry.find(paused.id, OPERATOR)
         await sandbox.recovered.wait()
         closed = SandboxEndedError("The link is closed.", code=ErrorCode.SANDBOX_ENDED)
         second.driver.fail_next("connect", closed, closed)
@@ -205,7 +207,7 @@ async def test_paused_sandbox_of_an_earlier_service_ends_if_its_guest_cannot_be_
         assert sandbox.exit.detail == "its guest cannot be reached"
 
 
-async def test_resources_from_before_a_hibernation_stay_reserved_until_they_are_removed(node: Node, sandbox: Sandbox) -> None:
+async def test_resources_from_before_a_hibernation_stay_reserved_until_they_are_removed(node: MemoryNode, sandbox: Sandbox) -> None:
     release = node.driver.hold("clean")
     await node.sandboxes.hibernate(sandbox.id, OPERATOR)
     await node.sandboxes.resume(sandbox.id, OPERATOR)
@@ -234,7 +236,7 @@ async def test_wake_waits_for_the_room_of_its_earlier_resources(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("step", ["prepare", "restore", "connect"])
-async def test_failed_wake_keeps_the_image(node: Node, sandbox: Sandbox, step: str) -> None:
+async def test_failed_wake_keeps_the_image(node: MemoryNode, sandbox: Sandbox, step: str) -> None:
     await hibernated(node, sandbox)
     node.driver.fail_next(step, HostError("no more loop devices"))
 
@@ -246,7 +248,7 @@ async def test_failed_wake_keeps_the_image(node: Node, sandbox: Sandbox, step: s
     assert is_in(sandbox, State.RUNNING)
 
 
-async def test_wake_that_the_store_refuses_keeps_the_image(node: Node, sandbox: Sandbox) -> None:
+async def test_wake_that_the_store_refuses_keeps_the_image(node: MemoryNode, sandbox: Sandbox) -> None:
     await hibernated(node, sandbox)
     release = node.driver.hold("restore")
     waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))

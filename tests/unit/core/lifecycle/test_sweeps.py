@@ -20,7 +20,7 @@ from sandlot.model.states import State
 from sandlot.server.compose import open_service
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.store import MemoryBlobs, MemoryStore
-from tests.support.node import Node, NodeState, NoPackages, open_node, run_pending, settings_of, settled
+from tests.support.node import MemoryNode, NodeState, NoPackages, open_node, run_pending, settings_of, settled
 
 SHAPE = Shape(root=RootFs(Path("/nonexistent"), "0" * 64), limits=Limits(), network=Network.NONE)
 PERSISTENT = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB, cpus=0.5), timeout_s=None)
@@ -104,7 +104,7 @@ async def test_sweep_spares_live_starting_hibernated_warm_and_prepared_sandboxes
         assert (await create_default(node)).id not in {running.id, paused.id, hibernated.id}
 
 
-async def create_default(node: Node) -> Sandbox:
+async def create_default(node: MemoryNode) -> Sandbox:
     sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
     return sandbox
 

@@ -14,7 +14,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import GIB, Limits
-from tests.support.node import Node, NodeState, open_node, settled
+from tests.support.node import MemoryNode, NodeState, open_node, settled
 
 BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
 
@@ -25,7 +25,7 @@ async def run_turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def create(node: Node) -> Sandbox:
+async def create(node: MemoryNode) -> Sandbox:
     sandbox: Sandbox = await node.sandboxes.create(BASE, OPERATOR)
     return sandbox
 
@@ -43,7 +43,7 @@ async def test_cancelled_work_has_ended_before_its_caller_continues(tmp_path: Pa
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await create(node)
         assert sandbox.allocation is not None
-        supervisor = SandboxSupervisor(sandbox, sandbox.allocation, node.core.manager._lifecycle)  # noqa: SLF001 - no operation runs for so long
+        supervisor = SandboxSupervisor(sandbox, sandbox.allocation, node.services.manager._lifecycle)  # noqa: SLF001 - no operation runs for so long
         caller = asyncio.create_task(supervisor.until_end(work()))
         await run_turns(10)
 

@@ -12,29 +12,29 @@ from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import HostError
-from tests.support.node import Node, settled
+from tests.support.node import MemoryNode, settled
 
 GRACE_S = 60.0
 """Seconds by which the guest's deadline is later than the service's."""
 
 
 @pytest.fixture
-async def sandbox(node: Node) -> Sandbox:
+async def sandbox(node: MemoryNode) -> Sandbox:
     """A sandbox with a timeout of 100 s."""
     sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", timeout_s=100), OPERATOR)
     return sandbox
 
 
-async def set_timeout(node: Node, sandbox: Sandbox, timeout_s: float) -> None:
+async def set_timeout(node: MemoryNode, sandbox: Sandbox, timeout_s: float) -> None:
     await node.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=timeout_s))
 
 
-def deadlines(node: Node, sandbox: Sandbox) -> list[float | None]:
+def deadlines(node: MemoryNode, sandbox: Sandbox) -> list[float | None]:
     """Return the deadlines that the guest was given after its start, oldest first."""
     return [request["deadline_s"] for request in node.guest(sandbox).requests("guest.deadline")]
 
 
-async def test_guest_has_a_minute_more_than_the_service(node: Node, sandbox: Sandbox) -> None:
+async def test_guest_has_a_minute_more_than_the_service(node: MemoryNode, sandbox: Sandbox) -> None:
     assert [wake["deadline_s"] for wake in node.guest(sandbox).requests("guest.wake")] == [100 + GRACE_S]
 
     await set_timeout(node, sandbox, 200)
@@ -42,7 +42,7 @@ async def test_guest_has_a_minute_more_than_the_service(node: Node, sandbox: San
     assert deadlines(node, sandbox) == [200 + GRACE_S]
 
 
-async def test_update_counts_a_new_deadline_once_the_guest_has_it(node: Node, sandbox: Sandbox) -> None:
+async def test_update_counts_a_new_deadline_once_the_guest_has_it(node: MemoryNode, sandbox: Sandbox) -> None:
     before = sandbox.deadline.expires_at
     hold = node.guest(sandbox).hold("guest.deadline")
 
@@ -55,7 +55,7 @@ async def test_update_counts_a_new_deadline_once_the_guest_has_it(node: Node, sa
     assert sandbox.deadline.expires_at == node.clock.now() + timedelta(seconds=200)
 
 
-async def test_failed_update_sets_the_old_deadline_in_the_guest_again(node: Node, sandbox: Sandbox) -> None:
+async def test_failed_update_sets_the_old_deadline_in_the_guest_again(node: MemoryNode, sandbox: Sandbox) -> None:
     before = sandbox.deadline.expires_at
     node.state.database.faults.fail_next("sandboxes.save", HostError("The disk is full."))
 

@@ -33,7 +33,7 @@ def shot(code: str, language: str = "python", **more: Any) -> OneShotParams:  # 
 
 
 async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Result:  # noqa: ANN401
-    return await at.core.one_shots.run(OPERATOR, shot(code, language, **more))
+    return await at.node.one_shots.run(OPERATOR, shot(code, language, **more))
 
 
 async def test_empty_stdin_is_closed(at: Bench) -> None:
@@ -98,14 +98,14 @@ async def test_stopping_service_ends_the_run_with_an_error(tmp_path: Path) -> No
     below.mkdir()
     driver = MemoryDriver()
     async with serving(tmp_path, driver, keep=True) as service:
-        stays = await service.core.manager.create(BASE, OPERATOR)
-        task = asyncio.create_task(service.core.one_shots.run(OPERATOR, shot("sleep 60", "bash")))
-        await until(lambda: any(sandbox.single_use and sandbox.is_announced for sandbox in service.core.registry.list(OPERATOR)))
+        stays = await service.node.manager.create(BASE, OPERATOR)
+        task = asyncio.create_task(service.node.one_shots.run(OPERATOR, shot("sleep 60", "bash")))
+        await until(lambda: any(sandbox.single_use and sandbox.is_announced for sandbox in service.node.registry.list(OPERATOR)))
     with pytest.raises(SandboxEndedError, match="the service was stopped"):
         await task
     async with serving(tmp_path, driver) as service:
-        assert [sandbox.id for sandbox in service.core.registry.list(OPERATOR)] == [stays.id]
-        await service.core.registry.find(stays.id, OPERATOR).wait_reachable()
+        assert [sandbox.id for sandbox in service.node.registry.list(OPERATOR)] == [stays.id]
+        await service.node.registry.find(stays.id, OPERATOR).wait_reachable()
     assert driver.leftovers() == []
 
 
@@ -138,13 +138,13 @@ async def test_run_waits_for_room_for_a_limited_time(tmp_path: Path) -> None:
         first = asyncio.create_task(run(here, "sleep 1; echo 1", "bash"))
         await until(lambda: here.sandboxes.held == 1)
         with pytest.raises(UnavailableError):
-            await here.core.one_shots.run(OPERATOR, shot("echo 2", "bash"), room_timeout_s=0)
+            await here.node.one_shots.run(OPERATOR, shot("echo 2", "bash"), room_timeout_s=0)
         assert (await run(here, "echo 2", "bash")).stdout == "2\n"
         assert (await first).stdout == "1\n"
 
 
 async def test_run_over_the_quota_creates_no_sandbox(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at.core.execution_counter, "_quota_of", lambda _: Quota(executions_per_month=0))
+    monkeypatch.setattr(at.node.execution_counter, "_quota_of", lambda _: Quota(executions_per_month=0))
     with pytest.raises(LimitError) as refused:
         await run(at, "echo 1", "bash")
     assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
@@ -155,15 +155,15 @@ async def test_run_does_not_wait_for_a_stopping_service(at: Bench) -> None:
     at.sandboxes.refuse()
     async with asyncio.timeout(60):
         with pytest.raises(UnavailableError) as refused:
-            await at.core.one_shots.run(OPERATOR, shot("echo 1", "bash"), room_timeout_s=3600)
+            await at.node.one_shots.run(OPERATOR, shot("echo 1", "bash"), room_timeout_s=3600)
     assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
 
 
 async def test_lifetime_quota_limits_the_sandbox_of_a_run(at: Bench) -> None:
     principal = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
-    assert (await at.core.one_shots.run(principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
+    assert (await at.node.one_shots.run(principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
     with pytest.raises(LimitError, match="at most 30 s"):
-        await at.core.one_shots.run(principal, shot("echo 1", "bash", timeout_s=31))
+        await at.node.one_shots.run(principal, shot("echo 1", "bash", timeout_s=31))
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,6 @@ async def _writing(at: Bench) -> None:
 
     async def written() -> bool:
         (sandbox,) = at.sandboxes.list(OPERATOR)
-        return any(info.stdout_bytes for info in await at.core.processes.list(sandbox))
+        return any(info.stdout_bytes for info in await at.node.processes.list(sandbox))
 
     await until(written)

@@ -33,7 +33,7 @@ from sandlot.model.records import NewEvent, SandboxRecord
 from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.model.states import State
 from sandlot.testing.memory.store import MemoryStore
-from tests.support.node import Node, NodeState, open_node, run_pending, settled
+from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 
 LIMITS = Limits(memory_bytes=GIB)
 LARGE = replace(LIMITS, memory_bytes=2 * GIB)
@@ -48,7 +48,7 @@ def state(tmp_path: Path) -> NodeState:
     return NodeState(tmp_path, capabilities=NO_SNAPSHOTS)
 
 
-async def refill(node: Node) -> None:
+async def refill(node: MemoryNode) -> None:
     """Run the refill task until it has nothing left to start. One second passes first: a request delays refills by half a second.
 
     The second run sees the resources of a sandbox that has just ended: they are released after the response to its kill.
@@ -58,38 +58,38 @@ async def refill(node: Node) -> None:
         await node.pools.run_until_idle()
 
 
-async def create(node: Node, principal: Principal = OPERATOR, limits: Limits = LIMITS, env: Mapping[str, str] | None = None) -> Sandbox:
+async def create(node: MemoryNode, principal: Principal = OPERATOR, limits: Limits = LIMITS, env: Mapping[str, str] | None = None) -> Sandbox:
     sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", limits=limits, env=env or {}), principal)
     return sandbox
 
 
-async def create_pool(node: Node, principal: Principal = OPERATOR, *, warm: int, grow_to: int | None = None, limits: Limits = LIMITS) -> Pool:
+async def create_pool(node: MemoryNode, principal: Principal = OPERATOR, *, warm: int, grow_to: int | None = None, limits: Limits = LIMITS) -> Pool:
     sizes = PoolSizes(warm=warm, max=warm if grow_to is None else grow_to)
     return (await node.pools.create(principal, "base", "auto", limits, sizes)).pool
 
 
-async def filled_pool(node: Node, principal: Principal = OPERATOR, *, warm: int, limits: Limits = LIMITS) -> Pool:
+async def filled_pool(node: MemoryNode, principal: Principal = OPERATOR, *, warm: int, limits: Limits = LIMITS) -> Pool:
     pool = await create_pool(node, principal, warm=warm, limits=limits)
     await refill(node)
     assert len(pool.ready) == warm
     return pool
 
 
-async def new_key(node: Node, name: str, **quota: Any) -> Principal:  # noqa: ANN401 - any field of Quota
+async def new_key(node: MemoryNode, name: str, **quota: Any) -> Principal:  # noqa: ANN401 - any field of Quota
     record, _secret = await node.keys.create(name, quota=Quota(**quota))
     principal = node.keys.principal_of(record.id)
     assert principal is not None
     return principal
 
 
-async def reserved_gib(node: Node) -> float:
+async def reserved_gib(node: MemoryNode) -> float:
     return (await node.reservations.reserved()).memory_bytes / GIB
 
 
 # Claims ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_create_claims_a_warm_sandbox_and_records_it_as_running(node: Node) -> None:
+async def test_create_claims_a_warm_sandbox_and_records_it_as_running(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=2)
     warm_ids = {warm.id for warm in pool.ready}
 
@@ -103,7 +103,7 @@ async def test_create_claims_a_warm_sandbox_and_records_it_as_running(node: Node
     assert (record.state, record.ref, record.spec.root) == (State.RUNNING, sandbox.ref, pool.ready[0].template.root.digest)
 
 
-async def test_warm_sandbox_is_asleep_and_has_had_only_the_neutral_identity(node: Node) -> None:
+async def test_warm_sandbox_is_asleep_and_has_had_only_the_neutral_identity(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=1)
 
     guest = node.guest(pool.ready[0].id)
@@ -112,7 +112,7 @@ async def test_warm_sandbox_is_asleep_and_has_had_only_the_neutral_identity(node
     assert {wake["identity"] for wake in guest.requests("guest.wake")} == {NEUTRAL_IDENTITY}
 
 
-async def test_claim_wakes_the_sandbox_with_its_own_identity_and_environment(node: Node) -> None:
+async def test_claim_wakes_the_sandbox_with_its_own_identity_and_environment(node: MemoryNode) -> None:
     await filled_pool(node, warm=1)
 
     sandbox = await create(node, env={"MINE": "yes"})
@@ -121,7 +121,7 @@ async def test_claim_wakes_the_sandbox_with_its_own_identity_and_environment(nod
     assert (wake["identity"], wake["env"]["MINE"]) == (sandbox.id, "yes")
 
 
-async def test_concurrent_creates_never_share_a_warm_sandbox(node: Node) -> None:
+async def test_concurrent_creates_never_share_a_warm_sandbox(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=3)
 
     sandboxes = await asyncio.gather(*(create(node) for _ in range(5)))
@@ -132,7 +132,7 @@ async def test_concurrent_creates_never_share_a_warm_sandbox(node: Node) -> None
     assert len({wake["entropy"] for wake in wakes}) == 5
 
 
-async def test_create_with_other_limits_does_not_use_the_pool(node: Node) -> None:
+async def test_create_with_other_limits_does_not_use_the_pool(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=1)
 
     await create(node, limits=LARGE)
@@ -141,7 +141,7 @@ async def test_create_with_other_limits_does_not_use_the_pool(node: Node) -> Non
     assert pool.claims == {}
 
 
-async def test_create_with_fewer_pids_claims_and_lowers_the_limit(node: Node) -> None:
+async def test_create_with_fewer_pids_claims_and_lowers_the_limit(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=1)
 
     sandbox = await create(node, limits=replace(LIMITS, pids=LIMITS.pids - 1))
@@ -151,7 +151,7 @@ async def test_create_with_fewer_pids_claims_and_lowers_the_limit(node: Node) ->
     assert sandbox.instance.limits.pids == LIMITS.pids - 1
 
 
-async def test_create_succeeds_after_all_warm_sandboxes_died(node: Node) -> None:
+async def test_create_succeeds_after_all_warm_sandboxes_died(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=2)
     dead_ids = {warm.id for warm in pool.ready}
     for instance in list(node.driver.instances):
@@ -165,7 +165,7 @@ async def test_create_succeeds_after_all_warm_sandboxes_died(node: Node) -> None
     assert not {warm.id for warm in pool.ready} & dead_ids
 
 
-async def test_create_boots_if_the_claimed_sandbox_does_not_resume(node: Node) -> None:
+async def test_create_boots_if_the_claimed_sandbox_does_not_resume(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=1)
     (broken,) = pool.ready
     node.driver.fail_next("resume", HostError("cannot thaw"))
@@ -180,7 +180,7 @@ async def test_create_boots_if_the_claimed_sandbox_does_not_resume(node: Node) -
     assert (await node.reservations.capacity()).sandboxes == 2, "the new sandbox and the refilled one"
 
 
-async def test_create_fails_without_another_attempt_if_the_store_refuses_its_record(node: Node) -> None:
+async def test_create_fails_without_another_attempt_if_the_store_refuses_its_record(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=1)
     node.state.database.faults.fail_next("sandboxes.save", HostError("the database cannot be written"))
 
@@ -209,7 +209,7 @@ async def test_create_that_the_store_refuses_keeps_the_template_snapshot_and_boo
         assert pool.claims == {StartPath.WARM: 1, StartPath.RESTORED: 1}
 
 
-async def test_failed_claim_waits_for_its_own_save(node: Node) -> None:
+async def test_failed_claim_waits_for_its_own_save(node: MemoryNode) -> None:
     await filled_pool(node, warm=1)
     faults = node.state.database.faults
     save = faults.hold("sandboxes.save")
@@ -227,14 +227,14 @@ async def test_failed_claim_waits_for_its_own_save(node: Node) -> None:
     assert len(node.driver.prepared) == 1, "the warm sandbox; nothing was booted in its place"
 
 
-async def refuse_wake(node: Node) -> None:
+async def refuse_wake(node: MemoryNode) -> None:
     """Fill a pool with one warm sandbox whose guest refuses to wake."""
     pool = await filled_pool(node, warm=1)
     node.guest(pool.ready[0].id).fail_next("guest.wake", message="no")
 
 
 @pytest.fixture
-def saved(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[SandboxRecord]:
+def saved(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> list[SandboxRecord]:
     """The records that the store is given, in their order."""
     records: list[SandboxRecord] = []
     save = node.store.sandboxes.save
@@ -247,17 +247,17 @@ def saved(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[SandboxRecord]:
     return records
 
 
-async def event_types(node: Node) -> list[str]:
+async def event_types(node: MemoryNode) -> list[str]:
     return [each.event.type for each in await node.store.events.page(owner=None, sandbox=None, after=0, limit=100)]
 
 
-def creates(node: Node) -> dict[str, float]:
+def creates(node: MemoryNode) -> dict[str, float]:
     """Return the number of create requests by outcome."""
     found = re.findall(rb'sandlot_creates_total{.*outcome="(.*?)".*} (.*)', node.metrics.text())
     return {outcome.decode(): float(number) for outcome, number in found}
 
 
-async def test_sandbox_is_announced_once_if_its_claim_fails_and_it_boots(node: Node, saved: list[SandboxRecord]) -> None:
+async def test_sandbox_is_announced_once_if_its_claim_fails_and_it_boots(node: MemoryNode, saved: list[SandboxRecord]) -> None:
     await refuse_wake(node)
 
     sandbox = await create(node)
@@ -268,7 +268,7 @@ async def test_sandbox_is_announced_once_if_its_claim_fails_and_it_boots(node: N
     assert (saved[-1].ref, saved[-1].expires_at) == (sandbox.ref, sandbox.deadline.expires_at)
 
 
-async def test_failed_create_is_announced_as_ended_and_counted_once_if_claim_and_boot_fail(node: Node, saved: list[SandboxRecord]) -> None:
+async def test_failed_create_is_announced_as_ended_and_counted_once_if_claim_and_boot_fail(node: MemoryNode, saved: list[SandboxRecord]) -> None:
     await refuse_wake(node)
     node.driver.fail_next("prepare", HostError("no loop device is free"))
 
@@ -281,7 +281,7 @@ async def test_failed_create_is_announced_as_ended_and_counted_once_if_claim_and
     assert [record.state for record in saved] == [State.RUNNING, State.RUNNING, State.STOPPING, State.FAILED]
 
 
-async def test_create_that_fails_without_a_claim_is_announced_as_ended_only(node: Node) -> None:
+async def test_create_that_fails_without_a_claim_is_announced_as_ended_only(node: MemoryNode) -> None:
     node.driver.fail_next("prepare", HostError("no loop device is free"))
 
     with pytest.raises(HostError, match="no loop device"):
@@ -291,7 +291,7 @@ async def test_create_that_fails_without_a_claim_is_announced_as_ended_only(node
     assert creates(node) == {"crashed": 1}
 
 
-async def test_service_that_is_killed_after_a_failed_claim_leaves_an_unfinished_start(node: Node, saved: list[SandboxRecord]) -> None:
+async def test_service_that_is_killed_after_a_failed_claim_leaves_an_unfinished_start(node: MemoryNode, saved: list[SandboxRecord]) -> None:
     """The next service must not take the sandbox for one that a client knows."""
     await refuse_wake(node)
     preparing = node.driver.hold("prepare")
@@ -305,7 +305,7 @@ async def test_service_that_is_killed_after_a_failed_claim_leaves_an_unfinished_
     assert not saved[-1].is_unfinished_start
 
 
-async def test_claim_is_recorded_in_one_commit(node: Node, saved: list[SandboxRecord]) -> None:
+async def test_claim_is_recorded_in_one_commit(node: MemoryNode, saved: list[SandboxRecord]) -> None:
     await filled_pool(node, warm=1)
 
     await create(node)
@@ -316,7 +316,7 @@ async def test_claim_is_recorded_in_one_commit(node: Node, saved: list[SandboxRe
 # Refills --------------------------------------------------------------------------------------------------------------
 
 
-async def test_refill_replaces_a_claimed_sandbox(node: Node) -> None:
+async def test_refill_replaces_a_claimed_sandbox(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=2)
     sandbox = await create(node)
 
@@ -326,7 +326,7 @@ async def test_refill_replaces_a_claimed_sandbox(node: Node) -> None:
     assert sandbox.id not in {warm.id for warm in pool.ready}
 
 
-async def test_miss_grows_an_empty_pool(node: Node) -> None:
+async def test_miss_grows_an_empty_pool(node: MemoryNode) -> None:
     pool = await create_pool(node, warm=0, grow_to=2)
     await create(node)
     assert pool.claims == {StartPath.BOOTED: 1}
@@ -337,7 +337,7 @@ async def test_miss_grows_an_empty_pool(node: Node) -> None:
     assert pool.claims == {StartPath.BOOTED: 1, StartPath.WARM: 1}
 
 
-async def test_failed_fill_is_reported_counted_and_retried(node: Node) -> None:
+async def test_failed_fill_is_reported_counted_and_retried(node: MemoryNode) -> None:
     node.driver.fail_next("boot", HostError("cannot boot"))
     pool = await create_pool(node, warm=1)
 
@@ -362,7 +362,7 @@ async def test_refill_leaves_room_for_one_more_sandbox(state: NodeState) -> None
         assert await reserved_gib(node) == 2
 
 
-async def test_refill_waits_half_a_second_after_a_request(node: Node) -> None:
+async def test_refill_waits_half_a_second_after_a_request(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=1)
     await create(node)
 
@@ -375,7 +375,7 @@ async def test_refill_waits_half_a_second_after_a_request(node: Node) -> None:
     assert len(pool.ready) == 1
 
 
-async def test_request_causes_no_pass_over_the_pools_before_its_client_can_use_the_sandbox(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_causes_no_pass_over_the_pools_before_its_client_can_use_the_sandbox(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
     await filled_pool(node, warm=1)
     passes = 0
 
@@ -453,7 +453,7 @@ async def test_template_snapshot_is_discarded_after_its_second_failed_restore(tm
 # Reservations and limits of the node -----------------------------------------------------------------------------------
 
 
-async def test_warm_sandboxes_hold_reservations_but_do_not_count_as_sandboxes(node: Node) -> None:
+async def test_warm_sandboxes_hold_reservations_but_do_not_count_as_sandboxes(node: MemoryNode) -> None:
     pool = await filled_pool(node, warm=2)
 
     assert await reserved_gib(node) == 2
@@ -528,7 +528,7 @@ async def test_eviction_takes_private_pools_before_shared_ones(state: NodeState)
 # Private and shared pools ----------------------------------------------------------------------------------------------
 
 
-async def test_create_prefers_the_private_pool_then_the_shared_one_and_never_another_keys(node: Node) -> None:
+async def test_create_prefers_the_private_pool_then_the_shared_one_and_never_another_keys(node: MemoryNode) -> None:
     anne, bob = await new_key(node, "anne"), await new_key(node, "bob")
     shared, annes, bobs = [await create_pool(node, principal, warm=1) for principal in (OPERATOR, anne, bob)]
     await refill(node)
@@ -543,7 +543,7 @@ async def test_create_prefers_the_private_pool_then_the_shared_one_and_never_ano
     assert [pool.claims for pool in (shared, annes, bobs)] == [{StartPath.WARM: 1, StartPath.BOOTED: 1}, {StartPath.WARM: 2, StartPath.BOOTED: 1}, {}]
 
 
-async def test_private_pools_shrink_as_live_sandboxes_use_the_quota(node: Node) -> None:
+async def test_private_pools_shrink_as_live_sandboxes_use_the_quota(node: MemoryNode) -> None:
     anne = await new_key(node, "anne", sandboxes=3)
     pools = [await create_pool(node, anne, warm=2), await create_pool(node, anne, warm=2, limits=LARGE)]
 
@@ -562,7 +562,7 @@ async def test_private_pools_shrink_as_live_sandboxes_use_the_quota(node: Node) 
         await create(node, anne, OTHER_CPUS)
 
 
-async def test_claim_from_a_private_pool_does_not_use_more_quota(node: Node) -> None:
+async def test_claim_from_a_private_pool_does_not_use_more_quota(node: MemoryNode) -> None:
     anne = await new_key(node, "anne", sandboxes=2)
     pool = await filled_pool(node, anne, warm=2)
     warm_ids = {warm.id for warm in pool.ready}
@@ -574,7 +574,7 @@ async def test_claim_from_a_private_pool_does_not_use_more_quota(node: Node) -> 
         await create(node, anne)
 
 
-async def test_private_pool_refills_when_a_live_sandbox_frees_quota(node: Node) -> None:
+async def test_private_pool_refills_when_a_live_sandbox_frees_quota(node: MemoryNode) -> None:
     anne = await new_key(node, "anne", sandboxes=1)
     pool = await create_pool(node, anne, warm=1)
     sandbox = await create(node, anne, OTHER_CPUS)
@@ -587,7 +587,7 @@ async def test_private_pool_refills_when_a_live_sandbox_frees_quota(node: Node) 
     assert len(pool.ready) == 1
 
 
-async def test_pool_larger_than_the_quota_is_refused(node: Node) -> None:
+async def test_pool_larger_than_the_quota_is_refused(node: MemoryNode) -> None:
     anne = await new_key(node, "anne", sandboxes=3)
 
     with pytest.raises(LimitError) as error:
@@ -600,7 +600,7 @@ async def test_pool_larger_than_the_quota_is_refused(node: Node) -> None:
     assert pool.sizes == PoolSizes(warm=0, max=0)
 
 
-async def test_prepared_sandboxes_are_refused_for_private_pools(node: Node) -> None:
+async def test_prepared_sandboxes_are_refused_for_private_pools(node: MemoryNode) -> None:
     anne = await new_key(node, "anne")
 
     with pytest.raises(ForbiddenError):
@@ -610,7 +610,7 @@ async def test_prepared_sandboxes_are_refused_for_private_pools(node: Node) -> N
         await node.pools.update(pool.id, anne, prepared=1)
 
 
-async def test_concurrent_pool_creates_stay_within_the_quota(node: Node) -> None:
+async def test_concurrent_pool_creates_stay_within_the_quota(node: MemoryNode) -> None:
     anne = await new_key(node, "anne", pools=2)
     creates = [create_pool(node, anne, warm=0, limits=replace(LIMITS, memory_bytes=GIB + extra * MIB)) for extra in range(5)]
 
@@ -622,7 +622,7 @@ async def test_concurrent_pool_creates_stay_within_the_quota(node: Node) -> None
     assert node.pools.count(anne.owner) == 2
 
 
-async def test_second_pool_of_the_default_isolation_conflicts_under_its_driver_name(node: Node) -> None:
+async def test_second_pool_of_the_default_isolation_conflicts_under_its_driver_name(node: MemoryNode) -> None:
     await create_pool(node, warm=0)  # isolation "auto", which is gvisor here
 
     with pytest.raises(ConflictError):
@@ -632,7 +632,7 @@ async def test_second_pool_of_the_default_isolation_conflicts_under_its_driver_n
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_template_name_finds_the_only_pool_of_that_template(node: Node) -> None:
+async def test_template_name_finds_the_only_pool_of_that_template(node: MemoryNode) -> None:
     pool = await create_pool(node, warm=0)
 
     assert node.pools.find("base", OPERATOR).pool is pool
@@ -640,7 +640,7 @@ async def test_template_name_finds_the_only_pool_of_that_template(node: Node) ->
         node.pools.find("code-interpreter", OPERATOR)
 
 
-async def test_template_name_is_ambiguous_if_two_pools_have_it(node: Node) -> None:
+async def test_template_name_is_ambiguous_if_two_pools_have_it(node: MemoryNode) -> None:
     await create_pool(node, warm=0)
     await create_pool(node, warm=0, limits=LARGE)
 

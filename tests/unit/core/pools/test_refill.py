@@ -12,21 +12,21 @@ from sandlot.core.pools import policy, template_snapshots
 from sandlot.core.pools.pool import Pool
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.specs import GIB, MIB
-from tests.support.node import Node, NodeState, open_node, settled
+from tests.support.node import MemoryNode, NodeState, open_node, settled
 from tests.unit.core.pools.test_manager import LIMITS, NO_SNAPSHOTS, create, create_pool, new_key, refill, reserved_gib
 
 
-async def private_pool(node: Node, *, warm: int, gib: int = 1, principal: Principal | None = None) -> Pool:
+async def private_pool(node: MemoryNode, *, warm: int, gib: int = 1, principal: Principal | None = None) -> Pool:
     """Create a pool of a key that may have 20 sandboxes."""
     owner = principal or await new_key(node, "anne", sandboxes=20)
     return await create_pool(node, owner, warm=warm, grow_to=max(1, warm), limits=replace(LIMITS, memory_bytes=gib * GIB))
 
 
-async def shared_pool(node: Node, *, warm: int, gib: int = 1) -> Pool:
+async def shared_pool(node: MemoryNode, *, warm: int, gib: int = 1) -> Pool:
     return await create_pool(node, OPERATOR, warm=warm, limits=replace(LIMITS, memory_bytes=gib * GIB))
 
 
-async def refill_for_a_minute(node: Node) -> None:
+async def refill_for_a_minute(node: MemoryNode) -> None:
     """Refill again and again: an eviction puts off refills by 10 s, and work is followed by a rest."""
     for _ in range(30):
         await refill(node)
@@ -155,8 +155,8 @@ async def test_template_snapshot_of_a_private_pool_is_made_only_for_warm_sandbox
         await node.driver.faults.reach("prepare")
         assert await reserved_gib(node) == 3
 
-        assert node.core.pools._refiller.evict_next() is not None  # noqa: SLF001
-        await settled(lambda: not node.core.reservations.leaving())
+        assert node.services.pools._refiller.evict_next() is not None  # noqa: SLF001
+        await settled(lambda: not node.services.reservations.leaving())
 
         assert await reserved_gib(node) == 0
         release.set()
@@ -172,7 +172,7 @@ async def test_template_snapshot_of_a_private_pool_does_not_delay_a_shared_one(t
 
         shared = await shared_pool(node, warm=1, gib=7)
         node.clock.advance(1.0)
-        pools = node.core.pools
+        pools = node.services.pools
         await settled(lambda: pools._snapshots.allocation is not None and not pools._refiller._snapshot_is_private)  # noqa: SLF001
 
         assert node.pools.find(shared.id, OPERATOR).error == ""

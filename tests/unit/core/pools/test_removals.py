@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sandlot.core.node.allocation import LAST_PAUSE_S
+from sandlot.core.resources.allocation import LAST_PAUSE_S
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, InternalError, UnavailableError
 from sandlot.model.ports import HostReading, PreparedSandbox
 from sandlot.model.specs import GIB, Shape
 from sandlot.model.states import State
-from tests.support.node import Node, NodeState, open_node, run_pending, settled
+from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 from tests.unit.core.pools.test_manager import LIMITS, NO_SNAPSHOTS, create, create_pool, filled_pool, refill, reserved_gib
 
 pytestmark = pytest.mark.usefixtures("inline_threads")
@@ -42,13 +42,13 @@ class StuckRemoval:
             await self._repaired.wait()
         await self._real()
 
-    def repair(self, node: Node) -> None:
+    def repair(self, node: MemoryNode) -> None:
         """Let the next attempt succeed, and move the clock to it."""
         self._repaired.set()
         node.clock.advance(2 * LAST_PAUSE_S)
 
 
-async def pass_until(node: Node, condition: Callable[[], bool], minutes: int = 60) -> None:
+async def pass_until(node: MemoryNode, condition: Callable[[], bool], minutes: int = 60) -> None:
     """Let time pass in steps of 5 s until a condition holds, at most for some minutes."""
     for _ in range(minutes * 12):
         await run_pending()
@@ -150,7 +150,7 @@ async def test_stop_of_the_service_waits_until_a_cancelled_fill_is_removed(tmp_p
         node.clock.advance(1.0)
         await node.driver.faults.reach("pause")
         destroying = node.driver.hold("destroy")
-        refiller = node.core.pools._refiller  # noqa: SLF001 - the part that stops first
+        refiller = node.services.pools._refiller  # noqa: SLF001 - the part that stops first
         evicted = refiller.evict_next()
         assert evicted is not None
         await node.driver.faults.reach("destroy")

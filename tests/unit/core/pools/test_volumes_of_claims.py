@@ -16,7 +16,7 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.ports import DriverCapability
 from sandlot.model.specs import GIB, Limits, VolumeMount
-from tests.support.node import Node, NodeState, open_node
+from tests.support.node import MemoryNode, NodeState, open_node
 from tests.unit.core.test_volumes import Disks
 
 LIMITS = Limits(memory_bytes=GIB)
@@ -33,9 +33,9 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
     return disks
 
 
-async def prepared_pool(node: Node) -> Pool:
+async def prepared_pool(node: MemoryNode) -> Pool:
     """Create a volume and a pool of one warm sandbox."""
-    await node.core.volumes.create(OPERATOR, name="data")
+    await node.services.volumes.create(OPERATOR, name="data")
     pool = (await node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(warm=1, max=1))).pool
     node.clock.advance(1.0)
     await node.pools.run_until_idle()
@@ -72,12 +72,12 @@ async def test_create_with_volumes_boots_if_the_driver_cannot_attach_them_to_a_w
 async def test_create_refuses_a_volume_that_was_deleted_while_it_waited(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path, capabilities=NO_SNAPSHOTS)) as node:
         pool = await prepared_pool(node)
-        file = await node.core.files.upload(OPERATOR, content(), filename="file")
+        file = await node.services.files.upload(OPERATOR, content(), filename="file")
         lookup = node.state.database.faults.hold("files.get")
 
         creating = asyncio.create_task(node.sandboxes.create(replace(WITH_DATA, files=(file.id,)), OPERATOR))
         await lookup.reached()
-        await node.core.volumes.delete(OPERATOR, "data")
+        await node.services.volumes.delete(OPERATOR, "data")
         lookup.release()
 
         with pytest.raises(NotFoundError) as error:

@@ -11,14 +11,14 @@ import pytest
 import structlog
 
 from sandlot.core.files import changes
-from sandlot.core.node.buffer_budget import PART, BufferBudget
 from sandlot.core.records import write_behind
 from sandlot.core.records.execution_log import KILLED, OUTPUT_BYTES, ExecutionDescription, ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import Output, OutputGap
 from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.buffer_budget import PART, BufferBudget
 from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundError
+from sandlot.model.executions import Output, OutputGap
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec, User, shell_argv
@@ -61,11 +61,11 @@ def disk_full() -> HostError:
 
 
 async def logged(at: Bench, id_: str) -> ExecutionRecord:
-    return await at.core.executions.get(OPERATOR, id_)
+    return await at.node.executions.get(OPERATOR, id_)
 
 
 async def test_entry_of_a_cell_has_output_and_exception(at: Bench, sandbox: Sandbox) -> None:
-    done = await at.core.code.run(sandbox, CellSpec("print('out'); import sys; print('err', file=sys.stderr); 1/0"))
+    done = await at.node.code.run(sandbox, CellSpec("print('out'); import sys; print('err', file=sys.stderr); 1/0"))
     found = await logged(at, done.outcome.execution)
     assert (found.kind, found.language, found.status, found.origin) == ("code", "python", "error", "native")
     assert (found.stdout, found.stderr, found.error) == ("out\n", "err\n", "ZeroDivisionError: division by zero")
@@ -74,22 +74,22 @@ async def test_entry_of_a_cell_has_output_and_exception(at: Bench, sandbox: Sand
 
 
 async def test_entry_of_a_command_has_exit_code_and_description(at: Bench, sandbox: Sandbox) -> None:
-    done = await at.core.processes.run(sandbox, ProcessSpec(argv=shell_argv("echo hi; exit 3")))
+    done = await at.node.processes.run(sandbox, ProcessSpec(argv=shell_argv("echo hi; exit 3")))
     found = await logged(at, done.outcome.process)
     assert (found.kind, found.argv, found.status, found.exit_code) == ("command", ("/bin/bash", "-c", "echo hi; exit 3"), "exited", 3)
     description = ExecutionDescription(origin="agentsandbox", language="bash", code="echo ho")
-    done = await at.core.processes.run(sandbox, ProcessSpec(argv=("sh", "/tmp/x")), description=description)
-    at.core.executions.set_files(done.outcome.process, 2)
+    done = await at.node.processes.run(sandbox, ProcessSpec(argv=("sh", "/tmp/x")), description=description)
+    at.node.executions.set_files(done.outcome.process, 2)
     found = await logged(at, done.outcome.process)
     assert (found.kind, found.language, found.code, found.argv, found.origin) == ("code", "bash", "echo ho", None, "agentsandbox")
     assert found.files == 2
 
 
 async def test_execution_of_a_disconnected_client_is_logged_as_killed(at: Bench, sandbox: Sandbox) -> None:
-    run = await at.core.processes.start(sandbox, ProcessSpec(argv=("sleep", "1000")))
+    run = await at.node.processes.start(sandbox, ProcessSpec(argv=("sleep", "1000")))
     await run.close()
     await until(lambda: is_killed(at, run.id))
-    execution = await at.core.code.start(sandbox, CellSpec("print('x', flush=True); import time; time.sleep(1000)"))
+    execution = await at.node.code.start(sandbox, CellSpec("print('x', flush=True); import time; time.sleep(1000)"))
     async for event in execution:
         if isinstance(event, Output):
             break
@@ -106,11 +106,11 @@ async def is_killed(at: Bench, id_: str) -> bool:
 async def test_processes_of_the_service_are_not_logged(at: Bench, sandbox: Sandbox) -> None:
     tracker = await changes.track(sandbox, ["/tmp"], User.USER)
     tracker.close()
-    assert await at.core.executions.page(OPERATOR) == []
+    assert await at.node.executions.page(OPERATOR) == []
 
 
 async def test_beginning_and_end_of_large_output_are_kept(at: Bench, sandbox: Sandbox) -> None:
-    done = await at.core.processes.run(sandbox, ProcessSpec(argv=shell_argv("printf begin; head -c 3000000 /dev/zero | tr '\\0' x; printf end")))
+    done = await at.node.processes.run(sandbox, ProcessSpec(argv=shell_argv("printf begin; head -c 3000000 /dev/zero | tr '\\0' x; printf end")))
     found = await logged(at, done.outcome.process)
     assert found.stdout.startswith("beginx")
     assert found.stdout.endswith("xend")
@@ -119,8 +119,8 @@ async def test_beginning_and_end_of_large_output_are_kept(at: Bench, sandbox: Sa
 
 
 async def test_owner_sees_its_entries_newest_first(at: Bench, sandbox: Sandbox) -> None:
-    execution_log = at.core.executions
-    made = [(await at.core.processes.run(sandbox, ProcessSpec(argv=("true",)))).outcome.process for _ in range(3)]
+    execution_log = at.node.executions
+    made = [(await at.node.processes.run(sandbox, ProcessSpec(argv=("true",)))).outcome.process for _ in range(3)]
     assert {str(record.id) for record in await execution_log.page(OPERATOR, sandbox=sandbox.id)} == set(made)
     assert len(await execution_log.page(OPERATOR, limit=2)) == 2
     assert await execution_log.page(SOMEBODY) == []
@@ -233,7 +233,7 @@ async def test_output_beyond_the_limit_is_counted_and_not_kept(
 
 
 async def test_entry_is_written_within_a_second(at: Bench, sandbox: Sandbox) -> None:
-    execution_log, table = at.core.executions, at.service.store.executions
+    execution_log, table = at.node.executions, at.service.store.executions
     entry = execution_log.begin(sandbox, new_process_id(), argv=("true",))
 
     async def there() -> bool:
@@ -267,6 +267,6 @@ async def test_hanging_store_does_not_delay_an_execution(at: Bench, sandbox: San
 
     monkeypatch.setattr(at.service.store.executions, "save", hang)
     for _ in range(3):
-        assert (await at.core.processes.run(sandbox, ProcessSpec(argv=("true",)))).outcome.exit_code == 0
+        assert (await at.node.processes.run(sandbox, ProcessSpec(argv=("true",)))).outcome.exit_code == 0
         await asyncio.sleep(write_behind.FLUSH_S / 2)
     hangs.set()

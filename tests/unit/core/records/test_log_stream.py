@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.core.node.buffer_budget import BufferBudget
+from sandlot.core.node import Node
 from sandlot.core.records import log_stream
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.log_stream import Entry, LogFollower, Missed, Over, Wrote
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
-from sandlot.link.types import Output, OutputGap
 from sandlot.model.access import OPERATOR, OwnerId
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import UnavailableError
+from sandlot.model.executions import Output, OutputGap
 from sandlot.model.ids import NodeId, new_process_id, new_sandbox_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, shell_argv
@@ -28,7 +28,7 @@ BOTH = log_stream.CHANNELS["both"]
 
 @pytest.fixture
 def execution_log(at: Bench) -> ExecutionLog:
-    return at.core.executions
+    return at.node.executions
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ async def still(clock: ManualClock) -> Sandbox:
     return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
 
 
-async def run(core: Core, sandbox: Sandbox, command: str, clock: ManualClock) -> None:
-    await core.processes.run(sandbox, ProcessSpec(argv=shell_argv(command), timeout_s=20))
+async def run(node: Node, sandbox: Sandbox, command: str, clock: ManualClock) -> None:
+    await node.processes.run(sandbox, ProcessSpec(argv=shell_argv(command), timeout_s=20))
     clock.advance(0.001)
 
 
@@ -62,7 +62,7 @@ async def test_one_read_is_limited(
     at: Bench, sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(5):
-        await run(at.core, sandbox, f"echo {number}", clock)
+        await run(at.node, sandbox, f"echo {number}", clock)
     monkeypatch.setattr(log_stream, "PAGE", 2)
     assert [entry.text for entry in (await log_stream.read(execution_log, sandbox, OPERATOR, BOTH))[0]] == [f"{number}\n" for number in range(5)]
     monkeypatch.setattr(log_stream, "MAX_CHARS", 5)
@@ -75,8 +75,8 @@ async def test_one_read_is_limited(
 
 
 async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock) -> None:
-    await run(at.core, sandbox, "echo before", clock)
-    process = await at.core.processes.start(sandbox, ProcessSpec(argv=("/bin/cat",), stdin=True))
+    await run(at.node, sandbox, "echo before", clock)
+    process = await at.node.processes.start(sandbox, ProcessSpec(argv=("/bin/cat",), stdin=True))
     pieces = aiter(process)
     await process.call.write(b"half a ")
     await anext(pieces)
@@ -92,7 +92,7 @@ async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, executi
         pass
     await process.outcome()
     await process.close()
-    await run(at.core, sandbox, "echo after; echo bad >&2", clock)
+    await run(at.node, sandbox, "echo after; echo bad >&2", clock)
     await until(lambda: followed.text() == "before\nhalf a line ä\nafter\n")
     await until(lambda: followed.text(2) == "bad\n")
     await until(lambda: sum(isinstance(item, Over) for item in followed.items) == 2)
@@ -104,7 +104,7 @@ async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, executi
 @pytest.mark.real_guest
 async def test_output_of_a_background_process_appears_at_its_end(at: Bench, sandbox: Sandbox, execution_log: ExecutionLog) -> None:
     followed = Followed(log_stream.follow(execution_log, sandbox, OPERATOR, BOTH))
-    process = await at.core.processes.start(sandbox, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
+    process = await at.node.processes.start(sandbox, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
     await anext(aiter(process))
     await until(lambda: followed.text() == "seen\n")
     await process.call.write(b"unseen\n")

@@ -65,7 +65,7 @@ async def test_create_that_cannot_be_recorded_fails(at: Bench, saved: tuple[list
 
 
 async def test_record_whose_state_cannot_follow_the_recorded_one_is_refused(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
-    sandbox, recorder = await at.sandboxes.create(BASE, ALICE), at.service.core.manager._recorder  # noqa: SLF001 - no caller does this
+    sandbox, recorder = await at.sandboxes.create(BASE, ALICE), at.service.node.manager._recorder  # noqa: SLF001 - no caller does this
     with pytest.raises(InternalError, match="recorded as running and cannot be recorded as creating"):
         await recorder.save(sandbox, state=State.CREATING)
     assert [record.state for record in saved[0]] == [State.CREATING, State.RUNNING]
@@ -160,8 +160,8 @@ async def test_records_of_one_sandbox_are_written_in_order(at: Bench, monkeypatc
 
 async def test_sandbox_read_from_a_record_has_the_same_record(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=60, metadata={"k": "v"}))
-    record = to_record(sandbox, at.service.core.node)
+    record = to_record(sandbox, at.service.node.id)
     assert await at.service.store.sandboxes.get(sandbox.id) == record
     again = from_record(record, sandbox.buffers, clock)
-    assert to_record(again, at.service.core.node) == record
+    assert to_record(again, at.service.node.id) == record
     assert again.deadline.monotonic_s == sandbox.deadline.monotonic_s

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.node.reservations import Reservation
+from sandlot.core.resources.reservations import Reservation
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.snapshots.forks import ForkParams
@@ -17,7 +17,7 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.specs import MIB, Limits, Network, OnTimeout
 from sandlot.model.states import State
-from tests.support.node import Node, NodeState, open_node, settled
+from tests.support.node import MemoryNode, NodeState, open_node, settled
 
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
 LIMITS = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
@@ -33,20 +33,27 @@ PARENT = replace(
 
 
 @pytest.fixture
-async def parent(node: Node) -> Sandbox:
+async def parent(node: MemoryNode) -> Sandbox:
     sandbox: Sandbox = await node.sandboxes.create(PARENT, OPERATOR)
     return sandbox
 
 
-async def fork(node: Node, sandbox: Sandbox, count: int = 1, principal: Principal = OPERATOR, key: str | None = None, **fields: Any) -> list[Sandbox]:  # noqa: ANN401
-    return list(await node.core.forks.create(sandbox.id, principal, ForkParams(count, **fields), key=key))
+async def fork(
+    node: MemoryNode,
+    sandbox: Sandbox,
+    count: int = 1,
+    principal: Principal = OPERATOR,
+    key: str | None = None,
+    **fields: Any,  # noqa: ANN401
+) -> list[Sandbox]:
+    return list(await node.services.forks.create(sandbox.id, principal, ForkParams(count, **fields), key=key))
 
 
-async def kill(node: Node, *sandboxes: Sandbox) -> None:
+async def kill(node: MemoryNode, *sandboxes: Sandbox) -> None:
     await asyncio.gather(*(node.sandboxes.kill(sandbox.id, OPERATOR) for sandbox in sandboxes))
 
 
-def live(node: Node) -> set[str]:
+def live(node: MemoryNode) -> set[str]:
     return {sandbox.id for sandbox in node.sandboxes.list(OPERATOR)}
 
 
@@ -55,7 +62,7 @@ async def no_image_is_left(state: NodeState) -> None:
     await settled(lambda: not saved.is_dir() or not list(saved.iterdir()))
 
 
-async def test_children_inherit_from_their_parent_and_get_what_the_request_names(node: Node, state: NodeState, parent: Sandbox) -> None:
+async def test_children_inherit_from_their_parent_and_get_what_the_request_names(node: MemoryNode, state: NodeState, parent: Sandbox) -> None:
     children = await fork(node, parent, 3, env={"BOTH": "2"}, name="child", timeout_s=77.0)
     for number, child in enumerate(children, 1):
         assert (child.spec.parent, child.spec.restored, child.spec.snapshot, child.name) == (parent.id, "memory", None, f"child-{number}")
@@ -67,7 +74,7 @@ async def test_children_inherit_from_their_parent_and_get_what_the_request_names
     await no_image_is_left(state)
 
 
-async def test_fork_leaves_a_resting_parent_at_rest(node: Node, parent: Sandbox) -> None:
+async def test_fork_leaves_a_resting_parent_at_rest(node: MemoryNode, parent: Sandbox) -> None:
     for rest, state in ((node.sandboxes.pause, State.PAUSED), (node.sandboxes.hibernate, State.HIBERNATED)):
         await rest(parent.id, OPERATOR)
         (child,) = await fork(node, parent)
@@ -75,7 +82,7 @@ async def test_fork_leaves_a_resting_parent_at_rest(node: Node, parent: Sandbox)
         assert child.spec.timeout_s == parent.spec.timeout_s
 
 
-async def test_repeated_request_forks_once(node: Node, parent: Sandbox) -> None:
+async def test_repeated_request_forks_once(node: MemoryNode, parent: Sandbox) -> None:
     first, again = await asyncio.gather(*(fork(node, parent, 2, key="k") for _ in range(2)))
     assert [each.id for each in first] == [each.id for each in again]
     assert live(node) == {parent.id, *(each.id for each in first)}
@@ -87,11 +94,11 @@ async def test_repeated_request_forks_once(node: Node, parent: Sandbox) -> None:
     assert [each.id for each in await fork(node, parent, 2, key="k")] == [each.id for each in first], "also when their parent has"
 
 
-async def test_incomplete_batch_of_an_earlier_service_is_replaced_when_the_request_is_repeated(node: Node, parent: Sandbox) -> None:
+async def test_incomplete_batch_of_an_earlier_service_is_replaced_when_the_request_is_repeated(node: MemoryNode, parent: Sandbox) -> None:
     made = await fork(node, parent, 3, key="half")
     await kill(node, made[1])
     await settled(lambda: made[1].id not in live(node))
-    await node.store.sandboxes.delete_ended(node.core.clock.now().replace(year=9999))  # as if it had never been recorded
+    await node.store.sandboxes.delete_ended(node.services.clock.now().replace(year=9999))  # as if it had never been recorded
     again = await fork(node, parent, 3, key="half")
     assert {each.id for each in made} & {each.id for each in again} == set()
     assert live(node) == {parent.id, *(each.id for each in again)}
@@ -138,7 +145,7 @@ async def test_create_that_comes_between_takes_no_room_of_the_children(state: No
         assert (await node.reservations.reserved()).memory_bytes == 768 * MIB
 
 
-async def test_child_that_cannot_start_ends_its_siblings(node: Node, state: NodeState, parent: Sandbox) -> None:
+async def test_child_that_cannot_start_ends_its_siblings(node: MemoryNode, state: NodeState, parent: Sandbox) -> None:
     node.driver.fail_next("restore", UnavailableError("The host is short of memory.", code=ErrorCode.BUSY))
     with pytest.raises(UnavailableError, match="memory"):
         await fork(node, parent, 3)
@@ -148,7 +155,7 @@ async def test_child_that_cannot_start_ends_its_siblings(node: Node, state: Node
     assert len(await fork(node, parent, 3)) == 3
 
 
-async def test_cancelled_fork_leaves_no_child(node: Node, state: NodeState, parent: Sandbox) -> None:
+async def test_cancelled_fork_leaves_no_child(node: MemoryNode, state: NodeState, parent: Sandbox) -> None:
     for step in ("snapshot", "prepare", "restore"):
         node.driver.hold(step)
         forking = asyncio.create_task(fork(node, parent, 3))
@@ -163,8 +170,8 @@ async def test_cancelled_fork_leaves_no_child(node: Node, state: NodeState, pare
     assert parent.state is State.RUNNING
 
 
-async def test_tree_has_all_generations_and_promote_ends_the_siblings(node: Node) -> None:
-    forks, root, lone = node.core.forks, await node.sandboxes.create(BASE, OPERATOR), await node.sandboxes.create(BASE, OPERATOR)
+async def test_tree_has_all_generations_and_promote_ends_the_siblings(node: MemoryNode) -> None:
+    forks, root, lone = node.services.forks, await node.sandboxes.create(BASE, OPERATOR), await node.sandboxes.create(BASE, OPERATOR)
     node.clock.advance(1.0)  # the tree is listed by age
     a, b, c = await fork(node, root, 3)
     (a1, a2), (b1,) = await fork(node, a, 2), await fork(node, b, 1, metadata={"set": "2"})

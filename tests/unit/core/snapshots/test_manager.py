@@ -17,7 +17,7 @@ from sandlot.model.ids import SnapshotId
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import MIB, Limits
 from sandlot.model.states import State
-from tests.support.node import Node, NodeState, open_node, settled
+from tests.support.node import MemoryNode, NodeState, open_node, settled
 
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
 BOB = Principal(owner=OwnerId("b0bb0bb0bb0b"), name="bob")
@@ -25,30 +25,30 @@ BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=256 * MIB
 
 
 @pytest.fixture
-async def source(node: Node) -> Sandbox:
+async def source(node: MemoryNode) -> Sandbox:
     """A sandbox from which snapshots are taken."""
     sandbox: Sandbox = await node.sandboxes.create(replace(BASE, env={"FIRST": "1"}), OPERATOR)
     return sandbox
 
 
-async def start(node: Node, snapshot: str, principal: Principal = OPERATOR, **fields: Any) -> Sandbox:  # noqa: ANN401
-    return await node.core.snapshots.create_sandbox(CreateSandboxParams(snapshot=snapshot, **fields), principal)
+async def start(node: MemoryNode, snapshot: str, principal: Principal = OPERATOR, **fields: Any) -> Sandbox:  # noqa: ANN401
+    return await node.services.snapshots.create_sandbox(CreateSandboxParams(snapshot=snapshot, **fields), principal)
 
 
-async def events(node: Node, type_: str) -> list[dict[str, object]]:
+async def events(node: MemoryNode, type_: str) -> list[dict[str, object]]:
     page = await node.store.events.page(owner=None, sandbox=None, after=0, limit=1000)
     return [dict(each.event.data) for each in page if each.event.type == type_]
 
 
-async def kept(node: Node) -> list[SnapshotRecord]:
-    return list(await node.store.snapshots.list_by_node(node.service.core.node))
+async def kept(node: MemoryNode) -> list[SnapshotRecord]:
+    return list(await node.store.snapshots.list_by_node(node.service.node.id))
 
 
-async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: Node, source: Sandbox) -> None:
-    taken = await node.core.snapshots.create(source.id, OPERATOR, name="set-up")
-    page, more = await node.core.snapshots.list(OPERATOR, after=None, limit=1)
+async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: MemoryNode, source: Sandbox) -> None:
+    taken = await node.services.snapshots.create(source.id, OPERATOR, name="set-up")
+    page, more = await node.services.snapshots.list(OPERATOR, after=None, limit=1)
     assert ([each.id for each in page], more) == ([taken.id], False)
-    assert {(await node.core.snapshots.get(word, OPERATOR)).id for word in ("set-up", taken.id)} == {taken.id}
+    assert {(await node.services.snapshots.get(word, OPERATOR)).id for word in ("set-up", taken.id)} == {taken.id}
     (event,) = await events(node, "snapshot.created")
     assert event == {"snapshot": taken.id, "name": "set-up", "kind": "memory", "size_bytes": taken.size_bytes}
     for word in ("set-up", taken.id):
@@ -58,49 +58,49 @@ async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: Node, source: S
     assert source.state is State.RUNNING
 
 
-async def test_creates_are_counted_by_their_source(node: Node, source: Sandbox) -> None:
-    taken = await node.core.snapshots.create(source.id, OPERATOR)
-    await node.core.snapshots.verifier.idle.wait()
+async def test_creates_are_counted_by_their_source(node: MemoryNode, source: Sandbox) -> None:
+    taken = await node.services.snapshots.create(source.id, OPERATOR)
+    await node.services.snapshots.verifier.idle.wait()
     await start(node, taken.id)
-    await node.core.forks.create(source.id, OPERATOR, ForkParams())
+    await node.services.forks.create(source.id, OPERATOR, ForkParams())
 
     counted = node.metrics.text().decode().splitlines()
     for origin, creates in (("template", 1), ("snapshot", 2), ("fork", 1)):  # one sandbox from the snapshot verified it
         assert f'sandlot_creates_total{{isolation="gvisor",outcome="ok",source="{origin}"}} {creates}.0' in counted
 
 
-async def test_name_is_used_once_per_owner(node: Node, source: Sandbox) -> None:
-    taken = await node.core.snapshots.create(source.id, OPERATOR, name="set-up")
+async def test_name_is_used_once_per_owner(node: MemoryNode, source: Sandbox) -> None:
+    taken = await node.services.snapshots.create(source.id, OPERATOR, name="set-up")
     with pytest.raises(ConflictError, match=f"already: {taken.id}") as refused:
-        await node.core.snapshots.create(source.id, OPERATOR, name="set-up")
+        await node.services.snapshots.create(source.id, OPERATOR, name="set-up")
     assert refused.value.hint
     for name in ("", "-x", "a b", "snap-mine", "x" * 64):
         with pytest.raises(InvalidRequestError, match=r"snapshot name .* is not valid"):
-            await node.core.snapshots.create(source.id, OPERATOR, name=name)
+            await node.services.snapshots.create(source.id, OPERATOR, name=name)
     hers = await node.sandboxes.create(BASE, ALICE)
-    assert (await node.core.snapshots.create(hers.id, ALICE, name="set-up")).id != taken.id
+    assert (await node.services.snapshots.create(hers.id, ALICE, name="set-up")).id != taken.id
 
 
-async def test_snapshot_belongs_to_the_owner_of_its_sandbox(node: Node) -> None:
+async def test_snapshot_belongs_to_the_owner_of_its_sandbox(node: MemoryNode) -> None:
     sandbox = await node.sandboxes.create(BASE, ALICE)
-    record = await node.core.snapshots.create(sandbox.id, OPERATOR, name="hers")
+    record = await node.services.snapshots.create(sandbox.id, OPERATOR, name="hers")
     assert record.owner == ALICE.owner
     for word in (record.id, "hers"):
         with pytest.raises(NotFoundError):
-            await node.core.snapshots.get(word, BOB)
+            await node.services.snapshots.get(word, BOB)
         with pytest.raises(NotFoundError):
-            await node.core.snapshots.delete(word, BOB)
+            await node.services.snapshots.delete(word, BOB)
         with pytest.raises(NotFoundError):
             await start(node, word, BOB)
     with pytest.raises(NotFoundError):
-        await node.core.snapshots.create(sandbox.id, BOB)
-    assert await node.core.snapshots.list(BOB, after=None, limit=9) == ([], False)
-    await node.core.snapshots.delete("hers", ALICE)
+        await node.services.snapshots.create(sandbox.id, BOB)
+    assert await node.services.snapshots.list(BOB, after=None, limit=9) == ([], False)
+    await node.services.snapshots.delete("hers", ALICE)
     assert await kept(node) == []
 
 
-async def test_repeated_request_takes_one_snapshot_and_creates_one_sandbox(node: Node, source: Sandbox) -> None:
-    snapshots = node.core.snapshots
+async def test_repeated_request_takes_one_snapshot_and_creates_one_sandbox(node: MemoryNode, source: Sandbox) -> None:
+    snapshots = node.services.snapshots
     first, again = await asyncio.gather(*(snapshots.create(source.id, OPERATOR, name="once", key="k") for _ in range(2)))
     assert first.id == again.id == (await snapshots.create(source.id, OPERATOR, name="once", key="k")).id
     with pytest.raises(ConflictError, match="A different request"):
@@ -115,26 +115,26 @@ async def test_repeated_request_takes_one_snapshot_and_creates_one_sandbox(node:
         await snapshots.create_sandbox(params, OPERATOR, key="another")
 
 
-async def test_quotas_limit_number_and_size_of_snapshots(node: Node, source: Sandbox) -> None:
-    await node.core.snapshots.create(source.id, OPERATOR)
+async def test_quotas_limit_number_and_size_of_snapshots(node: MemoryNode, source: Sandbox) -> None:
+    await node.services.snapshots.create(source.id, OPERATOR)
     number, size_bytes = await node.store.snapshots.totals(OPERATOR.owner)
     assert number == 1
     for quota in (Quota(snapshots=number), Quota(snapshot_bytes=1), Quota(snapshot_bytes=size_bytes + 1)):
         with pytest.raises(LimitError) as refused:
-            await node.core.snapshots.create(source.id, replace(OPERATOR, quota=quota))
+            await node.services.snapshots.create(source.id, replace(OPERATOR, quota=quota))
         assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
     assert len(await kept(node)) == number
     assert source.state is State.RUNNING
 
 
-async def test_deleted_snapshot_is_removed_after_the_last_sandbox_has_started(node: Node, source: Sandbox) -> None:
-    record = await node.core.snapshots.create(source.id, OPERATOR)
-    await node.core.snapshots.verifier.idle.wait()
+async def test_deleted_snapshot_is_removed_after_the_last_sandbox_has_started(node: MemoryNode, source: Sandbox) -> None:
+    record = await node.services.snapshots.create(source.id, OPERATOR)
+    await node.services.snapshots.verifier.idle.wait()
     folder = node.state.data_dir / "saved" / record.id
     node.driver.hold("restore")
     starting = [asyncio.create_task(start(node, record.id)) for _ in range(3)]
     await settled(lambda: sum(sandbox.state is State.CREATING for sandbox in node.sandboxes.list(OPERATOR)) == 3)
-    await node.core.snapshots.delete(record.id, OPERATOR)
+    await node.services.snapshots.delete(record.id, OPERATOR)
     with pytest.raises(NotFoundError):
         await start(node, record.id)
     assert folder.is_dir()
@@ -144,23 +144,23 @@ async def test_deleted_snapshot_is_removed_after_the_last_sandbox_has_started(no
     assert {"snapshot": record.id, "name": None, "kind": "memory"} in await events(node, "snapshot.deleted")
 
 
-async def test_snapshot_of_a_paused_sandbox_leaves_its_guest_armed_and_frozen(node: Node, source: Sandbox) -> None:
+async def test_snapshot_of_a_paused_sandbox_leaves_its_guest_armed_and_frozen(node: MemoryNode, source: Sandbox) -> None:
     await node.sandboxes.pause(source.id, OPERATOR)
     guest = node.guest(source)
 
-    await node.core.snapshots.create(source.id, OPERATOR)
+    await node.services.snapshots.create(source.id, OPERATOR)
 
     assert [call["armed"] for call in guest.requests("guest.checkpoint")] == [True, True], "by the pause and by the snapshot"
     assert guest.is_frozen
     assert source.state is State.PAUSED
 
 
-async def test_paused_sandbox_is_frozen_again_after_its_snapshot_failed(node: Node, source: Sandbox) -> None:
+async def test_paused_sandbox_is_frozen_again_after_its_snapshot_failed(node: MemoryNode, source: Sandbox) -> None:
     await node.sandboxes.pause(source.id, OPERATOR)
     node.driver.fail_next("snapshot", HostError("the disk is broken"))
 
     with pytest.raises(HostError):
-        await node.core.snapshots.create(source.id, OPERATOR)
+        await node.services.snapshots.create(source.id, OPERATOR)
 
     assert node.guest(source).is_frozen
     assert source.state is State.PAUSED
@@ -168,7 +168,7 @@ async def test_paused_sandbox_is_frozen_again_after_its_snapshot_failed(node: No
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_paused_sandbox_that_cannot_be_frozen_again_runs_with_its_timeout_anew(
-    node: Node,
+    node: MemoryNode,
     fails: bool,  # noqa: FBT001 - a parameter
 ) -> None:
     source = await node.sandboxes.create(replace(BASE, timeout_s=100), OPERATOR)
@@ -179,9 +179,9 @@ async def test_paused_sandbox_that_cannot_be_frozen_again_runs_with_its_timeout_
     if fails:
         node.driver.fail_next("snapshot", HostError("the disk is broken"))
         with pytest.raises(HostError, match="the disk is broken"):
-            await node.core.snapshots.create(source.id, OPERATOR)
+            await node.services.snapshots.create(source.id, OPERATOR)
     else:
-        await node.core.snapshots.create(source.id, OPERATOR)
+        await node.services.snapshots.create(source.id, OPERATOR)
         assert len(await kept(node)) == 1
 
     assert source.state is State.RUNNING
@@ -197,7 +197,7 @@ async def test_paused_sandbox_that_cannot_be_frozen_again_runs_with_its_timeout_
 async def test_restart_removes_unfinished_snapshots_and_keeps_the_others(state: NodeState) -> None:
     async with open_node(state) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
-        record = await first.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
+        record = await first.services.snapshots.create(sandbox.id, OPERATOR, name="kept")
         await first.store.snapshots.save(replace(record, id=SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), name=None, ready=False))
     saved = state.data_dir / "saved"
     (saved / "snap-half").mkdir()

@@ -20,7 +20,7 @@ from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import MIB, Limits
 from sandlot.model.states import State
-from tests.support.node import Node, NodeState, open_node, settled
+from tests.support.node import MemoryNode, NodeState, open_node, settled
 from tests.support.service import detach_when_announced
 from tests.unit.core.pools.test_manager import new_key
 
@@ -29,30 +29,30 @@ SMALL = replace(LIMITS, memory_bytes=128 * MIB)
 
 
 @pytest.fixture
-async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MemoryNode]:
     """A service with 1 GiB of memory for sandboxes, which tries a verification again at once."""
     monkeypatch.setattr(verify, "PAUSE_S", 0.0)
     async with open_node(NodeState(tmp_path), memory_bytes=1024 * MIB, memory_reserve_bytes=0) as node:
         yield node
 
 
-async def create(node: Node, limits: Limits = LIMITS) -> Sandbox:
+async def create(node: MemoryNode, limits: Limits = LIMITS) -> Sandbox:
     sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", limits=limits), OPERATOR)
     return sandbox
 
 
-async def fail_restores(node: Node, times: int) -> str:
+async def fail_restores(node: MemoryNode, times: int) -> str:
     """Take a snapshot whose first restores fail, wait until it is verified, and return what is wrong with it."""
     source = await create(node)
     failure = ConflictError("The image is damaged.", code=ErrorCode.SNAPSHOT_UNUSABLE)
     node.driver.fail_next("restore", *[failure] * times)
-    snapshot = await node.core.snapshots.create(source.id, OPERATOR)
-    await node.core.snapshots.verifier.idle.wait()
+    snapshot = await node.services.snapshots.create(source.id, OPERATOR)
+    await node.services.snapshots.verifier.idle.wait()
     assert node.driver.faults.raises["restore"] == []
-    return (await node.core.snapshots.get(snapshot.id, OPERATOR)).problem
+    return (await node.services.snapshots.get(snapshot.id, OPERATOR)).problem
 
 
-async def test_verification_evicts_no_warm_sandbox(node: Node) -> None:
+async def test_verification_evicts_no_warm_sandbox(node: MemoryNode) -> None:
     pool = (await node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(warm=2, max=2))).pool
     for _ in range(2):
         node.clock.advance(1.0)
@@ -63,44 +63,44 @@ async def test_verification_evicts_no_warm_sandbox(node: Node) -> None:
     await create(node, replace(SMALL, memory_bytes=300 * MIB))  # leaves less than a copy of the source needs
 
     with structlog.testing.capture_logs() as logs:
-        await node.core.snapshots.create(source.id, OPERATOR)
+        await node.services.snapshots.create(source.id, OPERATOR)
         await settled(lambda: "snapshot.not_verified_yet" in {entry["event"] for entry in logs})
 
     assert list(pool.ready) == warm
 
 
-async def test_lack_of_room_does_not_mark_a_snapshot(node: Node) -> None:
+async def test_lack_of_room_does_not_mark_a_snapshot(node: MemoryNode) -> None:
     source = await create(node)
     large = await create(node, replace(LIMITS, memory_bytes=768 * MIB))
-    snapshot = await node.core.snapshots.create(source.id, OPERATOR)
+    snapshot = await node.services.snapshots.create(source.id, OPERATOR)
 
     with structlog.testing.capture_logs() as logs:
-        node.core.snapshots.verifier.submit(snapshot.id, tries=1)
+        node.services.snapshots.verifier.submit(snapshot.id, tries=1)
         await settled(lambda: len(logs) >= 2 * verify.TRIES)
     assert {entry["event"] for entry in logs} == {"snapshot.not_verified_yet"}
 
     await node.sandboxes.kill(large.id, OPERATOR)
-    await node.core.snapshots.verifier.idle.wait()
-    assert (await node.core.snapshots.get(snapshot.id, OPERATOR)).problem == ""
+    await node.services.snapshots.verifier.idle.wait()
+    assert (await node.services.snapshots.get(snapshot.id, OPERATOR)).problem == ""
     assert len(node.driver.booted) > len({source.id, large.id}), "it was restored"
 
 
-async def test_service_that_stops_when_the_copy_is_announced_ends_the_copy(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_that_stops_when_the_copy_is_announced_ends_the_copy(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
     source = await create(node)
     detached = detach_when_announced(monkeypatch)
-    await node.core.snapshots.create(source.id, OPERATOR)
-    await node.core.snapshots.verifier.idle.wait()
+    await node.services.snapshots.create(source.id, OPERATOR)
+    await node.services.snapshots.verifier.idle.wait()
     (copy,) = detached
     assert not copy.detaching.is_set()
     await copy.ended.wait()
     assert copy.exit == Exit(ExitReason.KILLED, "the service was stopped")
 
 
-async def test_snapshot_is_marked_after_its_third_failed_restore(node: Node) -> None:
+async def test_snapshot_is_marked_after_its_third_failed_restore(node: MemoryNode) -> None:
     assert "The image is damaged." in await fail_restores(node, 3)
 
 
-async def test_snapshot_that_can_be_restored_the_third_time_is_not_marked(node: Node) -> None:
+async def test_snapshot_that_can_be_restored_the_third_time_is_not_marked(node: MemoryNode) -> None:
     assert await fail_restores(node, 2) == ""
 
 
@@ -123,38 +123,38 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return layers
 
 
-async def verified_snapshot(node: Node, principal: Principal) -> SnapshotRecord:
+async def verified_snapshot(node: MemoryNode, principal: Principal) -> SnapshotRecord:
     """Take a snapshot of a new sandbox, and wait until the snapshot is verified."""
     sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", limits=SMALL), principal)
-    snapshot = await node.core.snapshots.create(sandbox.id, principal)
-    await node.core.snapshots.verifier.idle.wait()
-    return await node.core.snapshots.get(snapshot.id, principal)
+    snapshot = await node.services.snapshots.create(sandbox.id, principal)
+    await node.services.snapshots.verifier.idle.wait()
+    return await node.services.snapshots.get(snapshot.id, principal)
 
 
-async def test_packed_files_count_against_the_quota(node: Node, packed: list[Path]) -> None:
+async def test_packed_files_count_against_the_quota(node: MemoryNode, packed: list[Path]) -> None:
     anne = await new_key(node, "anne", snapshot_bytes=2 * PACKED_BYTES)
 
     snapshot = await verified_snapshot(node, anne)
 
     assert (snapshot.layer, len(packed)) == (True, 1)
-    assert await node.core.snapshots.totals(anne) == (1, snapshot.size_bytes)
+    assert await node.services.snapshots.totals(anne) == (1, snapshot.size_bytes)
     assert snapshot.size_bytes > PACKED_BYTES
 
 
-async def test_packed_files_that_exceed_the_quota_are_removed_and_the_memory_stays_usable(node: Node, packed: list[Path]) -> None:
+async def test_packed_files_that_exceed_the_quota_are_removed_and_the_memory_stays_usable(node: MemoryNode, packed: list[Path]) -> None:
     anne = await new_key(node, "anne", snapshot_bytes=PACKED_BYTES)
 
     snapshot = await verified_snapshot(node, anne)
 
     assert (snapshot.layer, snapshot.problem) == (False, "")
     assert [layer.exists() for layer in packed] == [False]
-    _, total_bytes = await node.core.snapshots.totals(anne)
+    _, total_bytes = await node.services.snapshots.totals(anne)
     assert total_bytes == snapshot.size_bytes <= PACKED_BYTES
-    copy = await node.core.snapshots.create_sandbox(CreateSandboxParams(template="base", snapshot=snapshot.id, limits=SMALL), anne)
+    copy = await node.services.snapshots.create_sandbox(CreateSandboxParams(template="base", snapshot=snapshot.id, limits=SMALL), anne)
     assert (copy.state, copy.spec.restored) == (State.RUNNING, "memory")
 
 
-async def test_files_are_not_packed_while_the_quota_is_used_up(node: Node, packed: list[Path]) -> None:
+async def test_files_are_not_packed_while_the_quota_is_used_up(node: MemoryNode, packed: list[Path]) -> None:
     probe = await verified_snapshot(node, OPERATOR)
     anne = await new_key(node, "anne", snapshot_bytes=probe.size_bytes - PACKED_BYTES)  # exactly the memory
 
@@ -169,9 +169,9 @@ async def test_next_service_packs_the_files_that_exceeded_the_quota(tmp_path: Pa
         anne = await new_key(node, "anne", snapshot_bytes=PACKED_BYTES + PACKED_BYTES // 2)
         extra, snapshot = [await verified_snapshot(node, anne) for _ in range(2)]
         assert (extra.layer, snapshot.layer) == (True, False)
-        await node.core.snapshots.delete(extra.id, anne)
+        await node.services.snapshots.delete(extra.id, anne)
 
     async with open_node(state) as node:
-        await node.core.snapshots.verifier.idle.wait()
-        assert (await node.core.snapshots.get(snapshot.id, anne)).layer
+        await node.services.snapshots.verifier.idle.wait()
+        assert (await node.services.snapshots.get(snapshot.id, anne)).layer
     assert packed[-1].name == packed[-2].name

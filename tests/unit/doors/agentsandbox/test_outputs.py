@@ -8,8 +8,8 @@ import pytest
 
 from sandlot.core.files import changes, files
 from sandlot.core.files.changes import ChangedFile, ChangeTracker
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.doors.agentsandbox import outputs
 from sandlot.doors.agentsandbox.outputs import Before, Found
 from sandlot.model.access import Quota
@@ -26,8 +26,8 @@ async def sandbox(at: SharedBench) -> Sandbox:
     return made
 
 
-async def sh(core: Core, sandbox: Sandbox, command: str) -> None:
-    done = await core.processes.run(sandbox, ProcessSpec(("sh", "-c", command)))
+async def sh(node: Node, sandbox: Sandbox, command: str) -> None:
+    done = await node.processes.run(sandbox, ProcessSpec(("sh", "-c", command)))
     assert done.outcome.exit_code == 0, done.stderr.text()
 
 
@@ -53,9 +53,9 @@ def test_hidden_and_compiled_files_are_no_outputs(path: str, *, hidden: bool) ->
 
 async def test_outputs_are_kept_up_to_the_size_limit(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await Before.look(sandbox)
-    await sh(at.core, sandbox, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
+    await sh(at.node, sandbox, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
     monkeypatch.setattr(outputs, "KEPT_BYTES", 10)
-    kept = await outputs.collect(at.core.files, sandbox, before)
+    kept = await outputs.collect(at.node.files, sandbox, before)
     assert [(record.filename, record.size_bytes) for record in kept.records] == [("a", 5), ("c", 3)]
     assert (kept.left, kept.more) == (2, False)
 
@@ -70,15 +70,15 @@ async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench
             return [Found(f"/output/{i}", 1) for i in range(1, 7)], False
 
     monkeypatch.setattr(outputs, "KEPT_BYTES", 250)
-    kept = await outputs.collect(at.core.files, sandbox, Liar(sandbox, {}))
+    kept = await outputs.collect(at.node.files, sandbox, Liar(sandbox, {}))
     assert sum(record.size_bytes for record in kept.records) <= 250
     assert kept.left >= 4
 
 
 async def test_outputs_count_against_the_upload_quota(at: SharedBench, sandbox: Sandbox) -> None:
     before = await Before.look(sandbox)
-    await sh(at.core, sandbox, "cd /output; printf 12345 > a; printf 123456 > b")
-    kept = await outputs.collect(at.core.files, sandbox, before, Quota(upload_bytes=5))
+    await sh(at.node, sandbox, "cd /output; printf 12345 > a; printf 123456 > b")
+    kept = await outputs.collect(at.node.files, sandbox, before, Quota(upload_bytes=5))
     assert ([record.filename for record in kept.records], kept.left) == (["a"], 1)
 
 
@@ -89,7 +89,7 @@ async def test_files_in_subfolders_are_outputs_and_links_are_not(at: SharedBench
         guest.files.write(path, b"1", 1000)
     guest.files.symlink("/output/link", "/output/d/a", 1000)
 
-    kept = await outputs.collect(at.core.files, sandbox, before)
+    kept = await outputs.collect(at.node.files, sandbox, before)
 
     assert ([record.filename for record in kept.records], kept.left, kept.more) == (["a"], 0, False)
 
@@ -128,11 +128,11 @@ async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: San
             return [Found("/output/a", 1)], False
 
     monkeypatch.setattr(outputs, "COLLECT_S", 0.1)
-    monkeypatch.setattr(type(at.core.files), "keep", forever)
-    kept = await outputs.collect(at.core.files, sandbox, FoundAtOnce(sandbox, {}))
+    monkeypatch.setattr(type(at.node.files), "keep", forever)
+    kept = await outputs.collect(at.node.files, sandbox, FoundAtOnce(sandbox, {}))
     assert (list(kept.records), kept.left, kept.more) == ([], 1, False)
     monkeypatch.setattr(files, "listing", forever)
-    assert (await outputs.collect(at.core.files, sandbox, Before(sandbox, {}))).more
+    assert (await outputs.collect(at.node.files, sandbox, Before(sandbox, {}))).more
 
 
 @cases("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
@@ -143,6 +143,6 @@ async def test_run_keeps_its_result_if_its_outputs_cannot_be_kept(
         raise error_class(code)("no", code=code)
 
     before = await Before.look(sandbox)
-    await sh(at.core, sandbox, "echo 1 > a")
-    monkeypatch.setattr(type(at.core.files), "keep", refuses)
-    assert (await outputs.collect(at.core.files, sandbox, before)).left == 1
+    await sh(at.node, sandbox, "echo 1 > a")
+    monkeypatch.setattr(type(at.node.files), "keep", refuses)
+    assert (await outputs.collect(at.node.files, sandbox, before)).left == 1

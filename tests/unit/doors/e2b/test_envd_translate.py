@@ -14,8 +14,8 @@ from sandlot.core.execution.output import ProcessOutcome
 from sandlot.core.files.watch import CREATED, GONE, MODIFIED, MOVED, OVERFLOW, REMOVED, FileEvent
 from sandlot.doors.e2b.envd import errors, signatures, translate
 from sandlot.doors.e2b.envd.wire import Input, StartMessage, WatcherMessage, WatchMessage
-from sandlot.link.types import Entry
 from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.model.files import Entry
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import User
 from tests.support.cases import cases

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.core.node import drivers
+from sandlot.core.resources import drivers
 from sandlot.model.access import OPERATOR
 from tests.support.until import until
 from tests.unit.doors.shared import SharedBench, ok

@@ -16,8 +16,8 @@ from sandlot.doors.e2b.access import is_inside
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
 from sandlot.doors.e2b.interpreter import results, running
 from sandlot.doors.e2bwords import metadata_filter
-from sandlot.link.types import CellError, Display
 from sandlot.model.errors import InvalidRequestError, UnsupportedError
+from sandlot.model.executions import CellError, Display
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import Network
 from sandlot.model.states import State, is_terminal

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from sandlot.core.execution.code import CodeExecutionResult
 from sandlot.core.execution.code import CodeExecutionStatus as CellOutcome
 from sandlot.core.execution.output import CommandResult, ProcessOutcome
-from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Decoder
 from sandlot.doors.pandastack.wire import CreateBody, LifecycleBody
-from sandlot.link.types import CellError, Display
 from sandlot.model.access import UNBOUNDED, OwnerId, Quota
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceededError
+from sandlot.model.executions import CellError, Display
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, new_sandbox_id
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, MIB, SandboxSpec, User

@@ -7,9 +7,9 @@ import pytest
 from sandlot.core.execution.code import CodeExecutionResult, CodeExecutionStatus
 from sandlot.core.oneshot.verdict import Result, Status
 from sandlot.doors.sandboxapi import translate
-from sandlot.link.types import CellError
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.executions import CellError
 from sandlot.model.ids import new_process_id
 from sandlot.model.output_capture import OutputCapture
 from tests.support.cases import cases

@@ -126,7 +126,7 @@ async def test_without_network_they_are_open_while_something_is_installed(at: Be
             if name == "output":
                 assert told_["data"] == "open\n"
                 break
-    await until(lambda: not at.core.processes.executions.access.is_open(sandbox))
+    await until(lambda: not at.node.processes.executions.access.is_open(sandbox))
     assert (await http.post(f"{url}/processes", json=say)).json()["stdout"] == "closed\n"
 
 

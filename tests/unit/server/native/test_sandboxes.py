@@ -58,7 +58,7 @@ async def test_created_looked_at_and_killed(at: Bench, http: httpx.AsyncClient) 
     assert "very-secret" not in response.text
     assert (made["state"], made["template"], made["name"], made["metadata"], made["timeout"]) == ("running", "base", "n", {"k": "v"}, 100)
     assert made["limits"] == {"cpus": 0.5, "memory_bytes": 1 << 30, "disk_bytes": 5 << 30, "pids": 64}
-    assert (made["isolation"], made["network"], made["node"], made["exit"]) == ("gvisor", "packages", at.service.core.node, None)
+    assert (made["isolation"], made["network"], made["node"], made["exit"]) == ("gvisor", "packages", at.service.node.id, None)
     assert datetime.fromisoformat(made["created_at"]) < datetime.now(UTC) < datetime.fromisoformat(made["expires_at"])
     url = f"/v1/sandboxes/{made['id']}"
     assert (await http.get(url)).json() == made

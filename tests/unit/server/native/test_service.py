@@ -12,7 +12,7 @@ from tests.support.service import Bench
 
 async def test_who_it_is(at: Bench, http: httpx.AsyncClient) -> None:
     assert (await http.get("/healthz")).json() == {"status": "ok", "version": __version__}
-    assert (await http.get("/v1/version")).json() == {"version": __version__, "generation": 1, "node": at.service.core.node, "pid": os.getpid()}
+    assert (await http.get("/v1/version")).json() == {"version": __version__, "generation": 1, "node": at.service.node.id, "pid": os.getpid()}
 
 
 async def test_what_there_is(http: httpx.AsyncClient) -> None:

@@ -114,7 +114,7 @@ async def test_a_list_tells_what_a_process_was_started_with(at: Bench, http: htt
     problem(await http.post(f"{url}/processes", json={**body, "tag": "x" * 300}), 400, "invalid_request")
     problem(await http.post(f"{url}/processes", json={**body, "tag": ""}), 400, "invalid_request")
     await http.delete(url)
-    await until(lambda: (at.core.processes.state.get(sandbox), sandbox.buffers.taken_bytes) == (None, 0))
+    await until(lambda: (at.node.processes.state.get(sandbox), sandbox.buffers.taken_bytes) == (None, 0))
 
 
 async def test_notes_are_bounded_and_those_of_what_has_ended_go_first(
@@ -124,7 +124,7 @@ async def test_notes_are_bounded_and_those_of_what_has_ended_go_first(
     await http.post(f"{url}/processes", json={"command": "sleep 60", "tag": "runs", "background": True})
     for tag in ("a", "b", "c"):
         await http.post(f"{url}/processes", json={"command": "true", "tag": tag})
-    assert [note.tag for note in at.core.processes.state.of(sandbox).details.values()] == ["runs", "b", "c"]
+    assert [note.tag for note in at.node.processes.state.of(sandbox).details.values()] == ["runs", "b", "c"]
     await http.post(f"{url}/processes", json={"command": "true", "tag": "large", "env": {"A": "x" * 20_000}})
-    assert [(note.tag, note.env, note.spec is None) for note in at.core.processes.state.of(sandbox).details.values()][-1] == ("large", {}, True)
+    assert [(note.tag, note.env, note.spec is None) for note in at.node.processes.state.of(sandbox).details.values()][-1] == ("large", {}, True)
     assert sandbox.buffers.taken_bytes <= 1000

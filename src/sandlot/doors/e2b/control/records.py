@@ -13,15 +13,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.doors.e2b.control.bodies import LogsQuery, LogsV2Query, ManyMetricsQuery, MetricsQuery
 from sandlot.doors.e2b.control.sandboxes import find, unless_ended
 from sandlot.doors.e2bwords import moment, told
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.model.records import ExecutionRecord
-from sandlot.web.asking import core_of, principal_of
+from sandlot.web.asking import node_of, principal_of
 
 MOST_SANDBOXES = 100
 """Of which metrics are told at once; as E2B has it."""
@@ -35,14 +35,14 @@ router = APIRouter()
 @router.get("/sandboxes/metrics")
 async def many_metrics(query: Annotated[ManyMetricsQuery, Query()], request: Request) -> Response:
     """What some sandboxes use now; those that there are not are left out."""
-    core, principal = core_of(request), principal_of(request)
+    node, principal = node_of(request), principal_of(request)
     ids = [each for each in query.sandbox_ids.split(",") if each]
     if not 0 < len(ids) <= MOST_SANDBOXES:
         raise InvalidRequestError(f"sandbox_ids has {len(ids)} ids; 1 to {MOST_SANDBOXES} are allowed.", fields={"field": "sandbox_ids"})
 
     async def metric(id_: str) -> dict[str, Any] | None:
         try:
-            return await _metric(core, principal, find(core, principal, id_))
+            return await _metric(node, principal, find(node, principal, id_))
         except SandlotError:
             return None
 
@@ -53,11 +53,11 @@ async def many_metrics(query: Annotated[ManyMetricsQuery, Query()], request: Req
 @router.get("/sandboxes/{sandbox}/metrics")
 async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request: Request) -> Response:
     """What a sandbox uses now, where that is asked for."""
-    core, principal = core_of(request), principal_of(request)
-    box, now = find(core, principal, sandbox), core.clock.now().timestamp()
+    node, principal = node_of(request), principal_of(request)
+    box, now = find(node, principal, sandbox), node.clock.now().timestamp()
     wanted = (query.start is None or query.start <= now) and (query.end is None or query.end >= int(now))
     with unless_ended(sandbox):
-        return told([await _metric(core, principal, box)] if wanted else [])
+        return told([await _metric(node, principal, box)] if wanted else [])
 
 
 @router.get("/sandboxes/{sandbox}/logs")
@@ -75,13 +75,13 @@ async def logs_v2(sandbox: str, query: Annotated[LogsV2Query, Query()], request:
 
 
 async def _found(request: Request, sandbox: str, asked: LogsV2Query) -> list[dict[str, Any]]:
-    core, principal = core_of(request), principal_of(request)
-    box = find(core, principal, sandbox)
-    return chosen(await core.executions.page(principal, sandbox=box.id, limit=MOST_RUNS), asked)
+    node, principal = node_of(request), principal_of(request)
+    box = find(node, principal, sandbox)
+    return chosen(await node.executions.page(principal, sandbox=box.id, limit=MOST_RUNS), asked)
 
 
-async def _metric(core: Core, principal: Principal, sandbox: Sandbox) -> dict[str, Any]:
-    used, now = await core.manager.usage(sandbox.id, principal), core.clock.now()
+async def _metric(node: Node, principal: Principal, sandbox: Sandbox) -> dict[str, Any]:
+    used, now = await node.manager.usage(sandbox.id, principal), node.clock.now()
     lived_s = max(0.001, (now - sandbox.created_at).total_seconds())
     return {
         "timestamp": moment(now),

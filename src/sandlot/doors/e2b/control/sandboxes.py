@@ -15,8 +15,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from sandlot.core.lifecycle.update import UpdateSandboxParams
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.control.bodies import (
     ConnectBody,
@@ -44,7 +44,7 @@ from sandlot.model.ports import DriverCapability
 from sandlot.model.repositories import Position
 from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
 from sandlot.web import cursors
-from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.asking import node_of, principal_of, unless_gone
 
 OLD_TIMEOUT_S = 15.0
 """Of a sandbox that is made, resumed or refreshed by the calls of older clients, where they say none; as at E2B."""
@@ -54,13 +54,13 @@ router = APIRouter()
 Key = Annotated[str | None, Header()]
 
 
-def find(core: Core, principal: Principal, sandbox: str) -> Sandbox:
+def find(node: Node, principal: Principal, sandbox: str) -> Sandbox:
     """A sandbox.
 
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or none any more, or it is somebody else's.
     """
-    box = core.registry.find(sandbox, principal)
+    box = node.registry.find(sandbox, principal)
     if not translate.is_there(box):
         raise absent(sandbox)
     return box
@@ -86,9 +86,9 @@ def unless_ended(sandbox: str) -> Iterator[None]:
         raise ConflictError(error.message, code=ErrorCode.CONFLICT, hint="Connect to it first.", fields=error.fields) from None
 
 
-def made(core: Core, sandbox: Sandbox) -> dict[str, Any]:
+def made(node: Node, sandbox: Sandbox) -> dict[str, Any]:
     """A sandbox as its maker is told of it."""
-    return translate.made(sandbox, core.url_signer.token(sandbox.owner, sandbox.id))
+    return translate.made(sandbox, node.url_signer.token(sandbox.owner, sandbox.id))
 
 
 @router.post("/v2/sandboxes")
@@ -104,25 +104,25 @@ async def create_old(body: CreateBody, request: Request, idempotency_key: Key = 
 
 
 async def _create(body: CreateBody, request: Request, timeout_s: float, key: str | None) -> Response:
-    core, principal = core_of(request), principal_of(request)
-    return told(made(core, await unless_gone(request, _made(core, principal, body, timeout_s, key))), 201)
+    node, principal = node_of(request), principal_of(request)
+    return told(made(node, await unless_gone(request, _made(node, principal, body, timeout_s, key))), 201)
 
 
-async def _made(core: Core, principal: Principal, body: CreateBody, timeout_s: float, key: str | None) -> Sandbox:
+async def _made(node: Node, principal: Principal, body: CreateBody, timeout_s: float, key: str | None) -> Sandbox:
     """A sandbox from a template, or from the snapshot of that id or name."""
     try:
-        core.templates.require(translate.ours(body.template_id))
+        node.templates.require(translate.ours(body.template_id))
     except NotFoundError:
         params = translate.new_sandbox(body, timeout_s, snapshot=translate.plain(body.template_id))
         network = translate.network_of(allow=body.allow_internet_access, network=body.network)
         try:
-            return await core.snapshots.create_sandbox(params, principal, network=network, key=key)
+            return await node.snapshots.create_sandbox(params, principal, network=network, key=key)
         except NotFoundError as error:
             if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
                 raise
-            known = [each.name for each in await core.templates.list()]
+            known = [each.name for each in await node.templates.list()]
             raise translate.no_template(body.template_id, known) from None
-    return await core.manager.create(translate.new_sandbox(body, timeout_s), principal, key=key)
+    return await node.manager.create(translate.new_sandbox(body, timeout_s), principal, key=key)
 
 
 @router.get("/v2/sandboxes")
@@ -169,60 +169,60 @@ async def list_old(query: Annotated[FilterQuery, Query()], request: Request) -> 
 
 def _all(request: Request) -> list[Sandbox]:
     """All that there are, oldest first."""
-    return [sandbox for sandbox in core_of(request).registry.list(principal_of(request)) if translate.is_there(sandbox)]
+    return [sandbox for sandbox in node_of(request).registry.list(principal_of(request)) if translate.is_there(sandbox)]
 
 
 @router.get("/sandboxes/{sandbox}")
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox."""
-    core = core_of(request)
-    box = find(core, principal_of(request), sandbox)
-    return told(translate.detailed(box, core.url_signer.token(box.owner, box.id)))
+    node = node_of(request)
+    box = find(node, principal_of(request), sandbox)
+    return told(translate.detailed(box, node.url_signer.token(box.owner, box.id)))
 
 
 @router.delete("/sandboxes/{sandbox}")
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox; answered when its processes are dead."""
-    core, principal = core_of(request), principal_of(request)
-    await core.manager.kill(find(core, principal, sandbox).id, principal)
+    node, principal = node_of(request), principal_of(request)
+    await node.manager.kill(find(node, principal, sandbox).id, principal)
     return Response(status_code=204)
 
 
 @router.post("/sandboxes/{sandbox}/timeout")
 async def set_timeout(sandbox: str, body: TimeoutBody, request: Request) -> Response:
     """Let a sandbox time out so many seconds from now; one that is paused, from when it is resumed."""
-    core, principal = core_of(request), principal_of(request)
+    node, principal = node_of(request), principal_of(request)
     with unless_ended(sandbox):
-        await core.manager.update(find(core, principal, sandbox).id, principal, UpdateSandboxParams(timeout_s=translate.timeout(body.timeout)))
+        await node.manager.update(find(node, principal, sandbox).id, principal, UpdateSandboxParams(timeout_s=translate.timeout(body.timeout)))
     return Response(status_code=204)
 
 
 @router.post("/sandboxes/{sandbox}/refreshes")
 async def refresh(sandbox: str, request: Request, body: RefreshBody | None = None) -> Response:
     """Let a sandbox live for so many more seconds at least."""
-    core, principal = core_of(request), principal_of(request)
+    node, principal = node_of(request), principal_of(request)
     asked_s = OLD_TIMEOUT_S if body is None or body.duration is None else body.duration
-    box = find(core, principal, sandbox)
+    box = find(node, principal, sandbox)
     with unless_ended(sandbox):
-        await _prolong(core, principal, box, max(asked_s, OLD_TIMEOUT_S))
+        await _prolong(node, principal, box, max(asked_s, OLD_TIMEOUT_S))
     return Response(status_code=204)
 
 
 @router.post("/sandboxes/{sandbox}/pause")
 async def pause(sandbox: str, request: Request, body: PauseBody | None = None) -> Response:
     """Keep a sandbox, memory and files, until something resumes it. It goes on where the client goes away meanwhile, or its guest does not answer."""
-    core, principal, asked = core_of(request), principal_of(request), body or PauseBody()
-    box = find(core, principal, sandbox)
+    node, principal, asked = node_of(request), principal_of(request), body or PauseBody()
+    box = find(node, principal, sandbox)
     if not asked.memory:
         raise translate.without_memory("memory")
     if translate.STATES[box.state] == translate.PAUSED:
         raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
-    can = await core.drivers.capabilities_for(box.spec.isolation, DriverCapability.SNAPSHOT)
+    can = await node.drivers.capabilities_for(box.spec.isolation, DriverCapability.SNAPSHOT)
     with unless_ended(sandbox), _strictly(asked):
         if can.can(DriverCapability.SNAPSHOT):
-            await core.manager.hibernate(box.id, principal)
+            await node.manager.hibernate(box.id, principal)
         else:
-            await core.manager.pause(box.id, principal)
+            await node.manager.pause(box.id, principal)
     return Response(status_code=204)
 
 
@@ -255,40 +255,40 @@ async def connect_old(sandbox: str, request: Request, body: ConnectBody) -> Resp
 @router.post("/sandboxes/{sandbox}/resume")
 async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a paused sandbox go on, as the oldest clients ask for it; one that runs is a conflict."""
-    core, principal, asked = core_of(request), principal_of(request), body or ResumeBody()
-    box = find(core, principal, sandbox)
+    node, principal, asked = node_of(request), principal_of(request), body or ResumeBody()
+    box = find(node, principal, sandbox)
     if translate.STATES[box.state] == translate.RUNNING:
         raise ConflictError(f"Sandbox {box.id} runs already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
     if asked.auto_pause is not None:
         with unless_ended(sandbox):
             rest = OnTimeout.HIBERNATE if asked.auto_pause else OnTimeout.KILL
-            await core.manager.update(box.id, principal, UpdateSandboxParams(on_timeout=rest))
+            await node.manager.update(box.id, principal, UpdateSandboxParams(on_timeout=rest))
     return await _connected(sandbox, request, asked, OLD_TIMEOUT_S if asked.timeout is None else asked.timeout)
 
 
 @router.put("/sandboxes/{sandbox}/network")
 async def set_network(sandbox: str, body: NetworkUpdateBody, request: Request) -> Response:
     """Take note of the network that a sandbox has; another one is refused."""
-    box = find(core_of(request), principal_of(request), sandbox)
+    box = find(node_of(request), principal_of(request), sandbox)
     translate.check_same_network(box, translate.network_of(allow=body.allow_internet_access, network=body))
     return Response(status_code=204)
 
 
 async def _connected(sandbox: str, request: Request, asked: ConnectBody, seconds: float) -> Response:
-    core, principal, timeout_s = core_of(request), principal_of(request), translate.timeout(seconds)
-    box = find(core, principal, sandbox)
+    node, principal, timeout_s = node_of(request), principal_of(request), translate.timeout(seconds)
+    box = find(node, principal, sandbox)
     rests = translate.STATES[box.state] == translate.PAUSED
     if not asked.memory:
         raise translate.without_memory("memory")
     with unless_ended(sandbox):
         if rests:
-            await core.manager.resume(box.id, principal, timeout_s=timeout_s)
+            await node.manager.resume(box.id, principal, timeout_s=timeout_s)
         else:
-            await _prolong(core, principal, box, timeout_s)
-    return told(made(core, box), 201 if rests else 200)
+            await _prolong(node, principal, box, timeout_s)
+    return told(made(node, box), 201 if rests else 200)
 
 
-async def _prolong(core: Core, principal: Principal, sandbox: Sandbox, timeout_s: float) -> None:
+async def _prolong(node: Node, principal: Principal, sandbox: Sandbox, timeout_s: float) -> None:
     """A timeout so far from now, where the sandbox runs and would time out before."""
-    if translate.STATES.get(sandbox.state) == translate.RUNNING and translate.left_s(sandbox, core.clock.now()) < timeout_s:
-        await core.manager.update(sandbox.id, principal, UpdateSandboxParams(timeout_s=timeout_s))
+    if translate.STATES.get(sandbox.state) == translate.RUNNING and translate.left_s(sandbox, node.clock.now()) < timeout_s:
+        await node.manager.update(sandbox.id, principal, UpdateSandboxParams(timeout_s=timeout_s))

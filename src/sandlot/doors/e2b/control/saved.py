@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.service import Core
+from sandlot.core.node import Node
 from sandlot.core.snapshots.forks import ForkParams
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.control.bodies import MOST_PAGE, ForkBody, SnapshotBody, SnapshotsQuery
@@ -18,7 +18,7 @@ from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.specs import SnapshotKind
 from sandlot.web import cursors
-from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.asking import node_of, principal_of, unless_gone
 
 router = APIRouter()
 
@@ -26,11 +26,11 @@ router = APIRouter()
 @router.post("/sandboxes/{sandbox}/snapshots")
 async def take(sandbox: str, request: Request, body: SnapshotBody | None = None) -> Response:
     """Keep what a sandbox is at this moment; it goes on. A client that goes away meanwhile leaves no snapshot behind."""
-    core, principal, asked = core_of(request), principal_of(request), body or SnapshotBody()
-    box = find(core, principal, sandbox)
+    node, principal, asked = node_of(request), principal_of(request), body or SnapshotBody()
+    box = find(node, principal, sandbox)
     kind = SnapshotKind.MEMORY if asked.memory else SnapshotKind.FILES
     with unless_ended(sandbox):
-        record = await unless_gone(request, core.snapshots.create(box.id, principal, name=asked.name, kind=kind))
+        record = await unless_gone(request, node.snapshots.create(box.id, principal, name=asked.name, kind=kind))
     return told(_snapshot(record), 201)
 
 
@@ -38,7 +38,7 @@ async def take(sandbox: str, request: Request, body: SnapshotBody | None = None)
 async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Request) -> Response:
     """List snapshots, oldest first."""
     found = []
-    async for record in _all(core_of(request), principal_of(request), cursors.understood(query.next_token)):
+    async for record in _all(node_of(request), principal_of(request), cursors.understood(query.next_token)):
         if query.sandbox_id in {None, record.spec.id} and query.name in {None, record.name, record.id}:
             found.append(record)
             if len(found) > query.limit:
@@ -51,20 +51,20 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
 @router.post("/sandboxes/{sandbox}/fork")
 async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> Response:
     """Make sandboxes that are what one is at this moment: all of them, or none."""
-    core, principal, asked = core_of(request), principal_of(request), body or ForkBody()
-    box = find(core, principal, sandbox)
+    node, principal, asked = node_of(request), principal_of(request), body or ForkBody()
+    box = find(node, principal, sandbox)
     timeout_s = OLD_TIMEOUT_S if asked.timeout is None else translate.timeout(asked.timeout)
     wanted = ForkParams(count=asked.count, metadata=dict(box.metadata), timeout_s=timeout_s)
     with unless_ended(sandbox):
-        children = await unless_gone(request, core.forks.create(box.id, principal, wanted))
-    return told([{"sandbox": made(core, child)} for child in children], 201)
+        children = await unless_gone(request, node.forks.create(box.id, principal, wanted))
+    return told([{"sandbox": made(node, child)} for child in children], 201)
 
 
-async def _all(core: Core, principal: Principal, after: Position | None) -> AsyncIterator[SnapshotRecord]:
+async def _all(node: Node, principal: Principal, after: Position | None) -> AsyncIterator[SnapshotRecord]:
     """All snapshots from a place on."""
     more = True
     while more:
-        page, more = await core.snapshots.list(principal, after=after, limit=MOST_PAGE)
+        page, more = await node.snapshots.list(principal, after=after, limit=MOST_PAGE)
         for record in page:
             yield record
         after = Position(page[-1].created_at, page[-1].id) if page else after

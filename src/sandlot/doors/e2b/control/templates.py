@@ -17,7 +17,7 @@ from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.specs import MIB, Limits
 from sandlot.web import cursors
-from sandlot.web.asking import core_of, principal_of
+from sandlot.web.asking import node_of, principal_of
 
 router = APIRouter()
 
@@ -64,7 +64,7 @@ async def get(template: str, request: Request) -> Response:
 @router.delete("/templates/{template}")
 async def delete(template: str, request: Request) -> Response:
     """Remove a snapshot. The service's templates stay."""
-    core, principal = core_of(request), principal_of(request)
+    node, principal = node_of(request), principal_of(request)
     found = await _find(request, template)
     if not isinstance(found, SnapshotRecord):
         raise ForbiddenError(
@@ -73,7 +73,7 @@ async def delete(template: str, request: Request) -> Response:
             hint="Only snapshots can be removed.",
             fields={"template": found.name},
         )
-    await core.snapshots.delete(found.id, principal)
+    await node.snapshots.delete(found.id, principal)
     return Response(status_code=204)
 
 
@@ -86,7 +86,7 @@ def _check_team(query: TeamQuery) -> None:
 
 
 async def _known(request: Request) -> Sequence[Template]:
-    return await core_of(request).templates.list()
+    return await node_of(request).templates.list()
 
 
 async def _find(request: Request, name: str) -> Template | SnapshotRecord:
@@ -100,7 +100,7 @@ async def _find(request: Request, name: str) -> Template | SnapshotRecord:
         if each.name == translate.ours(name):
             return each
     try:
-        return await core_of(request).snapshots.get(translate.plain(name), principal_of(request))
+        return await node_of(request).snapshots.get(translate.plain(name), principal_of(request))
     except NotFoundError:
         raise translate.no_template(name, [each.name for each in known]) from None
 

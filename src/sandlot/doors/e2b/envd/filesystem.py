@@ -17,8 +17,8 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call
 from sandlot.doors.e2b.envd.wire import ListDirMessage, MoveMessage, PathMessage
-from sandlot.link.types import Entry
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError
+from sandlot.model.files import Entry
 from sandlot.model.specs import User
 
 ENTRIES_MOST = 20_000

@@ -29,35 +29,35 @@ from sandlot.doors.e2b.envd.wire import (
     UpdateMessage,
 )
 from sandlot.doors.e2b.translate import NAME
-from sandlot.link.types import Output, ProcessInfo
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, TimeoutExceededError
+from sandlot.model.executions import Output, ProcessInfo
 
 
 async def start(call: Call, asked: StartMessage) -> Told:
     """Run a command, and tell of it."""
     spec = translate.spec(asked, call.user, call.timeout_s)
-    run = await call.core.processes.start(call.sandbox, spec, description=ExecutionDescription(origin=NAME))
+    run = await call.node.processes.start(call.sandbox, spec, description=ExecutionDescription(origin=NAME))
     return Told(_told(run, spec.timeout_s, pty=spec.pty), run.detach, translate.KEEPALIVE)
 
 
 async def connect(call: Call, asked: SelectMessage) -> Told:
     """Tell of a command that runs."""
     found = await find(call, asked.process)
-    run = await call.core.processes.follow(call.sandbox, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes)
+    run = await call.node.processes.follow(call.sandbox, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes)
     return Told(_told(run, None, pty=found.pty), run.detach, translate.KEEPALIVE)
 
 
 async def listing(call: Call, _asked: Nothing) -> Mapping[str, Any]:
     """All that run."""
-    running = [info for info in await call.core.processes.list(call.sandbox) if info.running]
-    return {"processes": [translate.process(info, call.core.processes.details(call.sandbox, info.process)) for info in running]}
+    running = [info for info in await call.node.processes.list(call.sandbox) if info.running]
+    return {"processes": [translate.process(info, call.node.processes.details(call.sandbox, info.process)) for info in running]}
 
 
 async def send_input(call: Call, asked: SendInputMessage) -> Mapping[str, Any]:
     """Write to a command's standard input, or type."""
     found = await find(call, asked.process)
     _check_kind(found, asked.input)
-    await call.core.stdin.write(call.sandbox, found.process, _one(asked.input.data))
+    await call.node.stdin.write(call.sandbox, found.process, _one(asked.input.data))
     return {}
 
 
@@ -76,7 +76,7 @@ async def stream_input(call: Call, asked: AsyncIterator[StreamInputMessage]) -> 
                 _check_kind(found, message.data.input)
                 yield message.data.input.data
 
-    await call.core.stdin.write(call.sandbox, found.process, pieces())
+    await call.node.stdin.write(call.sandbox, found.process, pieces())
 
 
 async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
@@ -84,7 +84,7 @@ async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
     found = await find(call, asked.process)
     if found.pty:
         raise ConflictError("A terminal's input does not end.", code=ErrorCode.CONFLICT, hint="Type Ctrl+D (byte 4) in place of that.")
-    await call.core.stdin.close(call.sandbox, found.process)
+    await call.node.stdin.close(call.sandbox, found.process)
     return {}
 
 
@@ -92,7 +92,7 @@ async def send_signal(call: Call, asked: SignalMessage) -> Mapping[str, Any]:
     """End a command."""
     number = translate.signal(asked.signal)
     found = await find(call, asked.process)
-    if not await call.core.processes.signal(call.sandbox, found.process, number):
+    if not await call.node.processes.signal(call.sandbox, found.process, number):
         raise _absent(asked.process)
     return {}
 
@@ -111,9 +111,9 @@ async def find(call: Call, selector: Selector) -> ProcessInfo:
     Raises:
         NotFoundError: ``process_not_found``: none that runs.
     """
-    for info in await call.core.processes.list(call.sandbox):
+    for info in await call.node.processes.list(call.sandbox):
         if info.running and (
-            info.pid == selector.pid or (selector.tag is not None and call.core.processes.details(call.sandbox, info.process).tag == selector.tag)
+            info.pid == selector.pid or (selector.tag is not None and call.node.processes.details(call.sandbox, info.process).tag == selector.tag)
         ):
             return info
     raise _absent(selector)

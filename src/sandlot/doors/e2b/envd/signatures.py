@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
+from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import AuthenticationError, ErrorCode
 
@@ -45,12 +45,12 @@ def is_signed(scope: Mapping[str, Any]) -> bool:
     return b"signature=" in scope["query_string"]
 
 
-def sandbox_for(scope: Mapping[str, Any], core: Core, among: str = "") -> Sandbox:
+def sandbox_for(scope: Mapping[str, Any], node: Node, among: str = "") -> Sandbox:
     """The sandbox whose file a signed URL opens.
 
     Args:
         scope: The request's, as ASGI has it.
-        core: Who knows the sandboxes, and their tokens.
+        node: Who knows the sandboxes, and their tokens.
         among: The id of the only one that it may be; empty is any that lives.
 
     Raises:
@@ -60,20 +60,20 @@ def sandbox_for(scope: Mapping[str, Any], core: Core, among: str = "") -> Sandbo
     given, until = query.get("signature", ""), query.get("signature_expiration", "")
     operation = OPERATIONS.get(scope["method"], "")
     words = (query.get("path", ""), operation, query.get("username", ""))
-    sandboxes = (sandbox for sandbox in core.registry.list(OPERATOR) if among in {"", sandbox.id})
-    sandbox = _signer(sandboxes, core, given, words, until)
+    sandboxes = (sandbox for sandbox in node.registry.list(OPERATOR) if among in {"", sandbox.id})
+    sandbox = _signer(sandboxes, node, given, words, until)
     if sandbox is None or not operation:
         raise _refused("This URL was not signed with the token of a sandbox that lives, or it was changed.")
-    if until and not (until.isascii() and until.isdecimal() and core.clock.now().timestamp() < int(until)):
+    if until and not (until.isascii() and until.isdecimal() and node.clock.now().timestamp() < int(until)):
         raise _refused("This URL holds no more.")
     return sandbox
 
 
-def _signer(sandboxes: Iterable[Sandbox], core: Core, given: str, words: tuple[str, str, str], until: str) -> Sandbox | None:
+def _signer(sandboxes: Iterable[Sandbox], node: Node, given: str, words: tuple[str, str, str], until: str) -> Sandbox | None:
     found: Sandbox | None = None
     shown = given.encode("utf-8", "replace")
     for sandbox in sandboxes:
-        expected = signature(*words, core.url_signer.token(sandbox.owner, sandbox.id), until)
+        expected = signature(*words, node.url_signer.token(sandbox.owner, sandbox.id), until)
         if hmac.compare_digest(expected.encode(), shown):
             found = sandbox
     return found

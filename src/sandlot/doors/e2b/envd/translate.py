@@ -17,8 +17,9 @@ from sandlot.core.execution.processes import ProcessDetails
 from sandlot.core.files import watch
 from sandlot.core.files.watch import FileEvent
 from sandlot.doors.e2b.envd.wire import Config, Pty, StartMessage
-from sandlot.link.types import Entry, ProcessInfo
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, UnsupportedError
+from sandlot.model.executions import ProcessInfo
+from sandlot.model.files import Entry
 from sandlot.model.specs import MAX_TIMEOUT_S, ProcessSpec, User
 from sandlot.protocol.schema import STDERR
 

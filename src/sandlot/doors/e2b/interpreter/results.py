@@ -18,7 +18,7 @@ from typing import Any
 
 from sandlot.core.execution.code import CodeExecutionStatus
 from sandlot.doors.e2bwords import moment
-from sandlot.link.types import CellError, Display
+from sandlot.model.executions import CellError, Display
 from sandlot.web.streams import Event
 
 CHART = "application/vnd.sandlot.chart.v1+json"

@@ -8,7 +8,7 @@ from sandlot.core.execution import contexts
 from sandlot.doors.e2b.access import box_of
 from sandlot.doors.e2b.interpreter import running
 from sandlot.doors.e2bwords import told
-from sandlot.web.asking import core_of, unless_gone
+from sandlot.web.asking import node_of, unless_gone
 from sandlot.web.bodies import Body, Text, Words
 from sandlot.web.streams import LINES, Stream, line
 
@@ -39,8 +39,8 @@ async def execute(body: ExecuteBody, request: Request) -> Response:
     """Run code, and tell what it gives as it comes: a line of JSON each."""
     sandbox = box_of(request)
     context, default = running.context_of(body.context_id, body.language)
-    execution = await unless_gone(request, running.start(core_of(request).code, sandbox, body.code, context, default, body.env_vars or {}))
-    return Stream(running.lines(core_of(request), execution), execution.close, media_type=LINES, beat=BEAT)
+    execution = await unless_gone(request, running.start(node_of(request).code, sandbox, body.code, context, default, body.env_vars or {}))
+    return Stream(running.lines(node_of(request), execution), execution.close, media_type=LINES, beat=BEAT)
 
 
 @router.post("/contexts")

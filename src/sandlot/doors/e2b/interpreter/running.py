@@ -18,13 +18,13 @@ import structlog
 from sandlot.core.execution import contexts
 from sandlot.core.execution.code import CodeExecution, CodeService
 from sandlot.core.execution.contexts import Context
+from sandlot.core.node import Node
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.interpreter import results
-from sandlot.link.types import CellError, CellStarted, Cleared, Display
 from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display
 from sandlot.model.specs import CellSpec, context_language
 from sandlot.web.streams import OutputEvents, line
 
@@ -85,7 +85,7 @@ async def start(code: CodeService, sandbox: Sandbox, source: str, context: str, 
         return await code.start(sandbox, cell, description=description)
 
 
-async def lines(core: Core, execution: CodeExecution) -> AsyncIterator[bytes]:
+async def lines(node: Node, execution: CodeExecution) -> AsyncIterator[bytes]:
     """What code gives, as it comes, until its end.
 
     Raises:
@@ -93,7 +93,7 @@ async def lines(core: Core, execution: CodeExecution) -> AsyncIterator[bytes]:
         UnavailableError: The service is about to.
     """
     try:
-        async for each in _told(core, execution):
+        async for each in _told(node, execution):
             yield line(each)
     except (SandboxEndedError, UnavailableError) as error:
         _log.info("execution.cut", execution=execution.id, code=str(error.code))
@@ -102,12 +102,12 @@ async def lines(core: Core, execution: CodeExecution) -> AsyncIterator[bytes]:
         yield line(results.failure(str(error.code), str(error), str(error)))
 
 
-async def _told(core: Core, execution: CodeExecution) -> AsyncIterator[dict[str, Any]]:
+async def _told(node: Node, execution: CodeExecution) -> AsyncIterator[dict[str, Any]]:
     output, raised = OutputEvents(), False
     async for item in execution:
         if isinstance(item, CellStarted | Display | CellError | Cleared):
             for event in output.end():  # half a character came before this
-                yield results.output(event, core.clock.now())
+                yield results.output(event, node.clock.now())
             if isinstance(item, CellStarted):
                 yield results.started(item.count)
             elif isinstance(item, CellError):
@@ -117,9 +117,9 @@ async def _told(core: Core, execution: CodeExecution) -> AsyncIterator[dict[str,
                 yield results.result(item)
         else:
             for event in output.tell(item):
-                yield results.output(event, core.clock.now())
+                yield results.output(event, node.clock.now())
     for event in output.end():
-        yield results.output(event, core.clock.now())
+        yield results.output(event, node.clock.now())
     ended = results.end(await execution.outcome())
     if ended is not None and not raised:
         yield ended

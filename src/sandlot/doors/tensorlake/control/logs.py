@@ -20,7 +20,7 @@ from sandlot.doors.tensorlake.control.wire import LogLine, LogProcess, LogProces
 from sandlot.doors.tensorlake.translate import milliseconds, refuse
 from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, any_sandbox
 from sandlot.protocol.schema import STDERR
-from sandlot.web.asking import core_of, principal_of
+from sandlot.web.asking import node_of, principal_of
 from sandlot.web.bodies import reply
 
 _LOGS = "/sandboxes/{sandbox}/logs"
@@ -55,9 +55,9 @@ async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Requ
 async def processes(sandbox: str, request: Request) -> Response:
     """The processes that have written something."""
     box = await any_sandbox(request, sandbox)
-    core, principal = core_of(request), principal_of(request)
+    node, principal = node_of(request), principal_of(request)
     counted = Counter(process for process, _ in _lines(box, await _entries(request, box)))
-    records = [record for record in await core.executions.page(principal, sandbox=box.id, limit=log_stream.MAX_RUNS) if counted[record.id]]
+    records = [record for record in await node.executions.page(principal, sandbox=box.id, limit=log_stream.MAX_RUNS) if counted[record.id]]
     told = [
         LogProcess(
             processId=record.id,
@@ -75,7 +75,7 @@ async def processes(sandbox: str, request: Request) -> Response:
 
 
 async def _entries(request: Request, sandbox: Sandbox) -> Sequence[Entry]:
-    entries, _ = await log_stream.read(core_of(request).executions, sandbox, principal_of(request), log_stream.CHANNELS["both"])
+    entries, _ = await log_stream.read(node_of(request).executions, sandbox, principal_of(request), log_stream.CHANNELS["both"])
     return entries
 
 

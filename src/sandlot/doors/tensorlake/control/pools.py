@@ -25,7 +25,7 @@ from sandlot.doors.tensorlake.control.wire import (
 from sandlot.doors.tensorlake.translate import DOOR_WORD, IMAGE_WORD, NAME, POOL_WORD
 from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, url_of
 from sandlot.model.errors import ConflictError, ErrorCode
-from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 
 _POOLS = "/sandbox-pools"
@@ -35,7 +35,7 @@ _ONE = "/sandbox-pools/{pool}"
 @CONTROL.route("POST", _POOLS)
 async def create(body: PoolBody, request: Request) -> Response:
     """Keep sandboxes of a kind ready."""
-    pools, words = core_of(request).pools, translate.pool_words(body)
+    pools, words = node_of(request).pools, translate.pool_words(body)
     asked = PoolSizes.with_defaults(body.warm_containers or 0, body.max_containers)
     told = await pools.create(principal_of(request), translate.template(body.image), AUTO, translate.limits(body.resources), asked, words)
     return reply(PoolMadeAnswer(pool_id=told.pool.id, namespace=NAMESPACE))
@@ -44,19 +44,19 @@ async def create(body: PoolBody, request: Request) -> Response:
 @CONTROL.route("GET", _POOLS)
 async def list_pools(request: Request) -> Response:
     """One's own; an operator's are all of them."""
-    return reply(PoolsAnswer(pools=[translate.pool(told) for told in core_of(request).pools.list(principal_of(request))]))
+    return reply(PoolsAnswer(pools=[translate.pool(told) for told in node_of(request).pools.list(principal_of(request))]))
 
 
 @CONTROL.route("GET", _ONE)
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, at what waits in it, and at what was claimed of it and lives."""
-    return reply(_answer(request, core_of(request).pools.find(pool, principal_of(request))))
+    return reply(_answer(request, node_of(request).pools.find(pool, principal_of(request))))
 
 
 @CONTROL.route("PUT", _ONE)
 async def change(pool: str, body: PoolBody, request: Request) -> Response:
     """Change how much a pool holds, and what is claimed of it from now on. What it holds is what it is."""
-    pools, principal, words = core_of(request).pools, principal_of(request), translate.pool_words(body)
+    pools, principal, words = node_of(request).pools, principal_of(request), translate.pool_words(body)
     there = pools.find(pool, principal).pool
     if translate.template(body.image) != there.spec.template or translate.limits(body.resources) != there.spec.limits:
         raise translate.refuse("Another image or other resources", "They are what a pool is: make another pool, and delete this one.")
@@ -69,7 +69,7 @@ async def change(pool: str, body: PoolBody, request: Request) -> Response:
 @CONTROL.route("DELETE", _ONE)
 async def remove(pool: str, request: Request) -> Response:
     """Have a pool no more. One of which sandboxes were claimed that live stays."""
-    pools, principal = core_of(request).pools, principal_of(request)
+    pools, principal = node_of(request).pools, principal_of(request)
     told = pools.find(pool, principal)
     if claimed := _claimed(request, told):
         raise ConflictError(
@@ -85,8 +85,8 @@ async def remove(pool: str, request: Request) -> Response:
 @CONTROL.route("POST", f"{_ONE}/sandboxes")
 async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> Response:
     """Take a sandbox out of a pool. A client that goes away meanwhile leaves none behind."""
-    core = core_of(request)
-    told = core.pools.find_claimable(pool, principal_of(request))
+    node = node_of(request)
+    told = node.pools.find_claimable(pool, principal_of(request))
     params = CreateSandboxParams(
         template=told.spec.template,
         isolation=told.spec.isolation,
@@ -96,16 +96,16 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
         network=translate.pool_network(told.metadata),
         volumes=translate.volumes((body or ClaimBody()).file_systems),
     )
-    sandbox = await unless_gone(request, core.manager.create(params, principal_of(request)))
+    sandbox = await unless_gone(request, node.manager.create(params, principal_of(request)))
     return reply(ClaimedAnswer(**dict(translate.made(sandbox, url_of(request, sandbox.id)))))
 
 
 def _claimed(request: Request, told: PoolStatus) -> list[Sandbox]:
-    return [sandbox for sandbox in core_of(request).registry.list(principal_of(request)) if sandbox.metadata.get(POOL_WORD) == told.pool.id]
+    return [sandbox for sandbox in node_of(request).registry.list(principal_of(request)) if sandbox.metadata.get(POOL_WORD) == told.pool.id]
 
 
 def _answer(request: Request, told: PoolStatus) -> PoolAnswer:
-    node = core_of(request).node
+    node = node_of(request).id
     waiting = [Container(id=member.id, state="Idle", sandbox_id=None, executor_id=node) for member in told.pool.ready]
     taken = [Container(id=sandbox.id, state="Running", sandbox_id=sandbox.id, executor_id=node) for sandbox in _claimed(request, told)]
     return translate.pool(told).model_copy(update={"containers": [*waiting, *taken]})

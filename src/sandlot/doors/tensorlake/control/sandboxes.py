@@ -34,7 +34,7 @@ from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, url_of
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.repositories import Position
 from sandlot.web import cursors
-from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 
 SANDBOXES = "/sandboxes"
@@ -46,12 +46,12 @@ ACCEPTED = 202
 @CONTROL.route("POST", SANDBOXES)
 async def create(body: CreateBody, request: Request) -> Response:
     """Make a sandbox; it runs when this is answered, whether its client wanted to wait for that or not."""
-    core, principal, params = core_of(request), principal_of(request), translate.new_sandbox(body)
+    node, principal, params = node_of(request), principal_of(request), translate.new_sandbox(body)
     if params.snapshot is None:
-        work = core.manager.create(params, principal)
+        work = node.manager.create(params, principal)
     else:
         policy = translate.network(body.network)
-        work = core.snapshots.create_sandbox(params, principal, limits=translate.change(body.resources), network=policy)
+        work = node.snapshots.create_sandbox(params, principal, limits=translate.change(body.resources), network=policy)
     sandbox = await unless_gone(request, work)
     return reply(translate.made(sandbox, url_of(request, sandbox.id)), ACCEPTED if body.wait is False else 200)
 
@@ -59,7 +59,7 @@ async def create(body: CreateBody, request: Request) -> Response:
 @CONTROL.route("GET", SANDBOXES)
 async def list_sandboxes(request: Request) -> Response:
     """All that live, oldest first."""
-    sandboxes = core_of(request).registry.list(principal_of(request))
+    sandboxes = node_of(request).registry.list(principal_of(request))
     return reply(SandboxesAnswer(sandboxes=[translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in sandboxes]))
 
 
@@ -73,13 +73,13 @@ async def get(sandbox: str, request: Request) -> Response:
 async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
     """Change a sandbox's name, limits or whether a request wakes it."""
     box = await any_sandbox(request, sandbox)
-    return _told(request, await core_of(request).manager.update(box.id, principal_of(request), translate.update(body, box)))
+    return _told(request, await node_of(request).manager.update(box.id, principal_of(request), translate.update(body, box)))
 
 
 @CONTROL.route("DELETE", ONE)
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox, and all that is in it. Again and again the same."""
-    await core_of(request).manager.kill((await any_sandbox(request, sandbox)).id, principal_of(request))
+    await node_of(request).manager.kill((await any_sandbox(request, sandbox)).id, principal_of(request))
     return Response(status_code=204)
 
 
@@ -87,14 +87,14 @@ async def kill(sandbox: str, request: Request) -> Response:
 async def suspend(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Write a sandbox's memory to the disk and give it back; it has been done when this is answered with 200."""
     box = await any_sandbox(request, sandbox)
-    return await _changed(request, box, core_of(request).manager.hibernate(box.id, principal_of(request)), waits)
+    return await _changed(request, box, node_of(request).manager.hibernate(box.id, principal_of(request)), waits)
 
 
 @CONTROL.route("POST", f"{ONE}/resume")
 async def resume(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Let a sandbox go on where it was; it runs when this is answered with 200."""
     box = await any_sandbox(request, sandbox)
-    return await _changed(request, box, core_of(request).manager.resume(box.id, principal_of(request)), waits)
+    return await _changed(request, box, node_of(request).manager.resume(box.id, principal_of(request)), waits)
 
 
 @CONTROL.route("POST", f"{ONE}/copy")
@@ -102,7 +102,7 @@ async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Requ
     """Make sandboxes that are what one is at this moment. A client that goes away meanwhile leaves none behind."""
     box = await any_sandbox(request, sandbox)
     words = {name: word for name, word in box.metadata.items() if name in {translate.DOOR_WORD, translate.IMAGE_WORD}}
-    work = core_of(request).forks.create(box.id, principal_of(request), ForkParams(count=query.times, metadata=words))
+    work = node_of(request).forks.create(box.id, principal_of(request), ForkParams(count=query.times, metadata=words))
     copies = [translate.made(each, url_of(request, each.id)) for each in await unless_gone(request, work)]
     return reply(CopiesAnswer(source_sandbox_id=box.id, sandboxes=copies))
 
@@ -112,14 +112,14 @@ async def attach(sandbox: str, body: MountBody, request: Request) -> Response:
     """Put a file system into a sandbox that runs; it is there when this is answered."""
     box = await any_sandbox(request, sandbox)
     (mount,) = translate.volumes([body])
-    return _told(request, await core_of(request).mounts.attach(box.id, principal_of(request), mount))
+    return _told(request, await node_of(request).mounts.attach(box.id, principal_of(request), mount))
 
 
 @CONTROL.route("DELETE", f"{ONE}/file_systems")
 async def detach(sandbox: str, body: DetachBody, request: Request) -> Response:
     """Take one out; 409 while something inside uses it."""
     box = await any_sandbox(request, sandbox)
-    return _told(request, await core_of(request).mounts.detach(box.id, principal_of(request), body.mount_path))
+    return _told(request, await node_of(request).mounts.detach(box.id, principal_of(request), body.mount_path))
 
 
 @CONTROL.route("GET", ARCHIVED)
@@ -128,7 +128,7 @@ async def list_archived(query: Annotated[ArchivedQuery, Query()], request: Reque
     if query.direction != "forward":
         raise InvalidRequestError("Pages go forward only.", hint="Keep the cursors of the pages that you have seen.", fields={"field": "direction"})
     after = cursors.understood(query.cursor)
-    page, more = await core_of(request).registry.page(principal_of(request), SandboxFilter(states=ENDED), after=after, limit=query.limit)
+    page, more = await node_of(request).registry.page(principal_of(request), SandboxFilter(states=ENDED), after=after, limit=query.limit)
     following = cursors.told(Position(page[-1].created_at, page[-1].id)) if more else None
     return reply(ArchiveAnswer(sandboxes=[_archived(request, sandbox) for sandbox in page], next_cursor=following))
 

@@ -11,7 +11,7 @@ from sandlot.doors.tensorlake.control.wire import SnapshotBody, SnapshotsAnswer,
 from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
-from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 
 _ONE = "/snapshots/{snapshot}"
@@ -23,7 +23,7 @@ async def take(sandbox: str, request: Request, body: SnapshotBody | None = None)
     """Keep what a sandbox is at this moment: memory and files, unless it is files alone that are asked for. It goes on undisturbed."""
     box = await any_sandbox(request, sandbox)
     kind = translate.kind((body or SnapshotBody()).snapshot_type)
-    record = await unless_gone(request, core_of(request).snapshots.create(box.id, principal_of(request), kind=kind))
+    record = await unless_gone(request, node_of(request).snapshots.create(box.id, principal_of(request), kind=kind))
     return reply(TakenAnswer(snapshot_id=record.id))
 
 
@@ -43,18 +43,18 @@ async def list_snapshots(request: Request) -> Response:
 @CONTROL.route("GET", _ONE)
 async def get(snapshot: str, request: Request) -> Response:
     """Look at a snapshot."""
-    return reply(translate.snapshot(await core_of(request).snapshots.get(snapshot, principal_of(request))))
+    return reply(translate.snapshot(await node_of(request).snapshots.get(snapshot, principal_of(request))))
 
 
 @CONTROL.route("DELETE", _ONE)
 async def delete(snapshot: str, request: Request) -> Response:
     """Delete a snapshot. Sandboxes that were started from it live on."""
-    await core_of(request).snapshots.delete(snapshot, principal_of(request))
+    await node_of(request).snapshots.delete(snapshot, principal_of(request))
     return Response(status_code=204)
 
 
 async def _all(request: Request) -> list[SnapshotRecord]:
-    snapshots, principal = core_of(request).snapshots, principal_of(request)
+    snapshots, principal = node_of(request).snapshots, principal_of(request)
     found: list[SnapshotRecord] = []
     more = True
     while more and len(found) < _MOST:

@@ -7,7 +7,7 @@ from fastapi import Request, Response
 from sandlot import __version__
 from sandlot.doors.tensorlake.inside.wire import HealthAnswer, InfoAnswer
 from sandlot.doors.tensorlake.ways import INSIDE, inside
-from sandlot.web.asking import core_of
+from sandlot.web.asking import node_of
 from sandlot.web.bodies import reply
 
 
@@ -23,7 +23,7 @@ async def health(request: Request) -> Response:
 async def info(request: Request) -> Response:
     """How long it has run, and how many processes were started in it through the service."""
     sandbox = inside(request)
-    known = await core_of(request).processes.list(sandbox)
+    known = await node_of(request).processes.list(sandbox)
     async with sandbox.connection() as link:
         uptime_s = (await link.info()).uptime_s
     running = sum(1 for process in known if process.running)

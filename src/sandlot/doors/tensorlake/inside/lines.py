@@ -2,14 +2,14 @@
 
 Laws:
 - A line ends with a newline, which is not part of it, or with its stream.
-- What waits for the end of its line is counted (``core/node/buffer_budget.py``), and bounded: a longer line, or one for which there is no memory,
+- What waits for the end of its line is counted (``model/buffer_budget.py``), and bounded: a longer line, or one for which there is no memory,
   is told as several.
 """
 
 from __future__ import annotations
 
-from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.link.types import Output, OutputGap
+from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.executions import Output, OutputGap
 from sandlot.model.specs import MIB
 
 MOST_BYTES = 8 * MIB

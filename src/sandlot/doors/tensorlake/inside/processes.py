@@ -30,11 +30,11 @@ from sandlot.doors.tensorlake.inside.wire import (
 )
 from sandlot.doors.tensorlake.translate import NAME
 from sandlot.doors.tensorlake.ways import INSIDE, inside
-from sandlot.link.types import ProcessInfo
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError
+from sandlot.model.executions import ProcessInfo
 from sandlot.model.ports import ExitReason
 from sandlot.web import streams
-from sandlot.web.asking import body_of, core_of, principal_of, unless_gone, while_connected
+from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
 from sandlot.web.bodies import reply
 
 STDIN = "/processes/{process}/stdin"
@@ -48,24 +48,24 @@ _SIGKILL = 9
 async def run(body: RunBody, request: Request) -> Response:
     """Run a program to its end, and tell what it writes as it comes. It is killed when its client goes away."""
     sandbox = inside(request)
-    process = await unless_gone(request, core_of(request).processes.start(sandbox, translate.run(body), description=_LABEL))
+    process = await unless_gone(request, node_of(request).processes.start(sandbox, translate.run(body), description=_LABEL))
     return streams.events(request, _told(sandbox, process, translate.CHANNELS["output"], whole=True), process.close)
 
 
 @INSIDE.route("POST", "/processes")
 async def start(body: ProcessBody, request: Request) -> Response:
     """Start a program and leave it."""
-    processes, sandbox, spec = core_of(request).processes, inside(request), translate.start(body)
+    processes, sandbox, spec = node_of(request).processes, inside(request), translate.start(body)
     id_, _ = await processes.launch(sandbox, spec, description=_LABEL)
-    return reply(_answer(request, sandbox, await processes.get(sandbox, id_), core_of(request).clock.now()), 201)
+    return reply(_answer(request, sandbox, await processes.get(sandbox, id_), node_of(request).clock.now()), 201)
 
 
 @INSIDE.route("GET", "/processes")
 async def list_processes(request: Request) -> Response:
     """The processes that were started through the service: running ones, and the last ones that ended."""
     sandbox = inside(request)
-    found = await core_of(request).processes.list(sandbox)
-    logged = await core_of(request).executions.page(principal_of(request), sandbox=sandbox.id, limit=_LOOKED_BACK)
+    found = await node_of(request).processes.list(sandbox)
+    logged = await node_of(request).executions.page(principal_of(request), sandbox=sandbox.id, limit=_LOOKED_BACK)
     began = {str(record.id): record.created_at for record in logged}
     return reply(ProcessesAnswer(processes=[_answer(request, sandbox, info, began.get(info.process)) for info in found]))
 
@@ -74,17 +74,17 @@ async def list_processes(request: Request) -> Response:
 async def get(process: str, request: Request) -> Response:
     """Look at one process."""
     sandbox = inside(request)
-    info = await find(core_of(request).processes, sandbox, process)
+    info = await find(node_of(request).processes, sandbox, process)
     began: datetime | None = None
     with suppress(NotFoundError):
-        began = (await core_of(request).executions.get(principal_of(request), info.process)).created_at
+        began = (await node_of(request).executions.get(principal_of(request), info.process)).created_at
     return reply(_answer(request, sandbox, info, began))
 
 
 @INSIDE.route("DELETE", "/processes/{process}")
 async def kill(process: str, request: Request) -> Response:
     """Kill a process and those that it began."""
-    processes, sandbox = core_of(request).processes, inside(request)
+    processes, sandbox = node_of(request).processes, inside(request)
     await processes.signal(sandbox, (await find(processes, sandbox, process)).process, _SIGKILL)
     return Response(status_code=204)
 
@@ -92,31 +92,31 @@ async def kill(process: str, request: Request) -> Response:
 @INSIDE.route("POST", "/processes/{process}/restart")
 async def restart(process: str, request: Request) -> Response:
     """Start a process again: it is killed where it still runs, and has another pid then."""
-    processes, sandbox = core_of(request).processes, inside(request)
+    processes, sandbox = node_of(request).processes, inside(request)
     id_, _ = await processes.restart(sandbox, (await find(processes, sandbox, process)).process, description=_LABEL)
-    return reply(_answer(request, sandbox, await processes.get(sandbox, id_), core_of(request).clock.now()))
+    return reply(_answer(request, sandbox, await processes.get(sandbox, id_), node_of(request).clock.now()))
 
 
 @INSIDE.route("POST", "/processes/{process}/signal")
 async def send_signal(process: str, body: SignalBody, request: Request) -> Response:
     """Send a signal to a process's group."""
-    processes, sandbox, number = core_of(request).processes, inside(request), signal_number(body.signal)
+    processes, sandbox, number = node_of(request).processes, inside(request), signal_number(body.signal)
     return reply(SignalAnswer(success=await processes.signal(sandbox, (await find(processes, sandbox, process)).process, number)))
 
 
 @INSIDE.route("POST", STDIN)
 async def write_input(process: str, request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read."""
-    core, sandbox = core_of(request), inside(request)
-    await while_connected(request, core.stdin.write(sandbox, (await find(core.processes, sandbox, process)).process, body_of(request)))
+    node, sandbox = node_of(request), inside(request)
+    await while_connected(request, node.stdin.write(sandbox, (await find(node.processes, sandbox, process)).process, body_of(request)))
     return Response(status_code=204)
 
 
 @INSIDE.route("POST", "/processes/{process}/stdin/close")
 async def close_input(process: str, request: Request) -> Response:
     """End a process's standard input."""
-    core, sandbox = core_of(request), inside(request)
-    await unless_gone(request, core.stdin.close(sandbox, (await find(core.processes, sandbox, process)).process))
+    node, sandbox = node_of(request), inside(request)
+    await unless_gone(request, node.stdin.close(sandbox, (await find(node.processes, sandbox, process)).process))
     return Response(status_code=204)
 
 
@@ -160,7 +160,7 @@ async def find(processes: ProcessService, sandbox: Sandbox, word: str) -> Proces
 
 
 async def _output(request: Request, word: str, which: str) -> Response:
-    processes, sandbox = core_of(request).processes, inside(request)
+    processes, sandbox = node_of(request).processes, inside(request)
     info = await find(processes, sandbox, word)
     process = await processes.follow(sandbox, info.process, stdout_from=None, stderr_from=None, to_end=False)
     lines, told = Lines(sandbox.buffers), list[str]()
@@ -184,7 +184,7 @@ async def _output(request: Request, word: str, which: str) -> Response:
 
 
 async def _follow(request: Request, word: str, which: str) -> Response:
-    processes, sandbox = core_of(request).processes, inside(request)
+    processes, sandbox = node_of(request).processes, inside(request)
     info = await find(processes, sandbox, word)
     process = await processes.follow(sandbox, info.process, stdout_from=None, stderr_from=None)
     return streams.events(request, _told(sandbox, process, translate.CHANNELS[which], whole=False), process.detach)
@@ -229,5 +229,5 @@ def _line(channel: int, text: str) -> streams.Event:
 
 
 def _answer(request: Request, sandbox: Sandbox, info: ProcessInfo, began_at: datetime | None) -> ProcessAnswer:
-    core = core_of(request)
-    return translate.process(info, core.processes.details(sandbox, info.process), began_at, core.clock.now())
+    node = node_of(request)
+    return translate.process(info, node.processes.details(sandbox, info.process), began_at, node.clock.now())

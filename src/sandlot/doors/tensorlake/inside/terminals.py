@@ -23,18 +23,18 @@ from starlette.websockets import WebSocketState
 from sandlot.core.execution import terminals
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.execution.terminals import TerminalInput
+from sandlot.core.node import Node
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.service import Core
 from sandlot.doors.tensorlake.inside import translate
 from sandlot.doors.tensorlake.inside.processes import find
 from sandlot.doors.tensorlake.inside.wire import TerminalAnswer, TerminalBody
 from sandlot.doors.tensorlake.translate import NAME
 from sandlot.doors.tensorlake.ways import BELOW, INNER, INSIDE, PREFIX, SANDBOX_HEADER, inside
-from sandlot.link.types import OutputGap
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError
-from sandlot.web.asking import core_of, principal_of
+from sandlot.model.executions import OutputGap
+from sandlot.web.asking import node_of, principal_of
 from sandlot.web.bodies import reply
 from sandlot.web.sockets import GONE, NORMAL, farewell, reason
 
@@ -49,14 +49,14 @@ _SIGKILL = 9
 async def open_terminal(body: TerminalBody, request: Request) -> Response:
     """Start a program on a terminal."""
     sandbox = inside(request)
-    id_, _ = await core_of(request).processes.launch(sandbox, translate.terminal(body), description=_LABEL)
-    return reply(TerminalAnswer(session_id=id_, token=core_of(request).url_signer.token(principal_of(request).owner, sandbox.id)), 201)
+    id_, _ = await node_of(request).processes.launch(sandbox, translate.terminal(body), description=_LABEL)
+    return reply(TerminalAnswer(session_id=id_, token=node_of(request).url_signer.token(principal_of(request).owner, sandbox.id)), 201)
 
 
 @INSIDE.route("DELETE", "/pty/{process}")
 async def kill(process: str, request: Request) -> Response:
     """Kill the program on a terminal."""
-    processes, sandbox = core_of(request).processes, inside(request)
+    processes, sandbox = node_of(request).processes, inside(request)
     await processes.signal(sandbox, (await find(processes, sandbox, process)).process, _SIGKILL)
     return Response(status_code=204)
 
@@ -64,7 +64,7 @@ async def kill(process: str, request: Request) -> Response:
 @INSIDE.socket("/pty/{process}/ws")
 async def terminal(process: str, socket: WebSocket) -> None:
     """Look at a terminal, and type."""
-    processes, sandbox = core_of(socket).processes, inside(socket)
+    processes, sandbox = node_of(socket).processes, inside(socket)
     run = await terminals.attach(processes, sandbox, (await find(processes, sandbox, process)).process)
     try:
         await _serve(socket, sandbox, run)
@@ -72,7 +72,7 @@ async def terminal(process: str, socket: WebSocket) -> None:
         await run.detach()
 
 
-def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
+def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
     """Who looks at a terminal by what was given for that in place of a key."""
     asked = _SOCKET.fullmatch(scope["path"]) if scope["type"] == "websocket" else None
     if asked is None:
@@ -82,10 +82,10 @@ def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
     token = headers.get(TOKEN_HEADER, b"").decode("latin-1") or next(iter(query.get("token", ())), "")
     sandbox = asked["sandbox"] or headers.get(SANDBOX_HEADER.lower().encode(), b"").decode("latin-1")
     try:
-        named = core.registry.find(sandbox, OPERATOR).id
+        named = node.registry.find(sandbox, OPERATOR).id
     except NotFoundError:
         return None
-    return core.url_signer.bearer(token, named)
+    return node.url_signer.bearer(token, named)
 
 
 async def _serve(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution) -> None:

@@ -11,8 +11,9 @@ from sandlot.core.execution.output import ProcessOutcome
 from sandlot.core.execution.processes import ProcessDetails
 from sandlot.doors.tensorlake.inside.wire import EntryAnswer, Managed, ProcessAnswer, ProcessBody, ProcessStatus, RunBody, TerminalBody
 from sandlot.doors.tensorlake.translate import milliseconds, refuse, user
-from sandlot.link.types import Entry, ProcessInfo
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.executions import ProcessInfo
+from sandlot.model.files import Entry
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol.schema import STDERR, STDOUT
 

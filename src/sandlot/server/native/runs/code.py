@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.execution.code import CodeExecution
 from sandlot.core.records.execution_log import ExecutionDescription
-from sandlot.link.types import CellError, CellStarted, Cleared, Display
+from sandlot.model.executions import CellError, CellStarted, Cleared, Display
 from sandlot.protocol.schema import STDERR, STDOUT
-from sandlot.server.native.common import also, core_of, reply, sandbox_of, unless_gone
+from sandlot.server.native.common import also, node_of, reply, sandbox_of, unless_gone
 from sandlot.server.native.runs.again import Key, named
 from sandlot.server.native.schemas.code import (
     BegunAnswer,
@@ -41,7 +41,7 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"])
 )
 async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: Key = None) -> Response:
     """Run code in a context. Unless it is in the background, it is interrupted when the client goes away; its variables stay."""
-    code, box, cell = core_of(request).code, sandbox_of(request, sandbox), body.cell()
+    code, box, cell = node_of(request).code, sandbox_of(request, sandbox), body.cell()
     description = ExecutionDescription(id=named(box.id, idempotency_key, body))
     if body.background:
         return reply(BegunAnswer(execution=await code.launch(box, cell, description)), 202)
@@ -57,7 +57,7 @@ async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: K
 )
 async def follow(sandbox: str, execution: str, query: Annotated[FollowQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a run of code gives, for as long as the sandbox keeps it. Nothing happens to it when the client goes away."""
-    code, box = core_of(request).code, sandbox_of(request, sandbox)
+    code, box = node_of(request).code, sandbox_of(request, sandbox)
     if streams.wanted(request):
         events_from, stdout_from, stderr_from = gone_on(request.headers.get("last-event-id", "")) or query.offsets
         await unless_gone(request, code.check_known(box, execution))  # a stream that has begun can only fail, which is no 404
@@ -71,7 +71,7 @@ async def follow(sandbox: str, execution: str, query: Annotated[FollowQuery, Que
 @router.post("/{execution}/interrupt", responses=also(InterruptedAnswer, "It was told."))
 async def interrupt(sandbox: str, execution: str, request: Request) -> Response:
     """Interrupt one run of code, as Ctrl-C would; one that waits for its turn never runs."""
-    return reply(InterruptedAnswer(running=await core_of(request).code.interrupt(sandbox_of(request, sandbox), execution)))
+    return reply(InterruptedAnswer(running=await node_of(request).code.interrupt(sandbox_of(request, sandbox), execution)))
 
 
 def gone_on(event_id: str) -> tuple[int, int, int] | None:

@@ -13,14 +13,14 @@ from pydantic import Field, ValidationError
 
 from sandlot.core.admission import AUTO
 from sandlot.core.execution.output import COPIES
+from sandlot.core.node import Node
 from sandlot.core.oneshot import runner
 from sandlot.core.oneshot.params import DEFAULT_OUTPUT_BYTES, DEFAULT_TOLERANCE, MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, Comparison, OneShotParams
 from sandlot.core.oneshot.runner import BatchItem
 from sandlot.core.oneshot.verdict import Result
-from sandlot.core.service import Core
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_TEMPLATE, Limits
-from sandlot.server.native.common import also, core_of, principal_of, reply, unless_gone
+from sandlot.server.native.common import also, node_of, principal_of, reply, unless_gone
 from sandlot.server.native.schemas.base import Answer, Body, Problem, Text, Words
 from sandlot.server.native.schemas.sandboxes import LimitsBody
 from sandlot.web import errors, streams
@@ -149,7 +149,7 @@ _BATCH[200]["content"] = {streams.LINES: {"itemSchema": {"$ref": "#/components/s
 @router.post("", responses=also(OneShotAnswer, "It ended, however."))
 async def run(body: OneShotBody, request: Request) -> Response:
     """Run a program in a sandbox of its own that is removed with it. It is killed when its client goes away."""
-    work = core_of(request).one_shots.run(principal_of(request), body.shot())
+    work = node_of(request).one_shots.run(principal_of(request), body.shot())
     return reply(OneShotAnswer.of(await unless_gone(request, work)))
 
 
@@ -159,13 +159,13 @@ async def run(body: OneShotBody, request: Request) -> Response:
 )
 async def run_batch(body: BatchBody, request: Request) -> Response:
     """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
-    core = core_of(request)
+    node = node_of(request)
     runner.check_batch(len(body.items), body.concurrency)
-    runs = core.one_shots.run_batch(principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
+    runs = node.one_shots.run_batch(principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = errors.request_id(request)
     if streams.LINES in request.headers.get("accept", ""):
         return streams.lines(request, _told(runs, request_id), runs.aclose)
-    return await unless_gone(request, _together(core, runs, request_id))
+    return await unless_gone(request, _together(node, runs, request_id))
 
 
 async def _told(runs: AsyncIterator[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
@@ -173,7 +173,7 @@ async def _told(runs: AsyncIterator[BatchItem], request_id: str) -> AsyncIterato
         yield ItemAnswer.of(done, request_id).model_dump(mode="json")
 
 
-async def _together(core: Core, runs: AsyncGenerator[BatchItem], request_id: str) -> Response:
+async def _together(node: Node, runs: AsyncGenerator[BatchItem], request_id: str) -> Response:
     """All results in one answer, as far as there is memory for them."""
     held = 0
     answers: dict[int, ItemAnswer] = {}
@@ -183,14 +183,14 @@ async def _together(core: Core, runs: AsyncGenerator[BatchItem], request_id: str
                 outcome = done.outcome
                 if isinstance(outcome, Result):
                     size = COPIES * outcome.held_bytes
-                    if core.buffers.try_take(size):
+                    if node.buffers.try_take(size):
                         held += size
                     else:
                         outcome = _no_room()
                 answers[done.index] = ItemAnswer.of(BatchItem(done.index, outcome), request_id)
         return reply(BatchAnswer(items=[answers[index] for index in sorted(answers)]))
     finally:
-        core.buffers.give(held)
+        node.buffers.give(held)
 
 
 def _no_room() -> UnavailableError:

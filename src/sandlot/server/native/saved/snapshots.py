@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from sandlot.model.repositories import Position
-from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply, unless_gone
+from sandlot.server.native.common import PROBLEM, also, node_of, principal_of, reply, unless_gone
 from sandlot.server.native.saved.schemas import SnapshotAnswer, SnapshotBody, SnapshotsAnswer, SnapshotsQuery
 from sandlot.web import cursors
 
@@ -24,7 +24,7 @@ async def take(
     ] = None,
 ) -> Response:
     """Keep what a sandbox is at this moment. It goes on undisturbed; a client that goes away meanwhile leaves no snapshot behind."""
-    work = core_of(request).snapshots.create(sandbox, principal_of(request), name=body.name, kind=body.what(), key=idempotency_key)
+    work = node_of(request).snapshots.create(sandbox, principal_of(request), name=body.name, kind=body.what(), key=idempotency_key)
     return reply(SnapshotAnswer.of(await unless_gone(request, work)), 201)
 
 
@@ -32,7 +32,7 @@ async def take(
 async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Request) -> Response:
     """List snapshots: your own; for an operator everybody's."""
     after = cursors.understood(query.cursor)
-    page, more = await core_of(request).snapshots.list(principal_of(request), after=after, limit=query.limit)
+    page, more = await node_of(request).snapshots.list(principal_of(request), after=after, limit=query.limit)
     following = cursors.told(Position(page[-1].created_at, page[-1].id)) if more else None
     return reply(SnapshotsAnswer(snapshots=[SnapshotAnswer.of(record) for record in page], next_cursor=following))
 
@@ -40,11 +40,11 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
 @router.get("/v1/snapshots/{snapshot}", responses=also(SnapshotAnswer, "It."))
 async def get(snapshot: str, request: Request) -> Response:
     """Look at a snapshot, by its id or its name."""
-    return reply(SnapshotAnswer.of(await core_of(request).snapshots.get(snapshot, principal_of(request))))
+    return reply(SnapshotAnswer.of(await node_of(request).snapshots.get(snapshot, principal_of(request))))
 
 
 @router.delete("/v1/snapshots/{snapshot}", status_code=204, responses=PROBLEM)
 async def delete(snapshot: str, request: Request) -> Response:
     """Remove a snapshot, by its id or its name. Sandboxes that were started from it live on."""
-    await core_of(request).snapshots.delete(snapshot, principal_of(request))
+    await node_of(request).snapshots.delete(snapshot, principal_of(request))
     return Response(status_code=204)

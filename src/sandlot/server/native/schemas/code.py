@@ -11,7 +11,7 @@ from pydantic import Field
 
 from sandlot.core.execution import code, contexts
 from sandlot.core.records.execution_log import RUNNING
-from sandlot.link.types import CellError, Display
+from sandlot.model.executions import CellError, Display
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, CellSpec
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 from sandlot.server.native.schemas.processes import WAIT_MOST_S, captured

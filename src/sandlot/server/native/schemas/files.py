@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import Field
 
-from sandlot.link.types import Entry
+from sandlot.model.files import Entry
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, UserName
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -12,7 +12,7 @@ from sandlot.core.execution import output
 from sandlot.core.execution.processes import ProcessDetails
 from sandlot.core.execution.requirements import MAX_PACKAGES, InstallParams, Manager
 from sandlot.core.files.changes import MAX_FOLDERS, ChangedFile
-from sandlot.link.types import ProcessInfo
+from sandlot.model.executions import ProcessInfo
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, MAX_TERMINAL_SIZE, ProcessSpec, User, shell_argv
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Texts, UserName, Words

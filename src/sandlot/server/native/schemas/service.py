@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field
 
-from sandlot.core.node.reservations import NodeCapacity
+from sandlot.core.resources.reservations import NodeCapacity
 from sandlot.model.ports import Resources
 from sandlot.server.native.schemas.base import Answer
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from sandlot.core.access.idempotency import execution_id
-from sandlot.link.types import Display
+from sandlot.model.executions import Display
 from sandlot.model.ids import PROCESS_ID, SandboxId
 from sandlot.server.native.runs.code import gone_on
 from sandlot.server.native.schemas.code import DisplayAnswer, mime_bundle

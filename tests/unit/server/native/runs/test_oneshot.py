@@ -200,7 +200,7 @@ async def test_a_result_that_there_is_no_memory_for_is_told(folder: Path) -> Non
         assert told == sorted(told, reverse=True)
         async with http.stream("POST", f"{URL}/batch", json=body, headers={"Accept": "application/x-ndjson"}) as answer:
             assert {outcome(json.loads(line)) async for line in answer.aiter_lines() if line} == {"completed"}
-        await until(lambda: here.service.core.buffers.taken_bytes == 0)
+        await until(lambda: here.service.node.buffers.taken_bytes == 0)
 
 
 async def test_a_key_with_few_sandboxes_has_its_batch_done_in_turns(at: Bench) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.node.start_steps import ExitedError, connect_guest
+from sandlot.core.resources.start_steps import ExitedError, connect_guest
 from sandlot.model.ports import Exit, ExitReason
 from tests.support.node import NodeState, open_node, run_pending, settled
 from tests.unit.core.pools.test_manager import NO_SNAPSHOTS, create_pool
@@ -96,7 +96,7 @@ async def test_turns_cover_the_whole_cleanup() -> None:
 async def test_evicted_fill_records_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fill is evicted at the moment when the end of its sandbox has already ended the attempt to connect."""
     async with open_node(NodeState(tmp_path, capabilities=NO_SNAPSHOTS)) as node:
-        links, refiller = LateLinks(), node.core.pools._refiller  # noqa: SLF001 - the only way to replace the links of one node
+        links, refiller = LateLinks(), node.services.pools._refiller  # noqa: SLF001 - the only way to replace the links of one node
         monkeypatch.setattr(refiller, "_link_factory", links)
         pool = await create_pool(node, warm=1)
         node.clock.advance(1.0)

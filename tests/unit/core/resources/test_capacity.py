@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.node.reservations import (
+from sandlot.core.resources.reservations import (
     BUSY_RETRY_AFTER_S,
     MAX_RESERVE,
     MIN_RESERVE,

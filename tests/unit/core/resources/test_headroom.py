@@ -15,7 +15,7 @@ from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.ports import HeadroomRange
 from sandlot.model.specs import GIB, MIB, Limits, OnTimeout
 from sandlot.model.states import State
-from tests.support.node import Node, NodeState, open_node, run_pending, settled
+from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 
 pytestmark = pytest.mark.usefixtures("inline_threads")
 
@@ -30,12 +30,12 @@ def state(tmp_path: Path) -> NodeState:
     return state
 
 
-async def create(node: Node, params: CreateSandboxParams = BASE) -> Sandbox:
+async def create(node: MemoryNode, params: CreateSandboxParams = BASE) -> Sandbox:
     sandbox: Sandbox = await node.sandboxes.create(params, OPERATOR)
     return sandbox
 
 
-async def reserved_mib(node: Node) -> int:
+async def reserved_mib(node: MemoryNode) -> int:
     return (await node.reservations.reserved()).memory_bytes // MIB
 
 
@@ -43,7 +43,7 @@ async def test_headroom_is_reserved_until_it_is_withdrawn(state: NodeState) -> N
     async with open_node(state, memory_bytes=GIB + MOST, memory_reserve_bytes=0) as node:  # no room to verify the snapshot
         sandbox = await create(node)
         writing, withdrawing = node.driver.hold("snapshot"), node.driver.hold("withdraw")
-        snapshot = asyncio.create_task(node.core.snapshots.create(sandbox.id, OPERATOR))
+        snapshot = asyncio.create_task(node.services.snapshots.create(sandbox.id, OPERATOR))
         await node.driver.faults.reach("snapshot")
         assert await reserved_mib(node) == 1024 + 512
         writing.set()
@@ -52,7 +52,7 @@ async def test_headroom_is_reserved_until_it_is_withdrawn(state: NodeState) -> N
         assert await reserved_mib(node) == 1024 + 512
         withdrawing.set()
         await node.instance(sandbox).wait_headroom_withdrawn()
-        await settled(lambda: not node.core.reservations.leaving())
+        await settled(lambda: not node.services.reservations.leaving())
         assert await reserved_mib(node) == 1024
 
 
@@ -62,7 +62,7 @@ async def test_concurrent_snapshots_are_granted_no_more_than_the_node_has(state:
         for sandbox in sandboxes:
             node.instance(sandbox).granted.clear()
         writing = node.driver.hold("snapshot")
-        tasks = [asyncio.create_task(node.core.snapshots.create(sandbox.id, OPERATOR)) for sandbox in sandboxes]
+        tasks = [asyncio.create_task(node.services.snapshots.create(sandbox.id, OPERATOR)) for sandbox in sandboxes]
         await node.driver.faults.reach("snapshot")
         await run_pending()
         granted = [bytes_ for sandbox in sandboxes for bytes_ in node.instance(sandbox).granted]
@@ -82,7 +82,7 @@ async def test_snapshot_of_a_full_node_is_busy_and_changes_nothing(state: NodeSt
     async with open_node(state, memory_bytes=GIB, memory_reserve_bytes=0) as node:
         sandbox = await create(node)
         with pytest.raises(UnavailableError) as busy:
-            await node.core.snapshots.create(sandbox.id, OPERATOR)
+            await node.services.snapshots.create(sandbox.id, OPERATOR)
         assert (busy.value.code, sandbox.state, node.instance(sandbox).granted) == (ErrorCode.BUSY, State.RUNNING, [])
         assert await reserved_mib(node) == 1024
 
@@ -137,9 +137,9 @@ async def test_second_snapshot_keeps_the_headroom_that_the_first_has_left(state:
     async with open_node(state, memory_bytes=GIB + MOST, memory_reserve_bytes=0) as node:
         sandbox = await create(node)
         withdrawing = node.driver.hold("withdraw")
-        await node.core.snapshots.create(sandbox.id, OPERATOR)
+        await node.services.snapshots.create(sandbox.id, OPERATOR)
         await node.driver.faults.reach("withdraw")
-        await node.core.snapshots.create(sandbox.id, OPERATOR)
+        await node.services.snapshots.create(sandbox.id, OPERATOR)
         assert node.instance(sandbox).granted == [MOST, MOST]
         assert await reserved_mib(node) == 1024 + 512
         withdrawing.set()
@@ -152,7 +152,7 @@ async def test_headroom_that_an_earlier_service_has_granted_is_reserved_until_it
     withdrawing = state.driver.hold("withdraw")
     async with open_node(state, keep_sandboxes=True, memory_bytes=4 * GIB, memory_reserve_bytes=0) as node:
         sandbox = await create(node)
-        await node.core.snapshots.create(sandbox.id, OPERATOR)
+        await node.services.snapshots.create(sandbox.id, OPERATOR)
         await node.driver.faults.reach("withdraw")
     async with open_node(state, memory_bytes=4 * GIB, memory_reserve_bytes=0) as node:
         recovered = node.sandboxes.find(sandbox.id, OPERATOR)
@@ -160,14 +160,14 @@ async def test_headroom_that_an_earlier_service_has_granted_is_reserved_until_it
         assert await reserved_mib(node) >= 1024 + 512
         withdrawing.set()
         await node.instance(recovered).wait_headroom_withdrawn()
-        await settled(lambda: not node.core.reservations.leaving())
+        await settled(lambda: not node.services.reservations.leaving())
 
 
 async def test_headroom_of_a_killed_sandbox_is_released_with_it(state: NodeState) -> None:
     async with open_node(state, memory_bytes=GIB + MOST, memory_reserve_bytes=0) as node:
         sandbox = await create(node)
         node.driver.hold("withdraw")
-        await node.core.snapshots.create(sandbox.id, OPERATOR)
+        await node.services.snapshots.create(sandbox.id, OPERATOR)
         await node.driver.faults.reach("withdraw")
         await node.sandboxes.kill(sandbox.id, OPERATOR)
         await settled(lambda: node.driver.leftovers() == [])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sandlot.core.execution.output import COPIES, OutputCollector
-from sandlot.core.node.buffer_budget import PART, BufferBudget
-from sandlot.link.types import Display, Output, OutputGap
+from sandlot.model.buffer_budget import PART, BufferBudget
 from sandlot.model.errors import ErrorCode, UnavailableError
+from sandlot.model.executions import Display, Output, OutputGap
 from sandlot.model.output_capture import HEAD_BYTES, TAIL_BYTES
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.node.reservations import READING_MAX_AGE_S, ROOM_TIMEOUT_S, OvercommitConfig, Purpose, Reservation, Reservations
+from sandlot.core.resources.reservations import READING_MAX_AGE_S, ROOM_TIMEOUT_S, OvercommitConfig, Purpose, Reservation, Reservations
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import HostError, InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ports import HostReading, Resources

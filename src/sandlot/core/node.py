@@ -1,4 +1,4 @@
-"""Core: the services that routes and compatibility APIs use."""
+"""Node: the services that the HTTP routes and the compatibility APIs use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from sandlot.core.files.signed_urls import UrlSigner
 from sandlot.core.files.store import FileStore
 from sandlot.core.lifecycle.mounts import MountManager
 from sandlot.core.manager import SandboxManager
-from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Reservations
 from sandlot.core.oneshot.runner import OneShotRunner
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.ports import Clock
@@ -24,18 +21,27 @@ from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.reservations import Reservations
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes import VolumeManager
 from sandlot.core.webhooks.manager import WebhookManager
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.ids import NodeId
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
-    """Services of one node, as routes and compatibility APIs use them."""
+class Node:
+    """Services of one node.
 
-    node: NodeId
+    Everything above core calls these services, with the principal that asks, the ids of the things it is about, and values of ``model``.
+
+    Attributes:
+        id: Id of the node.
+    """
+
+    id: NodeId
     registry: SandboxRegistry
     manager: SandboxManager
     drivers: Drivers

@@ -19,10 +19,10 @@ from typing import Final
 
 import structlog
 
-from sandlot.core.node.drivers import driver_step
-from sandlot.core.node.reservations import Purpose, Reservation
-from sandlot.core.node.start_steps import connect_guest
 from sandlot.core.ports import Clock, GuestLinkFactory
+from sandlot.core.resources.drivers import driver_step
+from sandlot.core.resources.reservations import Purpose, Reservation
+from sandlot.core.resources.start_steps import connect_guest
 from sandlot.link.client import Link
 from sandlot.link.services import Service
 from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from sandlot.core.node.allocation import SLOW_REMOVAL_S, Allocation
-from sandlot.core.node.reservations import OvercommitConfig, Purpose, Reservations
+from sandlot.core.resources.allocation import SLOW_REMOVAL_S, Allocation
+from sandlot.core.resources.reservations import OvercommitConfig, Purpose, Reservations
 from sandlot.model.errors import SandboxEndedError
 from sandlot.model.ports import Driver, HostReading, PreparedSandbox, Resources
 from sandlot.model.specs import RootFs, Shape

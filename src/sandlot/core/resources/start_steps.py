@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from sandlot.core.node.drivers import STEP_TIMEOUT_S
 from sandlot.core.ports import GuestLinkFactory
+from sandlot.core.resources.drivers import STEP_TIMEOUT_S
 from sandlot.host.blocking import outlast_cancellation
 from sandlot.link.client import Link
 from sandlot.link.services import Service
