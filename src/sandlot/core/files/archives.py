@@ -12,34 +12,17 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
-from dataclasses import dataclass
 
 from sandlot.core.execution import helpers
 from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
+from sandlot.model.files import Unpacked
 from sandlot.model.specs import User, check_path
 from sandlot.protocol.helpers import PACK, UNPACK
 
 MAX_ENTRIES = 100_000
 """Maximum number of entries of an archive to unpack. Each entry takes an inode of the sandbox's disk, however small the file is."""
 _MAX_NUMBER = (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    """Result of unpacking an archive.
-
-    Args:
-        files: Number of regular files.
-        folders: Number of folders that the archive names.
-        links: Number of symbolic and hard links.
-        size_bytes: Total size of the files.
-    """
-
-    files: int
-    folders: int
-    links: int
-    size_bytes: int
 
 
 class ArchiveStream:

@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -22,31 +21,13 @@ from sandlot.core.execution import helpers
 from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
+from sandlot.model.files import MAX_TRACKED_FOLDERS, ChangedFile
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
 from sandlot.protocol.helpers import CHANGES, MAX_CHANGED_FILES
 
-MAX_FOLDERS = 16
-"""Maximum number of folders that are compared for one execution."""
 _MAX_NUMBER = (1 << 63) - 1
 
 _log = structlog.get_logger("sandlot.core")
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedFile:
-    """A file that was created or changed.
-
-    Args:
-        path: Absolute path inside the sandbox. The path begins with the folder as the caller named it.
-        created: True if the file is new, False if the file existed before the execution.
-        size_bytes: Size after the execution.
-        modified_ns: Modification time after the execution, in nanoseconds since 1970, UTC.
-    """
-
-    path: str
-    created: bool
-    size_bytes: int
-    modified_ns: int
 
 
 class ChangeTracker:
@@ -103,8 +84,8 @@ async def track(sandbox: Sandbox, folders: Sequence[str], user: User) -> ChangeT
     Raises:
         InvalidRequestError: ``folders`` has no path or more than 16 paths, or a path is invalid.
     """
-    if not 0 < len(folders) <= MAX_FOLDERS:
-        raise InvalidRequestError(f"The request names {len(folders)} folders; 1 to {MAX_FOLDERS} are allowed.", fields={"field": "folders"})
+    if not 0 < len(folders) <= MAX_TRACKED_FOLDERS:
+        raise InvalidRequestError(f"The request names {len(folders)} folders; 1 to {MAX_TRACKED_FOLDERS} are allowed.", fields={"field": "folders"})
     for folder in folders:
         check_path(folder)
     helper = await helpers.start(sandbox, CHANGES, {"folders": list(folders)}, user=user)

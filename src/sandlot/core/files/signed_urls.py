@@ -21,14 +21,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode
 
-from sandlot.model.access import OwnerId, Principal
+from sandlot.model.access import MAX_URL_LIFETIME_S, URL_METHODS, OwnerId, Principal
 from sandlot.model.errors import ForbiddenError, InvalidRequestError
 from sandlot.model.specs import User, check_path
 
-METHODS = ("GET", "PUT")
-DEFAULT_LIFETIME_S = 3600.0
-MAX_LIFETIME_S = 7 * 24 * 3600.0
-"""Longest lifetime of a URL: 7 days, as with presigned URLs of Amazon S3."""
 _FIELDS = ("sandbox", "path", "user", "key", "expires", "signature")
 _DOMAIN = "sandlot signed file 1"
 _TOKEN_DOMAIN = "sandlot sandbox token 1"  # noqa: S105 - not a secret
@@ -37,8 +33,8 @@ secret, and the signature of a URL must never be valid as a token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """The permission that a signed URL gives.
+class _SignedGrant:
+    """The values that the signature of a URL covers.
 
     Args:
         method: ``GET`` to read the file, ``PUT`` to write it.
@@ -77,7 +73,7 @@ class UrlSigner:
         Args:
             principal: Caller that signs the URL. The calling code must check first that the caller may use the sandbox.
             sandbox: Id of the sandbox.
-            method: One of ``METHODS``.
+            method: One of ``URL_METHODS``.
             path: Absolute path inside the sandbox.
             user: User that reads or writes the file.
             expires_in_s: Seconds until the URL expires, 1 to 604,800.
@@ -86,13 +82,13 @@ class UrlSigner:
             InvalidRequestError: The method, path or lifetime is invalid.
         """
         check_path(path)
-        if method not in METHODS:
+        if method not in URL_METHODS:
             raise InvalidRequestError(f"A URL cannot be signed for method {method[:20]!r}.", hint="Use GET or PUT.", fields={"field": "method"})
-        if not 1 <= expires_in_s <= MAX_LIFETIME_S:
-            message = f"`expires_in` is {expires_in_s:g}; it must be from 1 to {MAX_LIFETIME_S:g} seconds."
+        if not 1 <= expires_in_s <= MAX_URL_LIFETIME_S:
+            message = f"`expires_in` is {expires_in_s:g}; it must be from 1 to {MAX_URL_LIFETIME_S:g} seconds."
             raise InvalidRequestError(message, fields={"field": "expires_in"})
         until = (self._now() + timedelta(seconds=expires_in_s)).replace(microsecond=0)
-        grant = Grant(method, sandbox, path, user, principal.owner, int(until.timestamp()))
+        grant = _SignedGrant(method, sandbox, path, user, principal.owner, int(until.timestamp()))
         values = (grant.sandbox, grant.path, grant.user.value, grant.owner, str(grant.expires_s), self._signature(grant))
         return urlencode(dict(zip(_FIELDS, values, strict=True))), until
 
@@ -111,7 +107,7 @@ class UrlSigner:
         if len(pairs) != len(_FIELDS) or values.keys() != set(_FIELDS):
             raise _refused("The URL is not a signed URL. A signed URL has six query parameters and no others.")
         try:
-            grant = Grant(method, values["sandbox"], values["path"], User(values["user"]), OwnerId(values["key"]), int(values["expires"]))
+            grant = _SignedGrant(method, values["sandbox"], values["path"], User(values["user"]), OwnerId(values["key"]), int(values["expires"]))
             expected = self._signature(grant)
         except ValueError:  # the user is unknown, the expiry is no number, or a text cannot be encoded: no URL with these values was signed
             raise _refused("The URL was not signed by this service, or was changed.") from None
@@ -144,7 +140,7 @@ class UrlSigner:
             return None
         return self._principal_of(owner)
 
-    def _signature(self, grant: Grant) -> str:
+    def _signature(self, grant: _SignedGrant) -> str:
         values = [_DOMAIN, grant.method, grant.sandbox, grant.path, grant.user.value, grant.owner, grant.expires_s]
         digest = hmac.digest(self._secret, json.dumps(values, ensure_ascii=False).encode(), hashlib.sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -14,8 +14,6 @@ import asyncio
 import hashlib
 import mimetypes
 import posixpath
-import re
-import unicodedata
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -28,25 +26,13 @@ from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
-from sandlot.model.files import Entry
+from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED, Entry, check_filename, check_media_type, tidy_filename
 from sandlot.model.ids import FILE_ID, SandboxId, new_file_id
 from sandlot.model.records import FileId, FileRecord
 from sandlot.model.repositories import Blobs, FileRepository
 from sandlot.model.specs import User, check_path
 
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
-FOLDER = "/workspace"
-"""Default folder in a sandbox for files that are copied into the sandbox."""
-
-MAX_FILENAME_BYTES = 255
-"""Maximum length of a file name: NAME_MAX of Linux (limits.h)."""
-MAX_MEDIA_TYPE_CHARS = 127
-"""Maximum length of a media type. RFC 6838, section 4.2, allows 127 characters for each of type and subtype; Sandlot allows 127 for the whole."""
-MAX_INJECTED = 100
-"""Maximum number of files that one request copies into a sandbox."""
-
-_WORD = r"[A-Za-z0-9!#$&^_.+-]+"
-_MEDIA_TYPE = re.compile(rf"{_WORD}/{_WORD}(?:; ?{_WORD}=(?:{_WORD}|\"[A-Za-z0-9!#$&^_.+ -]*\"))*")
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -208,7 +194,9 @@ class FileStore:
         if await self._records.remove(record.id):
             await self._blobs.remove(record.id)
 
-    async def inject(self, sandbox: Sandbox, records: Sequence[FileRecord], folder: str = FOLDER, *, user: User = User.USER) -> Sequence[Entry]:
+    async def inject(
+        self, sandbox: Sandbox, records: Sequence[FileRecord], folder: str = INJECT_FOLDER, *, user: User = User.USER
+    ) -> Sequence[Entry]:
         """Copy files into a folder of a sandbox, one after another. Each copy has the name of its file and replaces a file of this name.
 
         Args:
@@ -255,66 +243,9 @@ class FileStore:
             raise
 
 
-def check_filename(name: str) -> str:
-    """Return a file name if it is valid: a single path component of printable characters, at most 255 bytes of UTF-8.
-
-    Raises:
-        InvalidRequestError: The name is invalid; the message says why.
-    """
-    if problem := _filename_problem(name):
-        raise InvalidRequestError(
-            f"The file name {name[:100]!r} {problem}.", hint="Pass a name without a directory, such as `data.csv`.", fields={"field": "filename"}
-        )
-    return name
-
-
-def tidy_filename(path: str) -> str:
-    """Return the last part of a path, changed so that :func:`check_filename` accepts it; ``file`` if no valid name results."""
-    last = path.rstrip("/").rpartition("/")[2]
-    name = "".join("_" if _unprintable(char) else char for char in last)
-    while len(name.encode("utf-8", "replace")) > MAX_FILENAME_BYTES:
-        name = name[:-1]
-    return "file" if _filename_problem(name) else name
-
-
-def check_media_type(media_type: str) -> str:
-    """Return a media type (RFC 6838) with its parameters if it is valid.
-
-    Raises:
-        InvalidRequestError: The media type is invalid.
-    """
-    if len(media_type) > MAX_MEDIA_TYPE_CHARS or _MEDIA_TYPE.fullmatch(media_type) is None:
-        raise InvalidRequestError(
-            f"The media type {media_type[:100]!r} is not valid.", hint="Pass a type such as `text/csv`, or omit it.", fields={"field": "media_type"}
-        )
-    return media_type
-
-
 def media_type_of(filename: str) -> str:
     """Return the media type for a file name, from Python's built-in table. Types that are registered on the host are ignored."""
     return mimetypes.MimeTypes().guess_type(f"./{filename}")[0] or DEFAULT_MEDIA_TYPE
-
-
-def _filename_problem(name: str) -> str:
-    if not name:
-        return "is empty"
-    if name in {".", ".."}:
-        return "names a folder"
-    if "/" in name or "\\" in name:
-        return "contains a slash"
-    if any(_unprintable(char) for char in name):
-        return "contains a character that cannot be printed"
-    if len(name.encode()) > MAX_FILENAME_BYTES:
-        return f"has more than {MAX_FILENAME_BYTES} bytes"
-    return ""
-
-
-def _unprintable(char: str) -> bool:
-    """Return whether a character could make a displayed name look like another name.
-
-    Such characters are control characters, line breaks, changes of the writing direction, and lone surrogates.
-    """
-    return unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 class _Content:

@@ -23,20 +23,18 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sandlot.core.execution import helpers
 from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, SandlotError
+from sandlot.model.files import FileEvent, FileEventKind
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
 from sandlot.protocol.helpers import INOTIFY, SCAN, WATCH, WATCH_EVENTS
 
 MAX_FOLDERS = 1_000
 """Maximum number of folders of one recursive watch."""
-CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW = WATCH_EVENTS
-GONE = "gone"
 _KINDS = frozenset(WATCH_EVENTS)
 _MAX_MESSAGE_EVENTS = 1_000
 """Maximum number of events in one message of the helper program."""
@@ -46,24 +44,6 @@ MAX_EVENTS: Final = 4096
 """Maximum number of events that one watcher keeps."""
 _EVENT_BYTES = 200
 """Bytes of memory that an event takes without its paths."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileEvent:
-    """A change in a watched folder.
-
-    Args:
-        kind: ``created``, ``modified``, ``removed`` or ``moved``: the change of the entry. ``overflow``: events may be missing. ``gone``: the
-            watched folder itself was removed or moved.
-        path: Absolute path of the entry inside the sandbox; empty for ``overflow``.
-        folder: True if the entry is a folder.
-        source: Previous path of a moved entry.
-    """
-
-    kind: str
-    path: str
-    folder: bool = False
-    source: str | None = None
 
 
 class FolderWatch:
@@ -92,7 +72,7 @@ class FolderWatch:
         async for message in self._helper:
             for event in _events(message):
                 yield event
-        yield FileEvent(GONE, self.path, folder=True)
+        yield FileEvent(FileEventKind.GONE, self.path, folder=True)
 
     async def aclose(self) -> None:
         """Stop the watch. Idempotent."""
@@ -149,7 +129,7 @@ def _event(event: Any) -> FileEvent:  # noqa: ANN401 - a guest sends this value,
         raise _invalid_message()
     if len(path) > MAX_PATH_BYTES or len(source or "") > MAX_PATH_BYTES:
         raise _invalid_message()
-    return FileEvent(kind, path, folder, source)
+    return FileEvent(FileEventKind(kind), path, folder, source)
 
 
 def _invalid_message() -> ConflictError:
@@ -185,7 +165,7 @@ class BufferedFolderWatch:
     @property
     def full(self) -> bool:
         """True from the moment that an event is dropped until a client takes the events that are kept."""
-        return bool(self._events) and self._events[-1].kind == OVERFLOW
+        return bool(self._events) and self._events[-1].kind is FileEventKind.OVERFLOW
 
     async def begin(self) -> None:
         """Start to watch the folder."""
@@ -197,15 +177,15 @@ class BufferedFolderWatch:
     async def take(self) -> Sequence[FileEvent]:
         """Remove and return the events that the watcher keeps, oldest first. A ``gone`` event is always the last event."""
         async with self._lock:
-            if self._task is None or not self._task.done() or (self._events and self._events[-1].kind == GONE):
+            if self._task is None or not self._task.done() or (self._events and self._events[-1].kind is FileEventKind.GONE):
                 return self._drain()
             try:
                 await self.begin()
             except NotFoundError as error:
                 if error.code is not ErrorCode.PATH_NOT_FOUND:
                     raise
-                return [*self._drain(), FileEvent(OVERFLOW, ""), FileEvent(GONE, self.path, folder=True)]
-            return [*self._drain(), FileEvent(OVERFLOW, "")]
+                return [*self._drain(), FileEvent(FileEventKind.OVERFLOW, ""), FileEvent(FileEventKind.GONE, self.path, folder=True)]
+            return [*self._drain(), FileEvent(FileEventKind.OVERFLOW, "")]
 
     def close(self) -> None:
         """Stop the watch. Idempotent."""
@@ -223,13 +203,13 @@ class BufferedFolderWatch:
             await watch.aclose()
 
     def _keep(self, event: FileEvent) -> None:
-        if self.full and event.kind != GONE:
+        if self.full and event.kind is not FileEventKind.GONE:
             return
         size = _size(event)
-        if event.kind == GONE:
+        if event.kind is FileEventKind.GONE:
             self._sandbox.buffers.take_anyway(size)
         elif len(self._events) >= MAX_EVENTS or not self._sandbox.buffers.try_take(size):
-            event = FileEvent(OVERFLOW, "")
+            event = FileEvent(FileEventKind.OVERFLOW, "")
             size = _size(event)
             self._sandbox.buffers.take_anyway(size)
         self._reserved_bytes += size
@@ -317,7 +297,7 @@ async def take(sandbox: Sandbox, id_: str) -> Sequence[FileEvent]:
     """
     watcher = find(sandbox, id_)
     events = await watcher.take()
-    if events and events[-1].kind == GONE:
+    if events and events[-1].kind is FileEventKind.GONE:
         remove(sandbox, id_)
     return events
 

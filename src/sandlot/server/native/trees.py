@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.core.files import archives
 from sandlot.core.files import watch as folder_watch
 from sandlot.core.files.watch import FolderWatch
+from sandlot.model.files import FileEventKind
 from sandlot.model.specs import User
 from sandlot.server.native.common import PROBLEM, also, body_of, only_events, raw_body, reply, sandbox_of, unless_gone, while_connected
 from sandlot.server.native.schemas.files import PathQuery
@@ -97,11 +98,11 @@ async def _told(watched: FolderWatch, query: WatchQuery) -> AsyncIterator[stream
     yield streams.event("watching", WatchingEvent.model_validate(begun).model_dump())
     async for event in watched:
         match event.kind:
-            case folder_watch.GONE:
+            case FileEventKind.GONE:
                 told = GoneEvent(path=event.path).model_dump()
-            case folder_watch.OVERFLOW:
+            case FileEventKind.OVERFLOW:
                 told = OverflowEvent().model_dump()
-            case folder_watch.MOVED:
+            case FileEventKind.MOVED:
                 told = MovedEvent.of(event).model_dump()
             case _:
                 told = FileEvent.of(event).model_dump()

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sandlot.core.files.signed_urls import MAX_LIFETIME_S, METHODS, UrlSigner
-from sandlot.model.access import OwnerId, Principal
+from sandlot.core.files.signed_urls import UrlSigner
+from sandlot.model.access import MAX_URL_LIFETIME_S, URL_METHODS, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError
 from sandlot.model.specs import User
 
@@ -38,7 +38,7 @@ def refused(rig: Rig, query: str, method: str = "GET") -> str:
     return error.value.message
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", URL_METHODS)
 def test_url_allows_the_signed_request_until_it_expires(method: str) -> None:
     rig = Rig()
     query = rig.sign(method=method)
@@ -88,7 +88,7 @@ def test_values_that_could_run_into_each_other_have_different_signatures() -> No
     assert len(signatures) == 5
 
 
-@pytest.mark.parametrize("expires_in_s", [0, -1, 0.5, MAX_LIFETIME_S + 1, float("inf"), float("nan")])
+@pytest.mark.parametrize("expires_in_s", [0, -1, 0.5, MAX_URL_LIFETIME_S + 1, float("inf"), float("nan")])
 def test_invalid_lifetime_is_refused(expires_in_s: float) -> None:
     with pytest.raises(InvalidRequestError):
         Rig().sign(expires_in_s=expires_in_s)

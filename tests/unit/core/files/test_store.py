@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from starlette.requests import ClientDisconnect
 
-from sandlot.core.files.store import FileStore, check_filename, check_media_type, media_type_of, tidy_filename
+from sandlot.core.files.store import FileStore, media_type_of
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.files import check_filename, check_media_type, tidy_filename
 from sandlot.model.records import FileId
 from sandlot.store.blobs import FolderBlobs, open_blobs
 from sandlot.store.store import SqlStore, open_store

@@ -7,13 +7,14 @@ import asyncio
 import pytest
 
 from sandlot.core.files import changes, files
-from sandlot.core.files.changes import ChangedFile, ChangeTracker
+from sandlot.core.files.changes import ChangeTracker
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox import outputs
 from sandlot.doors.agentsandbox.outputs import Before, Found
 from sandlot.model.access import Quota
 from sandlot.model.errors import ErrorCode, error_class
+from sandlot.model.files import ChangedFile
 from sandlot.model.specs import ProcessSpec, User
 from tests.support.cases import cases
 from tests.unit.doors.shared import SharedBench

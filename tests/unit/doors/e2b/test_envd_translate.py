@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.core.execution.output import ProcessOutcome
-from sandlot.core.files.watch import CREATED, GONE, MODIFIED, MOVED, OVERFLOW, REMOVED, FileEvent
 from sandlot.doors.e2b.envd import errors, signatures, translate
 from sandlot.doors.e2b.envd.wire import Input, StartMessage, WatcherMessage, WatchMessage
 from sandlot.model.errors import ErrorCode, SandlotError
-from sandlot.model.files import Entry
+from sandlot.model.files import Entry, FileEvent, FileEventKind
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import User
 from tests.support.cases import cases
@@ -74,7 +73,7 @@ def test_every_path_becomes_absolute(path: str) -> None:
         ("file", 0o7000, "ugt---------"),
     ],
 )
-def test_modes_are_formatted_like_go(kind: str, mode: int, told: str) -> None:
+def test_modes_are_formatted_like_go(kind: FileEventKind, mode: int, told: str) -> None:
     assert translate.permissions(kind, mode) == told
 
 
@@ -126,18 +125,18 @@ def test_process_end_is_formatted_like_go() -> None:
 
 
 def test_file_events_are_translated() -> None:
-    def told(kind: str, path: str, source: str | None = None) -> list[tuple[str, str]]:
+    def told(kind: FileEventKind, path: str, source: str | None = None) -> list[tuple[str, str]]:
         return [(each["name"], each["type"]) for each in translate.happened(FileEvent(kind, path, source=source), "/w")]
 
-    assert told(CREATED, "/w/a") == [("a", "EVENT_TYPE_CREATE")]
-    assert told(MODIFIED, "/w/b/c") == [("b/c", "EVENT_TYPE_WRITE")]
-    assert told(REMOVED, "/w/a") == [("a", "EVENT_TYPE_REMOVE")]
-    assert told(MOVED, "/w/b", "/w/a") == [("a", "EVENT_TYPE_RENAME"), ("b", "EVENT_TYPE_CREATE")]
-    assert (told(OVERFLOW, ""), told(GONE, "/w")) == ([], [])
+    assert told(FileEventKind.CREATED, "/w/a") == [("a", "EVENT_TYPE_CREATE")]
+    assert told(FileEventKind.MODIFIED, "/w/b/c") == [("b/c", "EVENT_TYPE_WRITE")]
+    assert told(FileEventKind.REMOVED, "/w/a") == [("a", "EVENT_TYPE_REMOVE")]
+    assert told(FileEventKind.MOVED, "/w/b", "/w/a") == [("a", "EVENT_TYPE_RENAME"), ("b", "EVENT_TYPE_CREATE")]
+    assert (told(FileEventKind.OVERFLOW, ""), told(FileEventKind.GONE, "/w")) == ([], [])
     part = f"/w/.{'a' * 32}.part"
-    assert (told(CREATED, part), told(MODIFIED, part), told(REMOVED, part)) == ([], [], [])
-    assert told(MOVED, "/w/a", part) == [("a", "EVENT_TYPE_CREATE"), ("a", "EVENT_TYPE_WRITE")]
-    assert [each["name"] for each in translate.happened(FileEvent(CREATED, "/a"), "/")] == ["a"]
+    assert (told(FileEventKind.CREATED, part), told(FileEventKind.MODIFIED, part), told(FileEventKind.REMOVED, part)) == ([], [], [])
+    assert told(FileEventKind.MOVED, "/w/a", part) == [("a", "EVENT_TYPE_CREATE"), ("a", "EVENT_TYPE_WRITE")]
+    assert [each["name"] for each in translate.happened(FileEvent(FileEventKind.CREATED, "/a"), "/")] == ["a"]
 
 
 @cases("header, user", [("", "user"), ("Basic dXNlcjo=", "user"), ("basic cm9vdDo=", "root"), ("Basic cm9vdA==", "root"), ("Bearer x", "user")])

@@ -14,12 +14,10 @@ from typing import Any
 
 from sandlot.core.execution.output import ProcessOutcome
 from sandlot.core.execution.processes import ProcessDetails
-from sandlot.core.files import watch
-from sandlot.core.files.watch import FileEvent
 from sandlot.doors.e2b.envd.wire import Config, Pty, StartMessage
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.executions import ProcessInfo
-from sandlot.model.files import Entry
+from sandlot.model.files import Entry, FileEvent, FileEventKind
 from sandlot.model.specs import MAX_TIMEOUT_S, ProcessSpec, User
 from sandlot.protocol.schema import STDERR
 
@@ -36,7 +34,7 @@ OTHER_TYPE = "FILE_TYPE_UNSPECIFIED"
 _NAMES: Mapping[int, str] = {0: "root", 1000: "user"}
 
 CREATE, WRITE, REMOVE, RENAME = (f"EVENT_TYPE_{word}" for word in ("CREATE", "WRITE", "REMOVE", "RENAME"))
-_KINDS: Mapping[str, str] = {watch.CREATED: CREATE, watch.MODIFIED: WRITE, watch.REMOVED: REMOVE}
+_KINDS: Mapping[str, str] = {FileEventKind.CREATED: CREATE, FileEventKind.MODIFIED: WRITE, FileEventKind.REMOVED: REMOVE}
 """A changed mode is a modification here: EVENT_TYPE_CHMOD is never told."""
 
 _PART = re.compile(r"\.[0-9a-f]{32}\.part")
@@ -214,10 +212,10 @@ def happened(event: FileEvent, root: str) -> list[dict[str, Any]]:
     """
     if _PART.fullmatch(posixpath.basename(event.path)):
         return []
-    if event.kind == watch.MOVED and _PART.fullmatch(posixpath.basename(event.source or "")):
+    if event.kind is FileEventKind.MOVED and _PART.fullmatch(posixpath.basename(event.source or "")):
         name = _inside(event.path, root)
         return [{"name": name, "type": CREATE}, {"name": name, "type": WRITE}]
-    if event.kind == watch.MOVED:
+    if event.kind is FileEventKind.MOVED:
         return [{"name": _inside(event.source or "", root), "type": RENAME}, {"name": _inside(event.path, root), "type": CREATE}]
     kind = _KINDS.get(event.kind)
     return [] if kind is None else [{"name": _inside(event.path, root), "type": kind}]

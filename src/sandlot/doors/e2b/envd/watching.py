@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from sandlot.core.files import watch as folder_watch
-from sandlot.core.files.watch import FileEvent, FolderWatch
+from sandlot.core.files.watch import FolderWatch
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call, Told
 from sandlot.doors.e2b.envd.filesystem import entry_at
 from sandlot.doors.e2b.envd.wire import WatcherMessage, WatchMessage
+from sandlot.model.files import FileEvent
 
 WITH_ENTRIES = "+entries"
 """What a watcher's id ends with whose events tell what is at their paths: so nothing has to be remembered here."""

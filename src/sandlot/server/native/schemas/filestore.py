@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sandlot.core.files.store import FOLDER, MAX_INJECTED
+from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED
 from sandlot.model.records import FileRecord
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, UserName
 from sandlot.server.native.schemas.files import EntryAnswer
@@ -65,7 +65,7 @@ class InjectBody(Body):
     """Files to put into a sandbox."""
 
     file_ids: Annotated[list[Text], Field(min_length=1, max_length=MAX_INJECTED, fail_fast=True, description="Which ones.")]
-    path: Text = Field(default=FOLDER, description="The folder that they are put into; made where it is not there.")
+    path: Text = Field(default=INJECT_FOLDER, description="The folder that they are put into; made where it is not there.")
     user: UserName = Field(default="user", description="Whose they are there.")
 
 

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from sandlot.core.execution import output
 from sandlot.core.execution.processes import ProcessDetails
 from sandlot.core.execution.requirements import MAX_PACKAGES, InstallParams, Manager
-from sandlot.core.files.changes import MAX_FOLDERS, ChangedFile
 from sandlot.model.executions import ProcessInfo
+from sandlot.model.files import MAX_TRACKED_FOLDERS, ChangedFile
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, MAX_TERMINAL_SIZE, ProcessSpec, User, shell_argv
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Texts, UserName, Words
@@ -47,7 +47,7 @@ class ProcessBody(Body):
     track: Texts | None = Field(
         default=None,
         min_length=1,
-        max_length=MAX_FOLDERS,
+        max_length=MAX_TRACKED_FOLDERS,
         description="Folders: the files that it creates or changes below them are told at its end.",
     )
     tag: Text | None = Field(default=None, min_length=1, max_length=MAX_TAG_BYTES, description="A word of your own, told by the list of processes.")

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from sandlot.core.files import watch
-from sandlot.core.files.archives import Unpacked
-from sandlot.core.files.signed_urls import DEFAULT_LIFETIME_S
 from sandlot.core.files.watch import BufferedFolderWatch
+from sandlot.model.access import DEFAULT_URL_LIFETIME_S
+from sandlot.model.files import FileEvent as FolderEvent
+from sandlot.model.files import Unpacked
 from sandlot.server.native.schemas.base import Answer, Body, Text, UserName
 from sandlot.server.native.schemas.files import PathQuery
 
@@ -62,7 +62,7 @@ class FileEvent(Answer):
     kind: Literal["file", "directory"] = Field(description="Whatever is no folder is told as a file.")
 
     @classmethod
-    def of(cls, event: watch.FileEvent) -> FileEvent:
+    def of(cls, event: FolderEvent) -> FileEvent:
         """What is told of it."""
         return cls(path=event.path, kind="directory" if event.folder else "file")
 
@@ -73,7 +73,7 @@ class MovedEvent(FileEvent):
     source: str = Field(description="Its path before.")
 
     @classmethod
-    def of(cls, event: watch.FileEvent) -> MovedEvent:
+    def of(cls, event: FolderEvent) -> MovedEvent:
         """What is told of it."""
         return cls(path=event.path, kind="directory" if event.folder else "file", source=event.source or "")
 
@@ -123,7 +123,7 @@ class HappenedEventAnswer(Answer):
     source: str | None = Field(description="Its path before, of what was moved.")
 
     @classmethod
-    def of(cls, event: watch.FileEvent) -> HappenedEventAnswer:
+    def of(cls, event: FolderEvent) -> HappenedEventAnswer:
         """What is told of it."""
         told = {"event": event.kind, "path": event.path, "kind": "directory" if event.folder else "file", "source": event.source}
         return cls.model_validate(told)
@@ -140,7 +140,7 @@ class SignBody(Body):
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/report.pdf"])
     method: Literal["GET", "PUT"] = Field(default="GET", description="GET reads the file, PUT writes it.")
-    expires_in: float = Field(default=DEFAULT_LIFETIME_S, description="Seconds that it holds, 1 to 604,800.")
+    expires_in: float = Field(default=DEFAULT_URL_LIFETIME_S, description="Seconds that it holds, 1 to 604,800.")
     user: UserName = Field(default="user", description="Who it is done as.")
 
 
