@@ -1,0 +1,137 @@
+"""Only values cross the node boundary: built-in types, types of ``sandlot.model`` and a few of the standard library."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from sandlot.core.node import Node
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import Principal
+from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.ids import NodeId
+
+MODULES = {"builtins", "types", "typing", "collections.abc", "contextlib", "datetime"}
+"""Modules whose types may cross, besides ``sandlot.model``; ``types`` for ``None``."""
+ALL = "*"
+NOT_MOVED = {
+    "registry": {ALL},
+    "manager": {ALL},
+    "templates": {ALL},
+    "reservations": {ALL},
+    "pools": {ALL},
+    "code": {ALL},
+    "processes": {ALL},
+    "stdin": {ALL},
+    "packages": {ALL},
+    "one_shots": {ALL},
+    "files": {"inject", "injects", "keep"},
+    "events": {"subscribe"},
+    "executions": {"begin", "keep_open", "reopen", "take_open"},
+    "snapshots": {"create_sandbox", "start_source"},
+    "volumes": {ALL},
+    "mounts": {ALL},
+    "forks": {ALL},
+}
+"""Service -> operations whose signatures have other types; ``ALL`` while most operations of a service do. Must become empty."""
+
+
+def services(node: type) -> dict[str, type]:
+    """Return the services of a node by the name of the field. A field of ``sandlot.model`` is a value, not a service."""
+    hints = typing.get_type_hints(node)
+    return {each.name: hints[each.name] for each in fields(node) if not crosses(hints[each.name])}
+
+
+def operations(service: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the public methods and properties of a service, inherited ones included."""
+    for name, member in inspect.getmembers_static(service):
+        if not name.startswith("_"):
+            if isinstance(member, property) and member.fget is not None:
+                yield name, member.fget
+            elif isinstance(member, staticmethod | classmethod | types.FunctionType):
+                yield name, inspect.unwrap(getattr(service, name))
+
+
+def types_of(hint: Any) -> Iterator[type | typing.NewType]:  # noqa: ANN401 - whatever stands in an annotation
+    """Yield the types that an annotation names, through unions, containers and signatures of callables."""
+    if isinstance(hint, list | tuple):  # arguments of a callable
+        for each in hint:
+            yield from types_of(each)
+    elif isinstance(hint, typing.TypeVar):
+        yield from types_of([hint.__bound__ or object, *hint.__constraints__])
+    elif typing.get_origin(hint) is Literal:
+        yield from (type(value) for value in typing.get_args(hint))
+    elif (origin := typing.get_origin(hint)) is not None:
+        yield from types_of([origin, *typing.get_args(hint)])
+    elif isinstance(hint, type | typing.NewType):
+        yield hint
+
+
+def crosses(type_: type | typing.NewType) -> bool:
+    """Return True if a type may cross the boundary."""
+    return type_.__module__ in MODULES or f"{type_.__module__}.".startswith("sandlot.model.")
+
+
+def foreign(operation: Callable[..., Any]) -> set[str]:
+    """Return the types in the signature of an operation that must not cross the boundary."""
+    hints = typing.get_type_hints(operation)
+    return {f"{each.__module__}.{each.__qualname__}" for hint in hints.values() for each in types_of(hint) if not crosses(each)}
+
+
+def offenders(node: type) -> dict[str, dict[str, set[str]]]:
+    """Return service -> operation -> types that must not cross the boundary."""
+    found = {
+        service: {name: bad for name, operation in operations(type_) if (bad := foreign(operation))} for service, type_ in services(node).items()
+    }
+    return {service: bad for service, bad in found.items() if bad}
+
+
+def test_only_values_cross_the_boundary() -> None:
+    found = [
+        f"{service}.{name}: {', '.join(sorted(bad))}"
+        for service, bad_operations in offenders(Node).items()
+        for name, bad in bad_operations.items()
+        if not NOT_MOVED.get(service, set()) & {name, ALL}
+    ]
+    assert found == []
+
+
+def test_every_exception_is_needed() -> None:
+    found = offenders(Node)
+    needed = {service: {*bad, ALL} for service, bad in found.items()}
+    unneeded = [f"{service}.{name}" for service, names in NOT_MOVED.items() for name in names if name not in needed.get(service, set())]
+    assert unneeded == []
+
+
+def test_types_are_found_in_containers_callables_and_properties() -> None:
+    class Inherited:
+        def inherited(self) -> Path: ...  # type: ignore[empty-body]
+
+    class Service(Inherited):
+        def plain(self, principal: Principal, at: datetime) -> AbstractAsyncContextManager[None]: ...  # type: ignore[empty-body]
+
+        async def live(self, principal: Principal) -> Mapping[str, Sequence[Sandbox | None]]: ...  # type: ignore[empty-body]
+
+        def called(self, check: Callable[[Sandbox], bool]) -> None: ...
+
+        @property
+        def shown(self) -> Literal["a"] | Path: ...  # type: ignore[empty-body]
+
+        def _private(self, sandbox: Sandbox) -> None: ...
+
+    @dataclass
+    class Small:
+        id: NodeId
+        buffers: BufferBudget
+        service: Service
+
+    Small.__annotations__["service"] = Service  # a local class has no name in the module
+    live = {"sandlot.core.sandbox.Sandbox"}
+    assert offenders(Small) == {"service": {"live": live, "called": live, "inherited": {"pathlib.Path"}, "shown": {"pathlib.Path"}}}
