@@ -59,8 +59,8 @@ def operations(service: type) -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield name, inspect.unwrap(getattr(service, name))
 
 
-def types_of(hint: Any) -> Iterator[type | typing.NewType]:  # noqa: ANN401 - whatever stands in an annotation
-    """Yield the types that an annotation names, through unions, containers and signatures of callables."""
+def types_of(hint: Any) -> Iterator[Any]:  # noqa: ANN401 - whatever stands in an annotation
+    """Yield the types (of ``typing.NewType`` too) that an annotation names, through unions, containers and signatures of callables."""
     if isinstance(hint, list | tuple):  # arguments of a callable
         for each in hint:
             yield from types_of(each)
