@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.model.access import OPERATOR, Principal, Quota
 from sandlot.model.errors import HostError, LimitError, NotFoundError
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.server.compose import Service
 from sandlot.server.settings import Settings
 from tests.support.postgres import Cluster, cluster

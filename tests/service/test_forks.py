@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.snapshots.forks import ForkParams
 from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.sandboxes import ForkParams
 from sandlot.model.specs import MIB, Network, OnTimeout
 from sandlot.server.compose import Service
 from tests.support.saving import BASE, SMALL, State, cell, check, fill, gone, make, saved, shell

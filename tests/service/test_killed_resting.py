@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.pools.models import StartPath
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
+from sandlot.model.pools import StartPath
 from sandlot.model.states import State as Life
 from sandlot.server.compose import Service
 from tests.support.forsaken import POOL, POOLED, own_cache, stocked

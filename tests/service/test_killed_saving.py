@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import SINGLE_USE_METADATA, CreateSandboxParams
+from sandlot.core.admission import SINGLE_USE_METADATA
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.snapshots.forks import ForkParams
 from sandlot.model.access import OPERATOR
+from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
 from sandlot.server.compose import Service
 from tests.support.forsaken import COUNT
 from tests.support.saving import State, check, killed_at, real_service, saved, shell, soaks

@@ -19,12 +19,12 @@ from sandlot.core.lifecycle.supervisor import SandboxSupervisor
 from sandlot.core.node import Node
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.snapshots.forks import ForkParams
 from sandlot.drivers.oci.gvisor import plan
 from sandlot.host.disk_images import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, SandlotError, TimeoutExceededError, UnsupportedError
+from sandlot.model.sandboxes import ForkParams
 from sandlot.model.specs import MAX_VOLUMES, ProcessSpec, SnapshotKind, User, VolumeMount
 from sandlot.server.compose import Service
 from tests.service.test_volumes import all_let_go, clear, fails, made

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import (
@@ -25,6 +24,7 @@ from sandlot.model.errors import (
 from sandlot.model.ids import SnapshotId
 from sandlot.model.ports import Change
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB
 from sandlot.model.states import State as Life
 from sandlot.server.compose import Service

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.host.disk_images import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB, ProcessSpec, SnapshotKind, User, VolumeMount
 from sandlot.server.compose import Service
 from tests.support.localservice import local_service

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution.output import CommandResult
 from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.node import Node
@@ -25,6 +24,7 @@ from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.egress.packages.counters import Counters
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR, UNBOUNDED
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, MIB
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings

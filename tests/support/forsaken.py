@@ -17,12 +17,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.start import MemoryImageStart, WarmStart
 from sandlot.core.manager import SandboxManager
-from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec
+from sandlot.core.pools.models import PoolConfig, PoolSpec
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager as Templates
 from sandlot.core.pools.warm import WarmSandboxFactory
 from sandlot.core.records.sandboxes import SandboxRecorder
@@ -31,12 +30,13 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatch
-from sandlot.core.snapshots.forks import ForkParams
 from sandlot.drivers.oci.instance import OciInstance
 from sandlot.drivers.oci.prepared import OciPreparedSandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
+from sandlot.model.pools import PoolSizes
+from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
 from sandlot.model.specs import Limits
 from sandlot.server.compose import Service
 from sandlot.store.snapshots import SqlSnapshotRepository

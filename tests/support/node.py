@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.core.access.api_keys import ApiKeys
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.node import Node
 from sandlot.core.pools.manager import PoolManager, PoolStatus
-from sandlot.core.pools.models import PoolSizes
 from sandlot.core.ports import PackageIndex, ResolvedTemplate, Template
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.resources.reservations import NodeCapacity
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.recipe import builtin
 from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.repositories import Store
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import Limits, RootFs
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings

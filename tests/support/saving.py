@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB, CellSpec, Limits, ProcessSpec
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings

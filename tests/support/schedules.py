@@ -36,19 +36,17 @@ from typing import Any, Final, cast
 import pytest
 from structlog.testing import capture_logs
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle import mounts
-from sandlot.core.lifecycle.update import UpdateSandboxParams
-from sandlot.core.pools.models import PoolSizes
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.snapshots.forks import ForkParams
-from sandlot.core.volumes import MIN_SIZE_BYTES
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, InternalError, SandlotError
 from sandlot.model.ids import SandboxId
+from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import Change, Resources
+from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, UpdateSandboxParams
 from sandlot.model.specs import GIB, Limits, OnTimeout, VolumeMount
 from sandlot.model.states import SUSPENDED, State, is_terminal
+from sandlot.model.volumes import MIN_SIZE_BYTES
 from sandlot.server import compose
 from tests.support.clock import ManualClock
 from tests.support.ledger import VOLUMES, Entry, Register, Write, can_reach, view

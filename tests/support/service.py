@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import httpx
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle.idle import TICK_S
 from sandlot.core.node import Node
 from sandlot.core.pools.models import DEFAULT_POOLS
@@ -21,6 +20,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import DriverCapability, HostReading, Resources
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import Limits
 from sandlot.model.states import State
 from sandlot.server.compose import Service, open_service

@@ -23,14 +23,13 @@ import structlog
 
 from sandlot.core.access import quotas
 from sandlot.core.access.idempotency import IdempotencyKey, request_digest
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lifecycle import recovery, start, suspend
 from sandlot.core.lifecycle.idle import IdleMonitor
 from sandlot.core.lifecycle.mounts import mount_step
 from sandlot.core.lifecycle.start import StartSource, template_strategies
 from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor
-from sandlot.core.lifecycle.update import UpdateSandboxParams, Used, update, used
+from sandlot.core.lifecycle.update import update, used
 from sandlot.core.operations import Operation
 from sandlot.core.registry import MAX_REMEMBERED, SandboxRegistry
 from sandlot.core.resources.allocation import Allocation
@@ -41,6 +40,7 @@ from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ports import Exit, ExitReason, Resources
 from sandlot.model.records import SandboxRecord
+from sandlot.model.sandboxes import SAME, CreateSandboxParams, SandboxUsage, UpdateSandboxParams
 from sandlot.model.states import LIFECYCLE, Recovery, State, is_terminal
 
 CLOSE_TIMEOUT_S = 60.0
@@ -252,7 +252,7 @@ class SandboxManager:
             sandbox.check_live()
             return await self._submit(sandbox, functools.partial(update, principal=principal, params=params), held)
 
-    async def usage(self, id_: str, principal: Principal) -> Used:
+    async def usage(self, id_: str, principal: Principal) -> SandboxUsage:
         """Return the resources that a sandbox has used, and its limits."""
         return await used(self._registry.find(id_, principal))
 
@@ -273,13 +273,13 @@ class SandboxManager:
         """
         return await self._submit(self._registry.find(id_, principal), suspend.hibernate)
 
-    async def resume(self, id_: str, principal: Principal, *, timeout_s: float | None = suspend.SAME) -> Sandbox:
+    async def resume(self, id_: str, principal: Principal, *, timeout_s: float | None = SAME) -> Sandbox:
         """Resume a paused or hibernated sandbox and start its timeout again. A running sandbox only gets the new timeout.
 
         Args:
             id_: Id of the sandbox.
             principal: Caller.
-            timeout_s: New timeout in seconds. None: no timeout. ``suspend.SAME``: the timeout does not change.
+            timeout_s: New timeout in seconds. None: no timeout. ``SAME``: the timeout does not change.
 
         Raises:
             LimitError: The sandbox or its new timeout would exceed the owner's quota; code ``quota_exceeded``.
@@ -287,7 +287,7 @@ class SandboxManager:
             ConflictError: The hibernation image can no longer be restored; code ``snapshot_unusable``.
         """
         sandbox = self._registry.find(id_, principal)
-        if timeout_s is None or timeout_s != suspend.SAME:
+        if timeout_s is None or timeout_s != SAME:
             quotas.check_lifetime(principal.quota, timeout_s)
         return await self._submit(sandbox, functools.partial(suspend.resume, timeout_s=timeout_s))
 

@@ -13,69 +13,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import ChainMap, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Final
 
 from sandlot.core.ports import Clock
 from sandlot.core.records.sandboxes import SandboxRecorder, from_record
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import SandboxRecord
 from sandlot.model.repositories import Position
+from sandlot.model.sandboxes import ENDED, SandboxFilter
 from sandlot.model.specs import VolumeMount
 from sandlot.model.states import State, is_terminal
 
-LIVE: Final = frozenset(state for state in State if not is_terminal(state))
-ENDED: Final = frozenset(State) - LIVE
-
 MAX_REMEMBERED = 1000
 """Maximum number of ended sandboxes that are kept in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxFilter:
-    """Conditions that a sandbox must meet to be listed.
-
-    Args:
-        states: The sandbox is in one of these states.
-        metadata: The sandbox has all of these entries.
-        name: The sandbox has this name. None allows any name.
-    """
-
-    states: frozenset[State] = LIVE
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    name: str | None = None
-
-    def matches(self, sandbox: Sandbox) -> bool:
-        """Return True if a sandbox meets all conditions."""
-        return (
-            sandbox.state in self.states
-            and self.name in {None, sandbox.name}
-            and all(sandbox.metadata.get(name) == value for name, value in self.metadata.items())
-        )
-
-
-def states_of(names: Iterable[str]) -> frozenset[State]:
-    """Parse names of states.
-
-    Raises:
-        InvalidRequestError: A name is not the name of a state.
-    """
-    states = set()
-    for name in names:
-        if name not in State.__members__.values():
-            raise InvalidRequestError(
-                f"There is no state {name[:50]!r}.",
-                hint=f"Use one or more of {', '.join(State)}, separated by commas.",
-                fields={"field": "state"},
-            )
-        states.add(State(name))
-    return frozenset(states)
 
 
 def sort_key(sandbox: Sandbox) -> tuple[str, str]:
@@ -197,7 +152,7 @@ class SandboxRegistry:
         found = {
             sandbox.id: sandbox
             for sandbox in self._present()
-            if principal.sees(sandbox.owner) and wanted.matches(sandbox) and sort_key(sandbox) > start
+            if principal.sees(sandbox.owner) and wanted.matches(sandbox.info()) and sort_key(sandbox) > start
         }
         if ended := wanted.states & ENDED:
             owner = None if principal.operator else principal.owner

@@ -35,6 +35,7 @@ from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Exit, ExitReason, Instance
+from sandlot.model.sandboxes import SandboxInfo
 from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State, can_follow, is_terminal
 
@@ -253,6 +254,25 @@ class Sandbox:
     def link(self) -> Link | None:
         """Link to the guest, or None if the sandbox has no processes or its guest was not reached yet."""
         return None if self.allocation is None else self.allocation.link
+
+    def info(self) -> SandboxInfo:
+        """Return the sandbox as its clients see it now."""
+        now = self.activity.clock.now()
+        quiet_s = self.activity.clock.monotonic_s() - self.activity.quiet_since_s
+        return SandboxInfo(
+            spec=self.spec,
+            owner=self.owner,
+            name=self.name,
+            metadata=self.metadata,
+            state=State.STOPPING if self.end_requested.is_set() and not is_terminal(self.state) else self.state,
+            created_at=self.created_at,
+            expires_at=self.deadline.expires_at,
+            idle_timeout_s=self.idle_timeout_s,
+            idle_since=None if self.activity.held else now - timedelta(seconds=quiet_s),
+            exit=self.exit,
+            ended_at=self.ended_at,
+            as_of=now,
+        )
 
     def become(self, state: State) -> None:
         """Change the state.

@@ -15,7 +15,7 @@ from typing import Any
 from sandlot.core import admission
 from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
-from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
+from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.files.store import FileStore
 from sandlot.core.pools.manager import PoolClaim, PoolManager
 from sandlot.core.pools.models import PoolSpec
@@ -31,6 +31,7 @@ from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Change, DriverCapability, HostReading, Resources
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import SandboxSpec, VolumeMount
 from sandlot.model.states import State
 

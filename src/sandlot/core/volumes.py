@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -35,36 +34,13 @@ from sandlot.model.ids import VOLUME_ID, NodeId, SandboxId, VolumeId, new_volume
 from sandlot.model.ports import Attachment, Resources
 from sandlot.model.records import NewEvent, VolumeRecord
 from sandlot.model.repositories import VolumeRepository
-from sandlot.model.specs import GIB, MIB, VolumeMount, placed, slots
+from sandlot.model.specs import VolumeMount, placed, slots
+from sandlot.model.volumes import DEFAULT_SIZE_BYTES, MAX_SIZE_BYTES, MIN_SIZE_BYTES
+from sandlot.model.volumes import VolumeInfo as Volume
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-MIN_SIZE_BYTES: Final = 16 * MIB
-MAX_SIZE_BYTES: Final = 16 * 1024 * GIB
-DEFAULT_SIZE_BYTES: Final = GIB
 
 _log = structlog.get_logger("sandlot.core")
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """The current state of a volume.
-
-    Args:
-        name: Name that is unique among the owner's volumes.
-        owner: Owner of the volume.
-        size_bytes: Maximum size of the content.
-        used_bytes: Current size of the content. If the volume is not mounted, the size when it was unmounted.
-        created_at: Time at which the volume was requested.
-        attached: Ids of the sandboxes to which the volume is attached, hibernated sandboxes included.
-    """
-
-    id: VolumeId
-    name: str
-    owner: OwnerId
-    size_bytes: int
-    used_bytes: int
-    created_at: datetime
-    attached: tuple[SandboxId, ...]
 
 
 def check_name(name: str) -> str:

@@ -19,9 +19,10 @@ from sandlot.link.processes import ProcessRequests
 from sandlot.link.services import Service
 from sandlot.link.session import LinkSession, new_call_id
 from sandlot.link.tunnels import Tunnel
-from sandlot.link.types import GuestInfo, LinkClosed, LinkClosedReason
+from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError
 from sandlot.model.ports import ByteStream
+from sandlot.model.sandboxes import GuestStatus
 from sandlot.model.specs import WORKSPACE
 
 HANDSHAKE_TIMEOUT_S = 30.0
@@ -186,7 +187,7 @@ class Link:
         """
         await self._session.request("guest.warm", {"lean": lean}, parse.nothing, timeout_s=timeout_s)
 
-    async def info(self) -> GuestInfo:
+    async def info(self) -> GuestStatus:
         """Return the state and the resource use of the guest."""
         return await self._session.request("guest.info", {}, parse.guest_info)
 

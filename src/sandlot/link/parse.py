@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.link.types import CellResult, GuestInfo, KernelInfo, ProcessResult
+from sandlot.link.types import CellResult, KernelInfo, ProcessResult
 from sandlot.model.errors import SandlotError, from_code
 from sandlot.model.executions import CellError, CellStarted, Cleared, Display, ProcessInfo
 from sandlot.model.files import Entry, Listing
 from sandlot.model.ids import PROCESS_ID, ProcessId
+from sandlot.model.sandboxes import GuestStatus
 from sandlot.protocol import schema
 from sandlot.protocol.errors import ProtocolError
 
@@ -364,14 +365,14 @@ def listing(given: object) -> Listing:
     return Listing(tuple(entry(record) for record in fields["entries"]), fields["more"])
 
 
-def guest_info(given: object) -> GuestInfo:
+def guest_info(given: object) -> GuestStatus:
     """Parse the result of ``guest.info``.
 
     Raises:
         ProtocolError: The value is invalid.
     """
     fields = fields_of("guest info", schema.CALLS["guest.info"]["result"], given)
-    return GuestInfo(
+    return GuestStatus(
         generation=count("generation", fields["generation"]),
         identity=text("identity", fields["identity"], "name"),
         uptime_s=seconds("uptime", fields["uptime_s"]),

@@ -97,28 +97,5 @@ class KernelInfo:
     pid: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class GuestInfo:
-    """State and resource use of the guest.
-
-    Args:
-        generation: Generation of the protocol.
-        identity: Id of the sandbox.
-        uptime_s: Seconds since the guest started.
-        processes: Number of processes in the sandbox, the guest included.
-        tasks: Number of processes and threads in the sandbox without the guest. The limit ``pids`` applies to this number.
-        cpu_s: CPU time in seconds of all processes, including processes that have ended.
-        streams: Number of open streams of the link.
-    """
-
-    generation: int
-    identity: str
-    uptime_s: float
-    processes: int
-    tasks: int
-    cpu_s: float
-    streams: int
-
-
 Item = Output | OutputGap | Display | CellError
 """One item that a caller receives from a process or a cell."""

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.admission import (
-    UNSUPPORTED_NETWORKS,
-    AdmissionPolicy,
-    CreateSandboxParams,
-    check_host,
-    check_reserved_names,
-    check_room,
-    resolve_isolation,
-    resolve_network,
-)
+from sandlot.core.admission import UNSUPPORTED_NETWORKS, AdmissionPolicy, check_host, check_room, resolve_isolation, resolve_network
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
+from sandlot.model.sandboxes import CreateSandboxParams, check_reserved_names
 from sandlot.model.specs import Network
 
 POLICY = AdmissionPolicy()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sandlot.core import registry
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId
 from sandlot.model.errors import (
@@ -21,6 +20,7 @@ from sandlot.model.errors import (
     UnavailableError,
 )
 from sandlot.model.ports import HostReading, Resources
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, Limits
 from sandlot.model.states import State
 from sandlot.server.settings import Settings

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.registry import ENDED, LIVE, SandboxFilter, states_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.repositories import Position
+from sandlot.model.sandboxes import ENDED, LIVE, SandboxFilter, states_of
 from sandlot.model.states import State
 from tests.support.clock import ManualClock
 from tests.support.service import BASE, Bench

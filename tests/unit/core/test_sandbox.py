@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ports import ExitReason
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.protocol.stream_table import HOST_STREAMS_MAX
 from tests.support.node import MemoryNode, settled
 

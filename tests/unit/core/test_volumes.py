@@ -18,13 +18,14 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.reservations import OvercommitConfig, Purpose, Reservations
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import MIN_SIZE_BYTES, VolumeManager
+from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import HostReading, Resources
 from sandlot.model.specs import GIB, MIB, SandboxSpec, VolumeMount
+from sandlot.model.volumes import MIN_SIZE_BYTES
 from sandlot.store.store import SqlStore, open_store
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.node import settled

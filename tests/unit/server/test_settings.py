@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec
+from sandlot.core.pools.models import PoolConfig, PoolSpec
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.pools import PoolSizes
 from sandlot.model.specs import Limits
 from sandlot.server import settings as settings_module
 from sandlot.server.settings import Settings

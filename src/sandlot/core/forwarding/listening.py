@@ -14,11 +14,11 @@ import binascii
 import ipaddress
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from sandlot.core.files import files
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import NotFoundError
+from sandlot.model.sandboxes import ListeningPort as Listening
 from sandlot.model.specs import MIB, User
 from sandlot.protocol.schema import PACKAGES_PORT
 
@@ -33,18 +33,6 @@ _FIELDS = 4
 _V4_DIGITS, _V6_DIGITS = 8, 32
 """Hexadecimal digits of an IPv4 address and of an IPv6 address."""
 _SANDLOT_LISTENER = ("127.0.0.1", PACKAGES_PORT)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Listening:
-    """A listening TCP socket.
-
-    Args:
-        address: Address to which the socket is bound. ``0.0.0.0`` and ``::`` stand for all addresses.
-    """
-
-    port: int
-    address: str
 
 
 async def ports(sandbox: Sandbox) -> list[Listening]:

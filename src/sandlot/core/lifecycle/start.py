@@ -35,7 +35,6 @@ import structlog
 
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s
 from sandlot.core.pools.manager import PoolClaim
-from sandlot.core.pools.models import StartPath
 from sandlot.core.pools.pool import WarmSandbox
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.core.resources.drivers import STEP_TIMEOUT_S, driver_step
@@ -46,6 +45,7 @@ from sandlot.core.scheduler import Admitted, SetupStep, StartSourceConstraints
 from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, SandboxEndedError, SandlotError
+from sandlot.model.pools import StartPath
 from sandlot.model.ports import Change, ExitReason
 from sandlot.model.specs import Shape
 from sandlot.model.states import State

@@ -33,6 +33,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.ports import DriverCapability, Exit, ExitReason, Instance
+from sandlot.model.sandboxes import SAME
 from sandlot.model.specs import OnTimeout
 from sandlot.model.states import LIFECYCLE, SUSPENDED, State
 
@@ -45,8 +46,6 @@ WRITE_TIMEOUT_S = 600.0
 EXPIRY_RETRY_S: Final = 60.0
 """Seconds until the next attempt to suspend a sandbox that could neither be hibernated nor paused at its deadline."""
 
-SAME = -1.0
-"""Value of ``timeout_s`` that keeps the timeout of the sandbox."""
 
 _log = structlog.get_logger("sandlot.core")
 

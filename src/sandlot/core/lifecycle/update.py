@@ -25,13 +25,12 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import structlog
 
-from sandlot.core import admission
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, guest_deadline_s
 from sandlot.core.resources.drivers import driver_step
 from sandlot.core.resources.reservations import grown_amounts, largest_limits
@@ -39,7 +38,9 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Capabilities, Change, Usage
-from sandlot.model.specs import Limits, OnTimeout
+from sandlot.model.sandboxes import RESERVED_PREFIX, UpdateSandboxParams, check_reserved_names
+from sandlot.model.sandboxes import SandboxUsage as Used
+from sandlot.model.specs import Limits
 from sandlot.model.states import SUSPENDED, State
 
 COUNT_TIMEOUT_S = 2.0
@@ -52,20 +53,6 @@ _NOTHING = Usage(cpu_s=0.0, memory_bytes=0, memory_peak_bytes=0, pids=0, disk_by
 """Usage of a hibernated sandbox."""
 Undo = Callable[[], Awaitable[None]]
 _log = structlog.get_logger("sandlot.core")
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """Resources that a sandbox has used, and its limits.
-
-    Args:
-        pids: Number of processes and threads that count against the process limit, measured by the guest. None: the sandbox is suspended, or the
-            guest did not respond in time.
-    """
-
-    usage: Usage
-    pids: int | None
-    limits: Limits
 
 
 def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
@@ -98,59 +85,6 @@ async def used(sandbox: Sandbox) -> Used:
             async with asyncio.timeout(COUNT_TIMEOUT_S):
                 pids = (await link.info()).tasks
     return Used(usage, pids, sandbox.spec.limits)
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateSandboxParams:
-    """Changes that an update makes to a sandbox. None leaves a property unchanged.
-
-    Args:
-        timeout_s: Seconds from now until the deadline. A persistent sandbox then has a deadline again.
-        persistent: True to remove the deadline.
-        idle_timeout_s: New idle timeout in seconds; 0 removes the idle timeout.
-        metadata: New metadata. Entries with reserved names, which the service has set, stay.
-        on_timeout: Action when the timeout or the idle timeout passes.
-        auto_resume: True to resume the suspended sandbox when a request needs it.
-        unique_name: True to refuse the update if another live sandbox of the owner has the name.
-    """
-
-    timeout_s: float | None = None
-    persistent: bool = False
-    idle_timeout_s: float | None = None
-    metadata: Mapping[str, str] | None = None
-    limits: Change = field(default_factory=Change)
-    on_timeout: OnTimeout | None = None
-    auto_resume: bool | None = None
-    name: str | None = None
-    unique_name: bool = False
-
-    def __post_init__(self) -> None:
-        """Check that the values are within their bounds and do not contradict each other.
-
-        Raises:
-            InvalidRequestError: A value is out of bounds, or ``persistent`` and ``timeout_s`` are both set.
-        """
-        if self.persistent and self.timeout_s is not None:
-            raise InvalidRequestError("`persistent` and `timeout` are both set.", hint="Set one of them.", fields={"field": "timeout"})
-        admission.check_properties(self.name, self.metadata or {}, self.idle_timeout_s or None, unique_name=self.unique_name)
-
-    @property
-    def moves_deadline(self) -> bool:
-        """True if the update changes the deadline."""
-        return self.persistent or self.timeout_s is not None
-
-    def names(self) -> list[str]:
-        """Return the names of the properties that the update changes, as in the API."""
-        given = {
-            "timeout": self.moves_deadline,
-            "idle_timeout": self.idle_timeout_s is not None,
-            "metadata": self.metadata is not None,
-            "limits": self.limits != Change(),
-            "on_timeout": self.on_timeout is not None,
-            "auto_resume": self.auto_resume is not None,
-            "name": self.name is not None,
-        }
-        return [name for name, is_given in given.items() if is_given]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +154,7 @@ async def update(supervisor: SandboxSupervisor, *, principal: Principal, params:
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if params.timeout_s is not None:
         replace(sandbox.spec, timeout_s=params.timeout_s)  # raises an error if the timeout is out of bounds
-    admission.check_reserved_names(params.metadata or {}, sandbox.metadata)
+    check_reserved_names(params.metadata or {}, sandbox.metadata)
     if params.limits == Change():
         _check_quota(supervisor, principal, params)
         if sandbox.state in SUSPENDED:
@@ -375,7 +309,7 @@ def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
     )
     if params.metadata is not None:
         sandbox.metadata = {
-            **{name: value for name, value in sandbox.metadata.items() if name.startswith(admission.RESERVED_PREFIX)},
+            **{name: value for name, value in sandbox.metadata.items() if name.startswith(RESERVED_PREFIX)},
             **params.metadata,
         }
     if params.idle_timeout_s is not None:

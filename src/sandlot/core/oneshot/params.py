@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from sandlot.core.admission import AUTO
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError
+from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import (
     DEFAULT_COMMAND_TIMEOUT_S,
     DEFAULT_TEMPLATE,

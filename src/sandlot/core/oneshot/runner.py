@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution.output import OutputCollector
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.files import files
@@ -40,6 +39,7 @@ from sandlot.model.buffer_budget import RETRY_AFTER_S
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.executions import Output, OutputGap
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
 from sandlot.protocol.schema import STDERR, STDOUT
 

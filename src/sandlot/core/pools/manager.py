@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from sandlot.core import admission
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.pools import ownership
-from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec, StartPath, TemplateSnapshotSpec
+from sandlot.core.pools.models import PoolConfig, PoolSpec, TemplateSnapshotSpec
 from sandlot.core.pools.pool import Pool, WarmSandbox, pool_gauges
 from sandlot.core.pools.refill import PoolRefiller
 from sandlot.core.pools.registry import PoolRegistry
@@ -31,7 +31,9 @@ from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Reservations
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, UnsupportedError
+from sandlot.model.pools import PoolSizes, StartPath
 from sandlot.model.ports import DriverCapability, PreparedSandbox
+from sandlot.model.sandboxes import check_metadata
 from sandlot.model.specs import Limits, Shape
 
 
@@ -227,7 +229,7 @@ class PoolManager:
                 fields={"ability": str(DriverCapability.PAUSE)},
             )
         self._reservations.check_feasible(self._drivers[driver].max_resources(limits), await self._reservations.read_host())
-        admission.check_metadata(metadata or {})
+        check_metadata(metadata or {})
         config = PoolConfig(PoolSpec(template, driver, limits), sizes, ownership.pool_owner(principal), metadata or {})
         async with self._registry.lock:
             existing = self._registry.pools.get(str(config.pool_id))
@@ -271,7 +273,7 @@ class PoolManager:
             LimitError: The quota allows fewer sandboxes than the new ``warm``; code ``quota_exceeded``.
             ForbiddenError: A private pool would have prepared sandboxes.
         """
-        admission.check_metadata(metadata or {})
+        check_metadata(metadata or {})
         async with self._registry.lock:
             pool = ownership.find_pool(self._registry.pools, id_or_template, principal)
             sizes = pool.sizes.updated(warm=warm, max=max, prepared=prepared)

@@ -19,10 +19,11 @@ from typing import Final
 from sandlot.core.access import quotas
 from sandlot.core.access.quotas import Taken, taken
 from sandlot.core.pools import policy
-from sandlot.core.pools.models import PoolSizes, PoolSpec
+from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pool import Pool, PoolEntry, WarmSandbox
 from sandlot.model.access import LOCAL, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, NotFoundError
+from sandlot.model.pools import PoolSizes
 from sandlot.model.specs import Limits
 
 _SUMMED: Final = ("cpus", "memory_bytes", "disk_bytes")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sandlot.core.pools.models import PoolSizes
+from sandlot.model.pools import PoolSizes
 
 MAX_FILLS: Final = 2
 """Largest number of concurrent fills of all pools together: as many as a small machine has processors."""

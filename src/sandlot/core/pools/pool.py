@@ -15,13 +15,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sandlot.core.pools import policy
-from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec, StartPath, TemplateSnapshotSpec
+from sandlot.core.pools.models import PoolConfig, PoolSpec, TemplateSnapshotSpec
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.core.resources.allocation import Allocation
 from sandlot.link.client import Link
 from sandlot.model.access import LOCAL
 from sandlot.model.errors import InternalError
 from sandlot.model.ids import SandboxId
+from sandlot.model.pools import PoolSizes, StartPath
 from sandlot.model.ports import Instance, PreparedSandbox
 
 

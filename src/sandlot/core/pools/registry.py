@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sandlot.core.admission import AUTO
 from sandlot.core.pools.config_file import PoolConfigFile
 from sandlot.core.pools.models import PoolConfig, PoolId
 from sandlot.core.pools.pool import Pool
+from sandlot.model.sandboxes import AUTO
 
 
 class PoolRegistry:

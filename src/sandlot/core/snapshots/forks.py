@@ -17,17 +17,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final
 
 import structlog
 
-from sandlot.core import admission
 from sandlot.core.access.idempotency import IdempotencyKey, request_digest
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.concurrency import KeyedLock, TaskSet
-from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
 from sandlot.core.lifecycle.start import StartSource
@@ -42,19 +39,16 @@ from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatch
 from sandlot.core.snapshots.restore import MEMORY
 from sandlot.model.access import Principal
-from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
+from sandlot.model.errors import ConflictError, SandlotError
 from sandlot.model.ids import NodeId, SandboxId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent
 from sandlot.model.repositories import Store
+from sandlot.model.sandboxes import RESERVED_PREFIX, SAME, CreateSandboxParams, ForkParams, Promotion
 from sandlot.model.specs import SnapshotKind
 
-MAX_CHILDREN: Final = 100
-"""Maximum number of children of one fork request."""
 MAX_DEPTH: Final = 10_000
 """Maximum number of generations between a sandbox and the root of its tree; older ancestors are not looked up."""
-SAME: Final = suspend.SAME
-"""Value of ``timeout_s`` that stands for the parent's timeout."""
 _ROUNDS: Final = 3
 """Number of times that a promotion searches for sandboxes to end. During the promotion, clients can still fork the sandboxes."""
 
@@ -115,35 +109,6 @@ def siblings(sandbox: Sandbox, sandboxes: Iterable[Sandbox], among: Mapping[str,
 
 
 @dataclass(frozen=True, slots=True)
-class ForkParams:
-    """Parameters of a fork.
-
-    Args:
-        count: Number of children, 1 to 100.
-        name: Name of the child. If there are several children, ``-1``, ``-2`` and so on are appended.
-        metadata: Metadata of the children. None: the parent's metadata without the entries that the service adds.
-        env: Environment variables that are added to those of the parent.
-        timeout_s: Seconds until the children end. None: no timeout. :data:`SAME`: the parent's timeout.
-        share_volumes: True to let the children write to the parent's writable volumes.
-    """
-
-    count: int = 1
-    name: str | None = None
-    metadata: Mapping[str, str] | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float | None = SAME
-    share_volumes: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.count <= MAX_CHILDREN:
-            raise InvalidRequestError(f"`count` is {self.count}; it must be from 1 to {MAX_CHILDREN}.", fields={"field": "count"})
-
-    def name_of(self, number: int) -> str | None:
-        """Return the name of a child. The first child has number 1."""
-        return self.name if self.name is None or self.count == 1 else f"{self.name}-{number}"
-
-
-@dataclass(frozen=True, slots=True)
 class Tree:
     """A tree of forks.
 
@@ -154,20 +119,6 @@ class Tree:
 
     root: SandboxId
     sandboxes: Sequence[Sandbox]
-
-
-@dataclass(frozen=True, slots=True)
-class Promoted:
-    """Result of a promotion.
-
-    Args:
-        ended: Sandboxes that were ended: siblings and their descendants.
-        failed: Id of each sandbox that could not be ended -> reason.
-    """
-
-    kept: SandboxId
-    ended: Sequence[SandboxId]
-    failed: Mapping[SandboxId, str]
 
 
 class ForkManager:
@@ -251,7 +202,7 @@ class ForkManager:
         root = root_of(sandbox.id, {id_: each.spec.parent for id_, each in known.items()})
         return Tree(root, sorted(below([root], known.values()), key=lambda each: (each.created_at, each.id)))
 
-    async def promote(self, sandbox_id: str, principal: Principal, *, among: Mapping[str, str] | None = None) -> Promoted:
+    async def promote(self, sandbox_id: str, principal: Principal, *, among: Mapping[str, str] | None = None) -> Promotion:
         """Keep one child, and end the other children of its parent with all their descendants. Idempotent.
 
         Args:
@@ -291,7 +242,7 @@ class ForkManager:
                     ended[other.id] = None
         if ended:
             self.tasks.spawn(self._publish("sandbox.promoted", sandbox, ended=list(ended)))
-        return Promoted(sandbox.id, tuple(ended), failed)
+        return Promotion(sandbox.id, tuple(ended), failed)
 
     async def _fork(self, parent: Sandbox, owner: Principal, params: ForkParams, attempt: _Attempt | None) -> Sequence[Sandbox]:
         if parent.ended.is_set():
@@ -403,7 +354,7 @@ class _Attempt:
 
 def child_params(parent: Sandbox, params: ForkParams) -> list[CreateSandboxParams]:
     """Return the create parameters of the children of a fork."""
-    metadata = {name: value for name, value in parent.metadata.items() if not name.startswith(admission.RESERVED_PREFIX)}
+    metadata = {name: value for name, value in parent.metadata.items() if not name.startswith(RESERVED_PREFIX)}
     return [
         CreateSandboxParams(
             template=parent.spec.template,

@@ -26,7 +26,6 @@ import structlog
 from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.access.idempotency import IdempotencyKey, request_digest
-from sandlot.core.admission import NAME, CreateSandboxParams
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
@@ -49,6 +48,7 @@ from sandlot.model.ids import SNAPSHOT_ID, NodeId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Change
 from sandlot.model.records import NewEvent, SnapshotRecord
 from sandlot.model.repositories import Position, Store
+from sandlot.model.sandboxes import NAME, CreateSandboxParams
 from sandlot.model.specs import SandboxSpec, SnapshotKind
 
 CLOSE_TIMEOUT_S: Final = 10.0

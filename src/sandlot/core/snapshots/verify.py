@@ -22,7 +22,6 @@ from typing import Final, Protocol
 
 import structlog
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.start import StartSource
@@ -37,6 +36,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, LimitError, SandlotEr
 from sandlot.model.ids import SnapshotId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import Network
 
 PAUSE_S: Final = 10.0

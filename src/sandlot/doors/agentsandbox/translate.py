@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution.output import CommandResult
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox.outputs import ANSWER_S, Kept
@@ -25,6 +24,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, 
 from sandlot.model.files import check_media_type
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionRecord, FileRecord
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MAX_CODE_BYTES, MAX_TIMEOUT_S, WORKSPACE, ProcessSpec
 
 NAME = "agentsandbox"

@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.core.admission import RESERVED_PREFIX, CreateSandboxParams, check_reserved_names
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
+from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, check_reserved_names
 from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, MIB, Network, OnTimeout, VolumeMount
 from sandlot.model.states import State
 

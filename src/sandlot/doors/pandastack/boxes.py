@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.snapshots.forks import ForkParams
 from sandlot.doors.pandastack import translate
 from sandlot.doors.pandastack.wire import (
     CreateBody,
@@ -25,6 +24,7 @@ from sandlot.doors.pandastack.wire import (
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.sandboxes import ForkParams
 
 PAGE = 1000
 

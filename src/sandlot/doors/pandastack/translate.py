@@ -13,11 +13,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from sandlot.core.admission import RESERVED_PREFIX, CreateSandboxParams
-from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import Volume
 from sandlot.doors.pandastack.wire import (
     CreateBody,
     EntryAnswer,
@@ -33,8 +30,10 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
 from sandlot.model.files import Entry
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
+from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_TEMPLATE, MAX_TIMEOUT_S, MIB, Limits, VolumeMount
 from sandlot.model.states import State
+from sandlot.model.volumes import VolumeInfo
 
 NAME = "pandastack"
 DOOR_WORD, TREE_WORD, TTL_WORD = "sandlot.door", "sandlot.tree", "sandlot.ttl"
@@ -205,7 +204,7 @@ def snapshot(record: SnapshotRecord) -> SnapshotAnswer:
     )
 
 
-def volume(found: Volume) -> VolumeAnswer:
+def volume(found: VolumeInfo) -> VolumeAnswer:
     """What is told of a volume."""
     return VolumeAnswer(id=found.id, name=found.name, size_mb=found.size_bytes // MIB, size_bytes=found.size_bytes, created_at=time(found.created_at))
 

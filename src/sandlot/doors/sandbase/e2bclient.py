@@ -12,13 +12,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.doors.e2bwords import NEXT, metadata_filter, told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.sandboxes import live, made, opened
 from sandlot.doors.sandbase.wire import E2bListQuery, E2bSandboxBody, ResumeBody
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.repositories import Position
+from sandlot.model.sandboxes import UpdateSandboxParams
 from sandlot.web import cursors
 from sandlot.web.asking import node_of, principal_of
 

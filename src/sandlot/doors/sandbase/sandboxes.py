@@ -11,7 +11,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.node import Node
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
@@ -20,6 +19,7 @@ from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.wire import PauseBody, RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.ports import DriverCapability
+from sandlot.model.sandboxes import UpdateSandboxParams
 from sandlot.model.states import is_terminal
 from sandlot.web.asking import node_of, principal_of, sandbox_of, unless_gone
 

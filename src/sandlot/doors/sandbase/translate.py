@@ -12,15 +12,14 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandlot.core.admission import RESERVED_PREFIX, CreateSandboxParams, check_reserved_names
 from sandlot.core.execution.output import CommandResult
-from sandlot.core.lifecycle.update import Used
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.files import Entry
+from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxUsage, check_reserved_names
 from sandlot.model.specs import MIB, WORKSPACE, Limits, Network, OnTimeout, ProcessSpec
 from sandlot.model.states import State
 
@@ -234,7 +233,7 @@ def entry(found: Entry) -> dict[str, Any]:
     return {"name": found.name, "path": found.path, "isDir": folder, "type": "dir" if folder else "file", "size": 0 if folder else found.size}
 
 
-def metrics(used: Used, now: datetime, lived_s: float) -> dict[str, Any]:
+def metrics(used: SandboxUsage, now: datetime, lived_s: float) -> dict[str, Any]:
     """What a sandbox uses; of the processor the average over its life."""
     usage, limits = used.usage, used.limits
     return {
@@ -251,7 +250,7 @@ def metrics(used: Used, now: datetime, lived_s: float) -> dict[str, Any]:
     }
 
 
-def e2b_metrics(used: Used, now: datetime, lived_s: float) -> dict[str, Any]:
+def e2b_metrics(used: SandboxUsage, now: datetime, lived_s: float) -> dict[str, Any]:
     """The same in the words of E2B's client."""
     told = metrics(used, now, lived_s)
     words = {"cpu_count": "cpuCount", "cpu_used_pct": "cpuUsedPct", "mem_used": "memUsed", "mem_total": "memTotal", "mem_cache": "memCache"}

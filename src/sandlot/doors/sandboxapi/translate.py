@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from sandlot.core.admission import MIN_IDLE_TIMEOUT_S, CreateSandboxParams
 from sandlot.core.execution.code import CodeExecutionResult
 from sandlot.core.execution.output import CommandResult
 from sandlot.core.execution.requirements import InstallParams
@@ -24,6 +23,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.sandboxapi.wire import CodeAnswer, ExecuteAnswer, ExecuteBody, InstallAnswer, LanguageAnswer, SessionAnswer
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S
 
 NAME = "sandboxapi"

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.pools.manager import PoolStatus
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.control.wire import (
@@ -35,6 +33,7 @@ from sandlot.doors.tensorlake.ways import NAMESPACE
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ports import Change
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MIB, Limits, SnapshotKind, User, VolumeMount
 from sandlot.model.specs import Network as Policy
 from sandlot.model.states import State

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import code
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import LimitError, SandboxEndedError
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import CellSpec
 from tests.support.node import NodeState, open_node
 from tests.support.service import Bench

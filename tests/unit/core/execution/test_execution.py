@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import execution
 from sandlot.core.execution.execution import Execution
 from sandlot.core.execution.requirements import InstallParams, Manager
@@ -23,6 +22,7 @@ from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec
 from sandlot.model.states import State as SandboxState
 from sandlot.testing.memory.guest import MemoryGuest

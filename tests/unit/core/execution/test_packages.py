@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import execution
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.execution.requirements import InstallParams, Manager
@@ -19,6 +18,7 @@ from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.process import ProgramContext

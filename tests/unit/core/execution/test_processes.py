@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, NotFoundError
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.model.states import State
 from tests.support.node import NodeState, open_node, settled

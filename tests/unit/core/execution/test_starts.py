@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import execution
 from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.execution.state import State
@@ -18,6 +17,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import SandlotError
 from sandlot.model.ids import new_process_id
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import CellSpec, ProcessSpec
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.executions import Output
 from sandlot.model.ids import ProcessId
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import ProcessSpec, shell_argv
 from sandlot.protocol import schema
 from sandlot.protocol.schema import STDOUT

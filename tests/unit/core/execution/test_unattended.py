@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import code, execution
 from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.node import Node
@@ -17,6 +16,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import CellSpec, ProcessSpec, User, shell_argv
 from sandlot.server.compose import Service
 from sandlot.testing.memory.driver import MemoryDriver

@@ -1,4 +1,4 @@
-"""Listening ports, read from the kernel's tables, also from damaged ones."""
+"""ListeningPort ports, read from the kernel's tables, also from damaged ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandlot.core.forwarding.listening import Listening, parse_address, parse_table
+from sandlot.core.forwarding.listening import parse_address, parse_table
+from sandlot.model.sandboxes import ListeningPort
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
 REST = "00000000:00000000 00:00000000 00000000  1000        0 12345 1 0000000000000000 100 0 0 10 0"
@@ -19,7 +20,7 @@ TABLE = [
 
 
 def test_only_listening_sockets_are_listed() -> None:
-    assert parse_table(TABLE) == [Listening(8000, "0.0.0.0"), Listening(22, "127.0.0.1")]  # noqa: S104 - an expected value, nothing is bound
+    assert parse_table(TABLE) == [ListeningPort(8000, "0.0.0.0"), ListeningPort(22, "127.0.0.1")]  # noqa: S104 - an expected value, nothing is bound
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_address_has_its_usual_form(digits: str, address: str) -> None:
     "line", ["", "0:", "0: zz:1F40 x 0A", "0: 00000000:xx x 0A", "0: 000000:1F40 x 0A", "0: 00000000 x 0A", "0: 00000000:0000 x 0A"]
 )
 def test_invalid_line_is_skipped(line: str) -> None:
-    assert parse_table([HEAD, line, TABLE[1]]) == [Listening(8000, "0.0.0.0")]  # noqa: S104 - an expected value, nothing is bound
+    assert parse_table([HEAD, line, TABLE[1]]) == [ListeningPort(8000, "0.0.0.0")]  # noqa: S104 - an expected value, nothing is bound
 
 
 @settings(max_examples=40)

@@ -9,12 +9,11 @@ import pytest
 
 from sandlot.core.lifecycle import idle
 from sandlot.core.lifecycle.idle import BUSY_SHARE, TICK_S, WINDOW_S, Background, Sample, has_idled, wants_look
-from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
-from sandlot.link.types import GuestInfo
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.sandboxes import GuestStatus, UpdateSandboxParams
 from sandlot.model.specs import OnTimeout, ProcessSpec
 from sandlot.model.states import State
 from tests.support.clock import ManualClock
@@ -42,10 +41,10 @@ async def test_sandbox_that_is_paused_while_its_guest_is_asked_does_not_count_as
     sandbox = await at.sandboxes.create(replace(IDLE, on_timeout=on_timeout), OPERATOR)
     asked, release = asyncio.Event(), asyncio.Event()
 
-    async def info(_link: Link) -> GuestInfo:
+    async def info(_link: Link) -> GuestStatus:
         asked.set()
         await release.wait()
-        return GuestInfo(generation=1, identity=sandbox.id, uptime_s=1.0, processes=1, tasks=0, cpu_s=0.0, streams=0)
+        return GuestStatus(generation=1, identity=sandbox.id, uptime_s=1.0, processes=1, tasks=0, cpu_s=0.0, streams=0)
 
     monkeypatch.setattr(Link, "info", info)
     clock.advance(LIMIT_S)

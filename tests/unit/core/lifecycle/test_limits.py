@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.lifecycle.update import UpdateSandboxParams
-from sandlot.core.pools.models import PoolSizes
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
@@ -26,7 +24,9 @@ from sandlot.model.errors import (
     TimeoutExceededError,
     UnavailableError,
 )
+from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import Change, HostReading, Resources
+from sandlot.model.sandboxes import UpdateSandboxParams
 from sandlot.model.specs import GIB, MIB, Limits, ProcessSpec, User
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryInstance

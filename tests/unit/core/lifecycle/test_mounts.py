@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle import mounts
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import MIN_SIZE_BYTES
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import VolumeMount
+from sandlot.model.volumes import MIN_SIZE_BYTES
 from tests.support.node import MemoryNode, NodeState, open_node
 from tests.unit.core.test_volumes import Disks
 

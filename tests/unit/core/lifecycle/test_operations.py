@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle import mounts
 from sandlot.core.lifecycle.supervisor import CUT_S
-from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import MIN_SIZE_BYTES
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandboxEndedError, SandlotError
 from sandlot.model.ports import Change, Exit, ExitReason, HostReading
+from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams
 from sandlot.model.specs import GIB, Limits, OnTimeout, VolumeMount
 from sandlot.model.states import State
+from sandlot.model.volumes import MIN_SIZE_BYTES
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 from tests.unit.core.pools.test_manager import filled_pool
 from tests.unit.core.test_volumes import Disks

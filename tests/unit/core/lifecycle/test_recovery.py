@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import SINGLE_USE_METADATA, CreateSandboxParams
+from sandlot.core.admission import SINGLE_USE_METADATA
 from sandlot.core.files import files
 from sandlot.core.lifecycle import mounts
 from sandlot.core.lifecycle.recovery import CLIENT_LOST, ENDED_UNATTENDED, EXPIRED, NOT_CREATED, NOT_REMOVED, over
-from sandlot.core.registry import ENDED, LIVE, SandboxFilter
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import MIN_SIZE_BYTES
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import ExitReason
 from sandlot.model.records import SandboxRecord
+from sandlot.model.sandboxes import ENDED, LIVE, CreateSandboxParams, SandboxFilter
 from sandlot.model.specs import GIB, CellSpec, Limits, ProcessSpec, SandboxSpec, User, VolumeMount
 from sandlot.model.states import State
+from sandlot.model.volumes import MIN_SIZE_BYTES
 from sandlot.server.compose import Service
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import START, ManualClock

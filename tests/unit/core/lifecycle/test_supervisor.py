@@ -9,7 +9,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from sandlot.core.lifecycle.supervisor import state_after
-from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.resources.allocation import FIRST_PAUSE_S, LAST_PAUSE_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
@@ -21,6 +20,7 @@ from sandlot.model.errors import (
     SandboxEndedError,
 )
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.sandboxes import UpdateSandboxParams
 from sandlot.model.specs import CellSpec, ProcessSpec
 from sandlot.model.states import State
 from tests.support.clock import ManualClock

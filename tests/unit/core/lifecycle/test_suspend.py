@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle.idle import TICK_S
 from sandlot.core.lifecycle.suspend import EXPIRY_RETRY_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, SandlotError
 from sandlot.model.ports import DriverCapability
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, Limits, OnTimeout, ProcessSpec, shell_argv
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle import recovery
 from sandlot.core.lifecycle.recovery import SWEEP_INTERVAL_S, SWEEP_RETRY_S
-from sandlot.core.pools.models import PoolSizes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InternalError
+from sandlot.model.pools import PoolSizes
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, Limits, Network, RootFs, Shape
 from sandlot.model.states import State
 from sandlot.server.compose import open_service

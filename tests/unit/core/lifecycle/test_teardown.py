@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.model.access import OPERATOR
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, Limits
 from sandlot.model.states import State
 from tests.support.node import NodeState, open_node, settled

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, Limits
 from tests.support.node import MemoryNode, NodeState, open_node, settled
 

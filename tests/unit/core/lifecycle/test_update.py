@@ -7,11 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import HostError
+from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams
 from tests.support.node import MemoryNode, settled
 
 GRACE_S = 60.0

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.pools.config_file import POOLS_FILE, PoolConfigFile
-from sandlot.core.pools.models import PoolConfig, PoolId, PoolSizes, PoolSpec
+from sandlot.core.pools.models import PoolConfig, PoolId, PoolSpec
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import HostError
+from sandlot.model.pools import PoolSizes
 from sandlot.model.specs import Limits
 
 SPEC = PoolSpec("base", "gvisor", Limits(cpus=2, pids=99))

@@ -19,17 +19,18 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.pools import policy
 from sandlot.core.pools.config_file import POOLS_FILE
-from sandlot.core.pools.models import PoolSizes, PoolSpec, StartPath
+from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pool import Pool
 from sandlot.core.pools.warm import NEUTRAL_IDENTITY
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota
 from sandlot.model.errors import ConflictError, ForbiddenError, HostError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.pools import PoolSizes, StartPath
 from sandlot.model.ports import DriverCapability
 from sandlot.model.records import NewEvent, SandboxRecord
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.model.states import State
 from sandlot.testing.memory.store import MemoryStore

@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.pools.models import (
-    DEFAULT_MAX,
     DEFAULT_POOLS,
     SNAPSHOT_DISK_BYTES,
     PoolConfig,
     PoolId,
-    PoolSizes,
     PoolSpec,
     TemplateSnapshotSpec,
     parse_pools,
@@ -24,6 +22,7 @@ from sandlot.core.pools.models import (
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.pools import DEFAULT_MAX, PoolSizes
 from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, MIB, Limits, RootFs
 
 SPEC = PoolSpec("base", "gvisor", Limits())

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from sandlot.core.access.quotas import taken
 from sandlot.core.pools import ownership
-from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec
+from sandlot.core.pools.models import PoolConfig, PoolSpec
 from sandlot.core.pools.ownership import PoolOwners
 from sandlot.core.pools.pool import Pool, PreparedPoolEntry, WarmSandbox
 from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ForbiddenError, LimitError
 from sandlot.model.ids import SandboxId
+from sandlot.model.pools import PoolSizes
 from sandlot.model.specs import GIB, Limits
 
 LIMITS = Limits(cpus=0.5, memory_bytes=GIB, disk_bytes=GIB)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies as st
 
 from sandlot.core.pools import policy
-from sandlot.core.pools.models import PoolSizes
 from sandlot.core.pools.policy import MAX_AGE_S, MAX_FILLS, MAX_QUIET_WAIT_S, QUIET_S, SHRINK_AFTER_S, PoolContents, RefillStep
+from sandlot.model.pools import PoolSizes
 
 OLD_S = MAX_AGE_S + 1
 

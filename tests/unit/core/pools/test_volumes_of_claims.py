@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.pools.models import PoolSizes
 from sandlot.core.pools.pool import Pool
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import DriverCapability
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, Limits, VolumeMount
 from tests.support.node import MemoryNode, NodeState, open_node
 from tests.unit.core.test_volumes import Disks

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.records import sandboxes
 from sandlot.core.records.sandboxes import from_record, to_record
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError, InternalError
 from sandlot.model.records import NewEvent, SandboxRecord
+from sandlot.model.sandboxes import UpdateSandboxParams
 from sandlot.model.states import State
 from sandlot.testing.memory.store import MemorySandboxRepository as Table
 from tests.support.clock import ManualClock

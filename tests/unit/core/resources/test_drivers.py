@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.core.resources.drivers import MAX_BUILDS, Templates
 from sandlot.model.access import OPERATOR
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.states import State
 from tests.support.node import MemoryTemplates, NodeState, open_node, settled
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.ports import HeadroomRange
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, MIB, Limits, OnTimeout
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.resources.reservations import Reservation
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
-from sandlot.core.snapshots.forks import ForkParams
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, UnavailableError
+from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
 from sandlot.model.specs import MIB, Limits, Network, OnTimeout
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, settled

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.snapshots.forks import ForkParams
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import SnapshotId
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
 from sandlot.model.specs import MIB, Limits
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, settled

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import structlog
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.files import overlay
-from sandlot.core.pools.models import PoolSizes
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots import verify
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB, Limits
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, settled

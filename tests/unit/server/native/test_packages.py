@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
 from sandlot.link.services import GuestStream
 from sandlot.model.access import OPERATOR, Principal, Quota
+from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.protocol.schema import PACKAGES_PORT
 from tests.support.cases import cases
 from tests.support.http import events, output, problem, told

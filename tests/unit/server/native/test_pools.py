@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from sandlot.core.pools.models import DEFAULT_MAX
 from sandlot.model.access import OPERATOR
+from sandlot.model.pools import DEFAULT_MAX
 from tests.support.cases import cases
 from tests.support.service import Bench, tcp_client
 from tests.support.until import until

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import translate
@@ -42,6 +41,7 @@ from sandlot.model.errors import (
 )
 from sandlot.model.ports import DriverCapability
 from sandlot.model.repositories import Position
+from sandlot.model.sandboxes import UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
 from sandlot.web import cursors
 from sandlot.web.asking import node_of, principal_of, unless_gone

@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.node import Node
-from sandlot.core.snapshots.forks import ForkParams
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.control.bodies import MOST_PAGE, ForkBody, SnapshotBody, SnapshotsQuery
 from sandlot.doors.e2b.control.sandboxes import OLD_TIMEOUT_S, find, made, unless_ended
@@ -16,6 +15,7 @@ from sandlot.doors.e2bwords import NEXT, told
 from sandlot.model.access import Principal
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
+from sandlot.model.sandboxes import ForkParams
 from sandlot.model.specs import SnapshotKind
 from sandlot.web import cursors
 from sandlot.web.asking import node_of, principal_of, unless_gone

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
-from sandlot.core.admission import AUTO, CreateSandboxParams
 from sandlot.core.pools.manager import PoolStatus
-from sandlot.core.pools.models import PoolSizes
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
@@ -25,6 +23,8 @@ from sandlot.doors.tensorlake.control.wire import (
 from sandlot.doors.tensorlake.translate import DOOR_WORD, IMAGE_WORD, NAME, POOL_WORD
 from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, url_of
 from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.model.pools import PoolSizes
+from sandlot.model.sandboxes import AUTO, CreateSandboxParams
 from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 

@@ -12,9 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
-from sandlot.core.registry import ENDED, SandboxFilter
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.snapshots.forks import ForkParams
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
     ArchiveAnswer,
@@ -33,6 +31,7 @@ from sandlot.doors.tensorlake.translate import milliseconds
 from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, url_of
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.repositories import Position
+from sandlot.model.sandboxes import ENDED, ForkParams, SandboxFilter
 from sandlot.web import cursors
 from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply

@@ -8,10 +8,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from sandlot.core.admission import check_reserved_names
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.snapshots.forks import MAX_CHILDREN, SAME, ForkParams, Promoted, Tree
+from sandlot.core.snapshots.forks import Tree
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.sandboxes import MAX_CHILDREN, SAME, ForkParams, Promotion, check_reserved_names
 from sandlot.model.specs import SnapshotKind
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 from sandlot.server.native.schemas.sandboxes import LimitsAnswer, SandboxAnswer
@@ -161,6 +161,6 @@ class PromotedAnswer(Answer):
     failed: dict[str, str] = Field(description="Those that could not be ended, and why; ask again.")
 
     @classmethod
-    def of(cls, promoted: Promoted) -> PromotedAnswer:
+    def of(cls, promoted: Promotion) -> PromotedAnswer:
         """What is told of it."""
         return cls(kept=promoted.kept, ended=list(promoted.ended), failed={str(id_): why for id_, why in promoted.failed.items()})

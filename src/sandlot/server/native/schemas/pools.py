@@ -7,11 +7,11 @@ from datetime import datetime
 
 from pydantic import Field
 
-from sandlot.core.admission import AUTO, RESERVED_PREFIX, check_reserved_names
 from sandlot.core.pools.manager import PoolStatus
-from sandlot.core.pools.models import DEFAULT_MAX, MAX_SIZE, PoolSizes, StartPath
 from sandlot.core.pools.template_snapshots import made_at
 from sandlot.model.access import LOCAL
+from sandlot.model.pools import DEFAULT_MAX, MAX_SIZE, PoolSizes, StartPath
+from sandlot.model.sandboxes import AUTO, RESERVED_PREFIX, check_reserved_names
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 from sandlot.server.native.schemas.base import Answer, Body, Text, Words
 from sandlot.server.native.schemas.sandboxes import LimitsAnswer, LimitsBody

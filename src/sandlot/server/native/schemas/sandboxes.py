@@ -8,13 +8,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, CreateSandboxParams, check_reserved_names
-from sandlot.core.lifecycle.update import UpdateSandboxParams, Used
-from sandlot.core.registry import ENDED, LIVE, SandboxFilter, states_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of
 from sandlot.model.ports import Change
+from sandlot.model.sandboxes import (
+    AUTO,
+    ENDED,
+    LIVE,
+    MAX_METADATA_ENTRIES,
+    CreateSandboxParams,
+    SandboxFilter,
+    SandboxUsage,
+    UpdateSandboxParams,
+    check_reserved_names,
+    states_of,
+)
 from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, Limits, OnTimeout
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 from sandlot.server.native.volumes.schemas import MountAnswer, MountBody
@@ -286,7 +295,7 @@ class UsageAnswer(Answer):
     limits: LimitsAnswer
 
     @classmethod
-    def of(cls, used: Used) -> UsageAnswer:
+    def of(cls, used: SandboxUsage) -> UsageAnswer:
         """What is told of it."""
         usage = used.usage
         return cls(

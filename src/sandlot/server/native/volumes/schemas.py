@@ -6,8 +6,8 @@ from datetime import datetime
 
 from pydantic import Field
 
-from sandlot.core.volumes import DEFAULT_SIZE_BYTES, MAX_SIZE_BYTES, MIN_SIZE_BYTES, Volume
 from sandlot.model.specs import VolumeMount
+from sandlot.model.volumes import DEFAULT_SIZE_BYTES, MAX_SIZE_BYTES, MIN_SIZE_BYTES, VolumeInfo
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text
 
 
@@ -62,7 +62,7 @@ class VolumeAnswer(Answer):
     created_at: datetime
 
     @classmethod
-    def of(cls, volume: Volume) -> VolumeAnswer:
+    def of(cls, volume: VolumeInfo) -> VolumeAnswer:
         """What is told of it."""
         return cls(
             id=volume.id,

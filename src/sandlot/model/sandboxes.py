@@ -1,0 +1,414 @@
+"""Sandboxes as callers of the node see them, and the parameters of the operations on them.
+
+Invariants:
+- A value describes one moment and never changes. ``SandboxInfo.as_of`` is this moment.
+- Values that depend neither on the operator's policy nor on the host are checked when parameters are made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from sandlot.model.access import OwnerId
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.ids import SandboxId, node_of
+from sandlot.model.ports import Change, Exit, Usage
+from sandlot.model.specs import (
+    DEFAULT_NETWORK,
+    DEFAULT_TEMPLATE,
+    DEFAULT_TIMEOUT_S,
+    KIB,
+    MAX_TIMEOUT_S,
+    Limits,
+    OnTimeout,
+    SandboxSpec,
+    VolumeMount,
+    check_mounts,
+    check_text,
+)
+from sandlot.model.states import State, is_terminal
+
+SAME: Final = -1.0
+"""Value of ``timeout_s`` that keeps the timeout of the sandbox."""
+
+AUTO: Final = "auto"
+"""Value of ``isolation`` that leaves the choice of the isolation to the operator."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+MAX_METADATA_ENTRIES: Final = 64
+
+MAX_METADATA_BYTES: Final = 16 * KIB
+
+MAX_METADATA_NAME_BYTES: Final = 255
+"""Maximum bytes of a metadata name in UTF-8. Names and values are indexed for filters, and a PostgreSQL index row can hold at most 2,704 bytes."""
+
+RESERVED_PREFIX: Final = "sandlot."
+"""Prefix of metadata names that only the service and its compatibility APIs may set."""
+
+MIN_IDLE_TIMEOUT_S: Final = 5.0
+"""Smallest idle timeout in seconds. It equals the interval between two checks of the idle monitor (``core/lifecycle/idle.py``)."""
+
+LIVE: Final = frozenset(state for state in State if not is_terminal(state))
+
+ENDED: Final = frozenset(State) - LIVE
+
+MAX_CHILDREN: Final = 100
+"""Maximum number of children of one fork request."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """One sandbox at one moment.
+
+    Args:
+        spec: Spec of the sandbox. Its metadata are those of the create request; its limits are in force.
+        name: Name that the client chose. None: no name.
+        metadata: Current metadata.
+        state: State of the sandbox; ``stopping`` as soon as the end of the sandbox is requested.
+        expires_at: Deadline; while the sandbox is suspended, the deadline of the suspension. None: no deadline.
+        idle_timeout_s: Idle timeout in seconds. None: no idle timeout.
+        idle_since: Time of the last activity of a client. None: a client uses the sandbox now.
+        exit: Reason of the end. None: the sandbox has not ended.
+        as_of: Time at which the sandbox was as described.
+    """
+
+    spec: SandboxSpec
+    owner: OwnerId
+    name: str | None
+    metadata: Mapping[str, str]
+    state: State
+    created_at: datetime
+    expires_at: datetime | None
+    idle_timeout_s: float | None
+    idle_since: datetime | None
+    exit: Exit | None
+    ended_at: datetime | None
+    as_of: datetime
+
+    @property
+    def id(self) -> SandboxId:
+        """Id of the sandbox."""
+        return self.spec.id
+
+    @property
+    def node(self) -> str:
+        """Id of the node of the sandbox."""
+        return node_of(self.spec.id)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the sandbox has ended."""
+        return is_terminal(self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSandboxParams:
+    """Parameters of a create request.
+
+    Args:
+        template: Name of the template.
+        snapshot: Id or name of a snapshot to start from instead of the template. None: the template.
+        name: Name that the client chose. None: no name.
+        env: Environment variables of every process in the sandbox.
+        metadata: Metadata that the client chose: at most 64 entries, 16 KiB, and 255 bytes for each name.
+        limits: Limits of the sandbox.
+        timeout_s: Seconds until the action ``on_timeout`` is carried out. None: the sandbox is persistent.
+        idle_timeout_s: Seconds without activity until the action ``on_timeout`` is carried out. None: no idle timeout.
+        isolation: ``auto`` or the name of a driver.
+        network: Name of the network policy.
+        files: Ids of stored files to copy into the working directory.
+        on_timeout: Action when the timeout or the idle timeout passes.
+        auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
+        volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
+        unique_name: True to refuse the request if the owner has a live sandbox of the same name.
+        single_use: True for a sandbox that serves a single request, such as a one-shot run. The client does not get the id of the sandbox.
+            The sandbox is ended when the service stops. Clients cannot set this field.
+    """
+
+    template: str = DEFAULT_TEMPLATE
+    snapshot: str | None = None
+    name: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    timeout_s: float | None = DEFAULT_TIMEOUT_S
+    idle_timeout_s: float | None = None
+    isolation: str = AUTO
+    network: str = DEFAULT_NETWORK
+    files: tuple[str, ...] = ()
+    on_timeout: OnTimeout = OnTimeout.KILL
+    auto_resume: bool = True
+    volumes: tuple[VolumeMount, ...] = ()
+    unique_name: bool = False
+    single_use: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the fields whose valid values depend neither on the operator's policy nor on the host.
+
+        Raises:
+            InvalidRequestError: The name, the metadata, the idle timeout or a volume is invalid.
+        """
+        check_properties(self.name, self.metadata, self.idle_timeout_s, unique_name=self.unique_name)
+        check_mounts(self.volumes)
+
+
+def check_properties(name: str | None, metadata: Mapping[str, str], idle_timeout_s: float | None, *, unique_name: bool) -> None:
+    """Check the properties of a sandbox that both a create request and an update can set.
+
+    Args:
+        name: Name of the sandbox. None: the sandbox has no name, or an update keeps the name.
+        metadata: Metadata that the client chose.
+        idle_timeout_s: Idle timeout in seconds. None: the sandbox has no idle timeout, or an update keeps the idle timeout.
+        unique_name: True if no other live sandbox of the owner may have the name.
+
+    Raises:
+        InvalidRequestError: A value is invalid, or ``unique_name`` is set without a name.
+    """
+    if name is not None and NAME.fullmatch(name) is None:
+        raise InvalidRequestError(
+            f"The name {name[:64]!r} is not valid.",
+            hint="Use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit.",
+            fields={"field": "name"},
+        )
+    if name is None and unique_name:
+        raise InvalidRequestError("`unique_name` is set without `name`.", hint="Set `name`.", fields={"field": "unique_name"})
+    if idle_timeout_s is not None and not MIN_IDLE_TIMEOUT_S <= idle_timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidRequestError(
+            f"`idle_timeout` is {idle_timeout_s:g}; {MIN_IDLE_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g} seconds are allowed.",
+            hint="Pass `idle_timeout` within these bounds, or omit it.",
+            fields={"field": "idle_timeout"},
+        )
+    if metadata:
+        check_metadata(metadata)
+
+
+def check_reserved_names(metadata: Mapping[str, str], current: Mapping[str, str] | None = None) -> None:
+    """Refuse reserved names in the metadata of a client's request. An entry that equals an entry of the current metadata is allowed.
+
+    Args:
+        metadata: Metadata of the request.
+        current: Current metadata of the sandbox or pool. None: the sandbox or pool does not exist yet.
+
+    Raises:
+        InvalidRequestError: The metadata would add or change an entry with a reserved name.
+    """
+    for name, value in metadata.items():
+        if name.startswith(RESERVED_PREFIX) and (current or {}).get(name) != value:
+            raise InvalidRequestError(
+                f"{name[:64]!r} cannot be set: metadata names that begin with {RESERVED_PREFIX!r} are reserved for the service.",
+                hint="Choose another name.",
+                fields={"field": "metadata", "name": name[:64]},
+            )
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Refuse metadata with too many entries, with too many bytes, or with a name or value that is not valid text.
+
+    Raises:
+        InvalidRequestError: The metadata or one of its names is too large, or a name or value is not valid text.
+    """
+    for name in metadata:
+        if (length := len(check_text("metadata", name))) > MAX_METADATA_NAME_BYTES:
+            raise InvalidRequestError(
+                f"The metadata name {name[:32]!r}... has {length} bytes; {MAX_METADATA_NAME_BYTES} are allowed.",
+                hint="Use a short name and put long text into the value.",
+                fields={"field": "metadata"},
+            )
+    size = sum(len(check_text("metadata", name)) + len(check_text("metadata", value)) for name, value in metadata.items())
+    if len(metadata) > MAX_METADATA_ENTRIES or size > MAX_METADATA_BYTES:
+        raise InvalidRequestError(
+            f"The metadata has {len(metadata)} entries (at most {MAX_METADATA_ENTRIES}) and {size} bytes (at most {MAX_METADATA_BYTES}).",
+            hint="Store large values elsewhere and put references into the metadata.",
+            fields={"field": "metadata"},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxUsage:
+    """Resources that a sandbox has used, and its limits.
+
+    Args:
+        pids: Number of processes and threads that count against the process limit, measured by the guest. None: the sandbox is suspended, or the
+            guest did not respond in time.
+    """
+
+    usage: Usage
+    pids: int | None
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSandboxParams:
+    """Changes that an update makes to a sandbox. None leaves a property unchanged.
+
+    Args:
+        timeout_s: Seconds from now until the deadline. A persistent sandbox then has a deadline again.
+        persistent: True to remove the deadline.
+        idle_timeout_s: New idle timeout in seconds; 0 removes the idle timeout.
+        metadata: New metadata. Entries with reserved names, which the service has set, stay.
+        on_timeout: Action when the timeout or the idle timeout passes.
+        auto_resume: True to resume the suspended sandbox when a request needs it.
+        unique_name: True to refuse the update if another live sandbox of the owner has the name.
+    """
+
+    timeout_s: float | None = None
+    persistent: bool = False
+    idle_timeout_s: float | None = None
+    metadata: Mapping[str, str] | None = None
+    limits: Change = field(default_factory=Change)
+    on_timeout: OnTimeout | None = None
+    auto_resume: bool | None = None
+    name: str | None = None
+    unique_name: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that the values are within their bounds and do not contradict each other.
+
+        Raises:
+            InvalidRequestError: A value is out of bounds, or ``persistent`` and ``timeout_s`` are both set.
+        """
+        if self.persistent and self.timeout_s is not None:
+            raise InvalidRequestError("`persistent` and `timeout` are both set.", hint="Set one of them.", fields={"field": "timeout"})
+        check_properties(self.name, self.metadata or {}, self.idle_timeout_s or None, unique_name=self.unique_name)
+
+    @property
+    def moves_deadline(self) -> bool:
+        """True if the update changes the deadline."""
+        return self.persistent or self.timeout_s is not None
+
+    def names(self) -> list[str]:
+        """Return the names of the properties that the update changes, as in the API."""
+        given = {
+            "timeout": self.moves_deadline,
+            "idle_timeout": self.idle_timeout_s is not None,
+            "metadata": self.metadata is not None,
+            "limits": self.limits != Change(),
+            "on_timeout": self.on_timeout is not None,
+            "auto_resume": self.auto_resume is not None,
+            "name": self.name is not None,
+        }
+        return [name for name, is_given in given.items() if is_given]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxFilter:
+    """Conditions that a sandbox must meet to be listed.
+
+    Args:
+        states: The sandbox is in one of these states.
+        metadata: The sandbox has all of these entries.
+        name: The sandbox has this name. None allows any name.
+    """
+
+    states: frozenset[State] = LIVE
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    name: str | None = None
+
+    def matches(self, sandbox: SandboxInfo) -> bool:
+        """Return True if a sandbox meets all conditions."""
+        return (
+            sandbox.state in self.states
+            and self.name in {None, sandbox.name}
+            and all(sandbox.metadata.get(name) == value for name, value in self.metadata.items())
+        )
+
+
+def states_of(names: Iterable[str]) -> frozenset[State]:
+    """Parse names of states.
+
+    Raises:
+        InvalidRequestError: A name is not the name of a state.
+    """
+    states = set()
+    for name in names:
+        if name not in State.__members__.values():
+            raise InvalidRequestError(
+                f"There is no state {name[:50]!r}.",
+                hint=f"Use one or more of {', '.join(State)}, separated by commas.",
+                fields={"field": "state"},
+            )
+        states.add(State(name))
+    return frozenset(states)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkParams:
+    """Parameters of a fork.
+
+    Args:
+        count: Number of children, 1 to 100.
+        name: Name of the child. If there are several children, ``-1``, ``-2`` and so on are appended.
+        metadata: Metadata of the children. None: the parent's metadata without the entries that the service adds.
+        env: Environment variables that are added to those of the parent.
+        timeout_s: Seconds until the children end. None: no timeout. :data:`SAME`: the parent's timeout.
+        share_volumes: True to let the children write to the parent's writable volumes.
+    """
+
+    count: int = 1
+    name: str | None = None
+    metadata: Mapping[str, str] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float | None = SAME
+    share_volumes: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= MAX_CHILDREN:
+            raise InvalidRequestError(f"`count` is {self.count}; it must be from 1 to {MAX_CHILDREN}.", fields={"field": "count"})
+
+    def name_of(self, number: int) -> str | None:
+        """Return the name of a child. The first child has number 1."""
+        return self.name if self.name is None or self.count == 1 else f"{self.name}-{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """Result of a promotion.
+
+    Args:
+        ended: Sandboxes that were ended: siblings and their descendants.
+        failed: Id of each sandbox that could not be ended -> reason.
+    """
+
+    kept: SandboxId
+    ended: Sequence[SandboxId]
+    failed: Mapping[SandboxId, str]
+
+
+@dataclass(frozen=True, slots=True)
+class GuestStatus:
+    """State and resource use of the guest.
+
+    Args:
+        generation: Generation of the protocol.
+        identity: Id of the sandbox.
+        uptime_s: Seconds since the guest started.
+        processes: Number of processes in the sandbox, the guest included.
+        tasks: Number of processes and threads in the sandbox without the guest. The limit ``pids`` applies to this number.
+        cpu_s: CPU time in seconds of all processes, including processes that have ended.
+        streams: Number of open streams of the link.
+    """
+
+    generation: int
+    identity: str
+    uptime_s: float
+    processes: int
+    tasks: int
+    cpu_s: float
+    streams: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ListeningPort:
+    """A listening TCP socket.
+
+    Args:
+        address: Address to which the socket is bound. ``0.0.0.0`` and ``::`` stand for all addresses.
+    """
+
+    port: int
+    address: str
