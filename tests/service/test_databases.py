@@ -69,13 +69,13 @@ async def test_nodes_of_one_database_share_keys_and_counts_and_no_sandboxes(tmp_
         record, secret = await one.service.api_keys.create("shared", quota=Quota(executions_per_month=1))
         await until(lambda: two.service.api_keys.verify(secret) is not None)
         who = principal(two.service, secret)
-        sandbox = await two.sandboxes.create(BASE, who)
+        sandbox = await two.sandboxes.create(who, BASE)
         with two.node.execution_counter.count(sandbox.owner):
             pass
         await two.service.node.execution_counter.writer.flush()
         await one.service.node.execution_counter.writer.flush()
         assert one.service.node.execution_counter.used(record.id) == 1
-        mine = await one.sandboxes.create(BASE, who)
+        mine = await one.sandboxes.create(who, BASE)
         with pytest.raises(LimitError), one.node.execution_counter.count(mine.owner):
             raise AssertionError
         assert [each.id for each in one.sandboxes.list(OPERATOR)] == [mine.id]
@@ -87,9 +87,9 @@ async def test_nodes_of_one_database_share_keys_and_counts_and_no_sandboxes(tmp_
 
 async def test_restarted_node_settles_its_own_sandboxes_and_no_others(tmp_path: Path, settings: Settings) -> None:
     async with bench(folder(tmp_path, "one"), settings) as other:
-        theirs = await other.sandboxes.create(BASE, OPERATOR)
+        theirs = await other.sandboxes.create(OPERATOR, BASE)
         async with bench(folder(tmp_path, "two"), settings) as at:
-            ours = await at.sandboxes.create(CreateSandboxParams(template="base", limits=BASE.limits, metadata={"a": "b"}), OPERATOR)
+            ours = await at.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", limits=BASE.limits, metadata={"a": "b"}))
         async with bench(folder(tmp_path, "two"), settings) as again:
             found = await again.sandboxes.load(ours.id, OPERATOR)
             assert found.ended.is_set()

@@ -41,12 +41,12 @@ async def settled(service: Service, told: dict[str, Any]) -> Sandbox:
 
 async def goes_on(service: Service, folder: Path, sandbox: Sandbox, told: dict[str, Any]) -> None:
     """It has all that it had, and can be put to sleep and woken again."""
-    await service.node.manager.resume(sandbox.id, OPERATOR)
+    await service.node.manager.resume(OPERATOR, sandbox.id)
     await check(service.node, sandbox, State("first", told["ticker"]))
     assert saved(folder) == []
-    await service.node.manager.hibernate(sandbox.id, OPERATOR)
+    await service.node.manager.hibernate(OPERATOR, sandbox.id)
     assert saved(folder) == [sandbox.id]
-    await service.node.manager.resume(sandbox.id, OPERATOR)
+    await service.node.manager.resume(OPERATOR, sandbox.id)
     await check(service.node, sandbox, State("first", told["ticker"]))
 
 

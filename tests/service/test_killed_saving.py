@@ -47,11 +47,11 @@ async def test_while_a_snapshot_is_taken(step: str) -> None:
             if there:
                 await check(
                     service.node,
-                    await service.node.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR),
+                    await service.node.snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot="kept")),
                     State("first", told["ticker"]),
                 )
             else:  # the name is free, and the sandbox can be written again
-                await service.node.snapshots.create(sandbox.id, OPERATOR, name="kept")
+                await service.node.snapshots.create(OPERATOR, sandbox.id, name="kept")
             assert len(await listed(service)) == 1
 
 
@@ -62,7 +62,7 @@ async def test_while_one_is_tried_and_its_files_are_packed() -> None:
             sandbox = await lives_on(service, told)
             snapshots = service.node.snapshots
             await snapshots.verifier.idle.wait()
-            record = await snapshots.get(told["snapshot"], OPERATOR)
+            record = await snapshots.get(OPERATOR, told["snapshot"])
             assert (record.layer, record.problem) == (True, "")
             assert sorted(each.name for each in (folder / "saved" / record.id).iterdir()) == ["files.layer", "image"]
             await until(lambda: live(service) == {sandbox.id})  # the copies were for that alone
@@ -85,7 +85,7 @@ async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
             for other in service.node.registry.list(OPERATOR):
                 if other.id != sandbox.id and not SINGLE_USE_METADATA.items() <= other.metadata.items():  # recorded as one that runs, so it runs
                     await check(service.node, other, State("first", told["ticker"]))
-            again = await service.node.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
+            again = await service.node.snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot="kept"))
             await check(service.node, again, State("first", told["ticker"]))
 
 
@@ -100,7 +100,7 @@ async def test_while_it_is_forked(step: str) -> None:
             assert saved(folder) == []
             found = live(service) - {sandbox.id}
             assert len(found) in {"one is told of": {1, 2}, "all are told of": {2}, "image removed": {2}}.get(step, {0})
-            children = await service.node.forks.create(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
+            children = await service.node.forks.create(OPERATOR, sandbox.id, ForkParams(COUNT), key="k")
             assert len(children) == COUNT
             if len(found) == COUNT:
                 assert {child.id for child in children} == found, "what was made whole is given again"
@@ -115,8 +115,8 @@ async def test_while_one_is_promoted() -> None:
         kept, *others = told["children"]
         async with real_service(folder) as service:
             sandbox = await lives_on(service, told)
-            await service.node.forks.promote(kept, OPERATOR)
+            await service.node.forks.promote(OPERATOR, kept)
             await until(lambda: live(service) == {sandbox.id, kept})
-            assert (await service.node.forks.promote(kept, OPERATOR)).ended == ()
+            assert (await service.node.forks.promote(OPERATOR, kept)).ended == ()
             await check(service.node, service.node.registry.find(kept, OPERATOR), State("first", told["ticker"]))
             assert set(others) & live(service) == set()

@@ -64,12 +64,12 @@ async def source(service: Service) -> tuple[Sandbox, State]:
 
 
 async def start(service: Service, snapshot: str, *, limits: Change | None = None, principal: Principal = OPERATOR, **asked: object) -> Sandbox:
-    return await service.node.snapshots.create_sandbox(CreateSandboxParams(snapshot=snapshot, **asked), principal, limits=limits)  # type: ignore[arg-type]
+    return await service.node.snapshots.create_sandbox(principal, CreateSandboxParams(snapshot=snapshot, **asked), limits=limits)  # type: ignore[arg-type]
 
 
 async def end(service: Service, *sandboxes: Sandbox) -> None:
     for sandbox in sandboxes:
-        await service.node.manager.kill(sandbox.id, OPERATOR)
+        await service.node.manager.kill(OPERATOR, sandbox.id)
 
 
 @contextmanager
@@ -93,8 +93,8 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
     service: Service, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
     sandbox, state = source
-    await service.node.manager.hibernate(sandbox.id, OPERATOR)
-    record = await service.node.snapshots.create(sandbox.id, OPERATOR)
+    await service.node.manager.hibernate(OPERATOR, sandbox.id)
+    record = await service.node.snapshots.create(OPERATOR, sandbox.id)
     larger = await start(service, record.id, limits=Change(memory_bytes=384 * MIB, pids=300))
     assert (larger.spec.limits.memory_bytes, larger.spec.limits.pids, larger.spec.limits.disk_bytes) == (384 * MIB, 300, SMALL.disk_bytes)
     await check(service.node, larger, state)
@@ -103,7 +103,7 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
     with pytest.raises(ConflictError) as refused:
         await start(service, record.id, limits=Change(memory_bytes=128 * MIB))
     assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
-    await service.node.snapshots.delete(record.id, OPERATOR)
+    await service.node.snapshots.delete(OPERATOR, record.id)
     await gone(state_dir, record.id)
     await check(service.node, sandbox, state)
 
@@ -111,9 +111,9 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
 async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runtime_is_gone_until_both_are_damaged(
     service: Service, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
-    taken = await service.node.snapshots.create(source[0].id, OPERATOR, name="set-up")
+    taken = await service.node.snapshots.create(OPERATOR, source[0].id, name="set-up")
     await service.node.snapshots.verifier.idle.wait()
-    record = await service.node.snapshots.get(taken.id, OPERATOR)
+    record = await service.node.snapshots.get(OPERATOR, taken.id)
     assert (record.layer, record.problem) == (True, "")
     assert record.size_bytes > taken.size_bytes
     await until(lambda: not any(sandbox.single_use for sandbox in service.node.registry.list(OPERATOR)))  # the copy was for that alone
@@ -138,11 +138,11 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
             file.write(bytes(image.stat().st_size))
     service.node.snapshots.verifier.submit(taken.id, tries=1)
     await service.node.snapshots.verifier.idle.wait()
-    assert (await service.node.snapshots.get("set-up", OPERATOR)).problem
+    assert (await service.node.snapshots.get(OPERATOR, "set-up")).problem
     assert (await events(service, "snapshot.unusable"))[-1]["snapshot"] == taken.id
     with pytest.raises(ConflictError, match="could not be restored"):
         await start(service, "set-up")
-    await service.node.snapshots.delete("set-up", OPERATOR)
+    await service.node.snapshots.delete(OPERATOR, "set-up")
     await gone(state_dir, taken.id)
 
 
@@ -158,19 +158,19 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
 
             await until(sees_the_full_disk)  # a reading of the host is used for a second
             with pytest.raises(UnavailableError, match="disk") as busy:
-                await careful.node.snapshots.create(sandbox.id, OPERATOR)
+                await careful.node.snapshots.create(OPERATOR, sandbox.id)
             assert "retry_after_s" in busy.value.fields
             await check(careful.node, sandbox, state)
         async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as careless:
             sandbox = careless.node.registry.find(sandbox.id, OPERATOR)
             with pytest.raises(LimitError) as full:
-                await careless.node.snapshots.create(sandbox.id, OPERATOR)
+                await careless.node.snapshots.create(OPERATOR, sandbox.id)
             assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
             assert saved(folder) == []
             assert await careless.store.snapshots.list_by_node(careless.node.id) == []
             await check(careless.node, sandbox, state)
             filled.unlink()
-            record = await careless.node.snapshots.create(sandbox.id, OPERATOR)
+            record = await careless.node.snapshots.create(OPERATOR, sandbox.id)
             assert saved(folder) == [record.id]
             await check(careless.node, sandbox, state)
 
@@ -180,8 +180,8 @@ async def test_snapshot_outlives_its_source_and_its_service() -> None:
         async with real_service(folder) as first:
             sandbox = await make(first)
             state = await fill(first.node, sandbox, size=8 * MIB)
-            record = await first.node.snapshots.create(sandbox.id, OPERATOR, name="kept")
-            await first.node.manager.kill(sandbox.id, OPERATOR)
+            record = await first.node.snapshots.create(OPERATOR, sandbox.id, name="kept")
+            await first.node.manager.kill(OPERATOR, sandbox.id)
         (folder / "saved" / "snap-half").mkdir()
         half = replace(record, id=SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), name=None, ready=False)
         async with real_service(folder) as second:
@@ -189,10 +189,10 @@ async def test_snapshot_outlives_its_source_and_its_service() -> None:
             await second.store.snapshots.save(half)
             copy = await start(second, "kept")
             await check(second.node, copy, state)
-            await second.node.manager.kill(copy.id, OPERATOR)
+            await second.node.manager.kill(OPERATOR, copy.id)
         async with real_service(folder) as third:
             assert [each.id for each in await third.store.snapshots.list_by_node(third.node.id)] == [record.id], (
                 "what was never finished is forgotten"
             )
-            await third.node.snapshots.delete("kept", OPERATOR)
+            await third.node.snapshots.delete(OPERATOR, "kept")
             await gone(folder, record.id)

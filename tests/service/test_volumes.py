@@ -51,12 +51,12 @@ async def clear(service: Service, *kept: Sandbox) -> None:
     """Remove all snapshots, volumes and sandboxes but for the sandboxes that are kept; these have no volume afterwards."""
     for sandbox in service.node.registry.list(OPERATOR):
         if sandbox not in kept:
-            await service.node.manager.kill(sandbox.id, OPERATOR)
+            await service.node.manager.kill(OPERATOR, sandbox.id)
     for sandbox in kept:
         for mount in sandbox.spec.volumes:
-            await service.node.mounts.detach(sandbox.id, OPERATOR, mount.path)
+            await service.node.mounts.detach(OPERATOR, sandbox.id, mount.path)
     for record in await service.store.snapshots.list_by_node(service.node.id):
-        await service.node.snapshots.delete(record.id, OPERATOR)
+        await service.node.snapshots.delete(OPERATOR, record.id)
     for volume in await service.node.volumes.list(OPERATOR):
         await until(lambda id_=volume.id: _free(service, id_))  # type: ignore[misc]
         await service.node.volumes.delete(OPERATOR, volume.id)
@@ -145,7 +145,7 @@ async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(servi
     assert "uid=1000" in await shell(service.node, sandbox, "/data/id")
     assert (await shell(service.node, sandbox, "ls /data/root/workspace; readlink -f /data/root")).split() == ["/"]
     assert (await service.node.volumes.get(OPERATOR, id_)).used_bytes > 0
-    await service.node.manager.kill(sandbox.id, OPERATOR)
+    await service.node.manager.kill(OPERATOR, sandbox.id)
     await until(lambda: _unused(service))
     await service.node.volumes.delete(OPERATOR, id_)
     assert state_dir.joinpath("sandlot.db").is_file()
@@ -188,19 +188,19 @@ async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, sta
     sandbox = await make(service, WITH)
     await shell(service.node, sandbox, "echo before > /data/word")
     await cell(service.node, sandbox, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
-    await service.node.manager.hibernate(sandbox.id, OPERATOR)
+    await service.node.manager.hibernate(OPERATOR, sandbox.id)
     await all_let_go(state_dir)
     assert (await service.node.volumes.get(OPERATOR, id_)).attached == (sandbox.id,)
     with pytest.raises(ConflictError):
         await service.node.volumes.delete(OPERATOR, id_)
     other = await make(service, WITH)
     assert await shell(service.node, other, "cat /data/word; echo after > /data/word; echo new > /data/new") == "before\n"
-    await service.node.manager.resume(sandbox.id, OPERATOR)
+    await service.node.manager.resume(OPERATOR, sandbox.id)
     assert await shell(service.node, sandbox, "cat /data/word /data/new") == "after\nnew\n"
     await cell(service.node, sandbox, "file.write('two\\n')\nfile.close()")
     assert await shell(service.node, other, "cat /data/log") == "one\ntwo\n"
-    await service.node.manager.kill(other.id, OPERATOR)
-    await service.node.manager.hibernate(sandbox.id, OPERATOR)
+    await service.node.manager.kill(OPERATOR, other.id)
+    await service.node.manager.hibernate(OPERATOR, sandbox.id)
     await all_let_go(state_dir)
     assert await shell(service.node, sandbox, "cat /data/new") == "new\n"
 
@@ -212,22 +212,22 @@ async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_fo
     snapshots, sandbox = service.node.snapshots, await make(service, WITH)
     await shell(service.node, sandbox, "echo 1 > /data/word; echo kept > /workspace/kept")
     for kind in (SnapshotKind.MEMORY, SnapshotKind.FILES):
-        await snapshots.create(sandbox.id, OPERATOR, name=str(kind), kind=kind)
-        none = await snapshots.create_sandbox(CreateSandboxParams(snapshot=str(kind)), OPERATOR)
+        await snapshots.create(OPERATOR, sandbox.id, name=str(kind), kind=kind)
+        none = await snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot=str(kind)))
         assert (none.spec.volumes, none.spec.restored) == ((), str(kind))
         assert (
             await shell(service.node, none, "cat /workspace/kept; ls -A /data 2>/dev/null; cat /.sandlot/volumes/*/* 2>/dev/null; true") == "kept\n"
         )
         mounts = (VolumeMount("other", "/data"), VolumeMount("data", "/elsewhere"))
-        some = await snapshots.create_sandbox(CreateSandboxParams(snapshot=str(kind), volumes=mounts), OPERATOR)
+        some = await snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot=str(kind), volumes=mounts))
         assert await shell(service.node, some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
         for each in (none, some):
-            await service.node.manager.kill(each.id, OPERATOR)
-    await service.node.manager.kill(sandbox.id, OPERATOR)
+            await service.node.manager.kill(OPERATOR, each.id)
+    await service.node.manager.kill(OPERATOR, sandbox.id)
     await until(lambda: _unused(service))
     await service.node.volumes.delete(OPERATOR, "data")
     assert (
-        await shell(service.node, await snapshots.create_sandbox(CreateSandboxParams(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
+        await shell(service.node, await snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot="memory")), "cat /workspace/kept") == "kept\n"
     )
 
 

@@ -120,37 +120,37 @@ STEPS: dict[str, Callable[[], None]] = {
 
 async def take(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    record = await service.node.snapshots.create(sandbox.id, OPERATOR, name="kept")
+    record = await service.node.snapshots.create(OPERATOR, sandbox.id, name="kept")
     say(snapshot=record.id)
 
 
 async def delete(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    record = await service.node.snapshots.create(sandbox.id, OPERATOR, name="kept")
+    record = await service.node.snapshots.create(OPERATOR, sandbox.id, name="kept")
     say(snapshot=record.id)
     arm()
-    await service.node.snapshots.delete("kept", OPERATOR)
+    await service.node.snapshots.delete(OPERATOR, "kept")
     say(deleted=record.id)
 
 
 async def create(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    record = await service.node.snapshots.create(sandbox.id, OPERATOR, name="kept")
+    record = await service.node.snapshots.create(OPERATOR, sandbox.id, name="kept")
     say(snapshot=record.id)
     arm()
-    made = await service.node.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
+    made = await service.node.snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot="kept"))
     say(made=made.id)
 
 
 async def fork(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    made = await service.node.forks.create(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
+    made = await service.node.forks.create(OPERATOR, sandbox.id, ForkParams(COUNT), key="k")
     say(children=[child.id for child in made])
 
 
 async def promote(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    made = await service.node.forks.create(sandbox.id, OPERATOR, ForkParams(3))
+    made = await service.node.forks.create(OPERATOR, sandbox.id, ForkParams(3))
     say(children=[child.id for child in made])
     arm()
-    promoted = await service.node.forks.promote(made[0].id, OPERATOR)
+    promoted = await service.node.forks.promote(OPERATOR, made[0].id)
     say(ended=list(promoted.ended))
 
 
@@ -172,15 +172,15 @@ async def stocked(service: Service) -> None:
 
 async def hibernate(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    await service.node.manager.hibernate(sandbox.id, OPERATOR)
+    await service.node.manager.hibernate(OPERATOR, sandbox.id)
     say(hibernated=True)
 
 
 async def wake(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    await service.node.manager.hibernate(sandbox.id, OPERATOR)
+    await service.node.manager.hibernate(OPERATOR, sandbox.id)
     say(hibernated=True)
     arm()
-    await service.node.manager.resume(sandbox.id, OPERATOR)
+    await service.node.manager.resume(OPERATOR, sandbox.id)
     say(woken=True)
 
 

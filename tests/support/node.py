@@ -135,9 +135,9 @@ class SandboxesFacade:
 
     held = count
 
-    async def create(self, params: CreateSandboxParams, principal: Principal, *, key: str | None = None) -> Sandbox:
+    async def create(self, principal: Principal, params: CreateSandboxParams, *, key: str | None = None) -> Sandbox:
         """Create a sandbox."""
-        return await self._manager.create(params, principal, key=key)
+        return await self._manager.create(principal, params, key=key)
 
     def find(self, id_: str, principal: Principal) -> Sandbox:
         """Return a sandbox, also one that has ended lately."""
@@ -176,9 +176,9 @@ class PoolsFacade:
         """Create a pool."""
         return await self._pools.create(principal, template, isolation, limits, sizes, metadata)
 
-    def find(self, id_or_template: str, principal: Principal) -> PoolStatus:
+    def find(self, principal: Principal, id_or_template: str) -> PoolStatus:
         """Return one pool."""
-        return self._pools.find(id_or_template, principal)
+        return self._pools.find(principal, id_or_template)
 
     def list(self, principal: Principal) -> list[PoolStatus]:
         """Return the pools that a principal may see."""
@@ -188,13 +188,13 @@ class PoolsFacade:
         """Return the number of an owner's pools."""
         return self._pools.count(owner)
 
-    async def update(self, id_: str, principal: Principal, **sizes: Any) -> PoolStatus:  # noqa: ANN401 - numbers and metadata
+    async def update(self, principal: Principal, id_: str, **sizes: Any) -> PoolStatus:  # noqa: ANN401 - numbers and metadata
         """Change sizes (``warm``, ``max``, ``prepared``) or ``metadata``."""
-        return await self._pools.update(id_, principal, **sizes)
+        return await self._pools.update(principal, id_, **sizes)
 
-    async def delete(self, id_: str, principal: Principal) -> None:
+    async def delete(self, principal: Principal, id_: str) -> None:
         """Delete a pool."""
-        await self._pools.delete(id_, principal)
+        await self._pools.delete(principal, id_)
 
     async def run_until_idle(self) -> None:
         """Run the refill task until it has nothing left to do at this moment of the clock."""

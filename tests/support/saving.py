@@ -99,7 +99,7 @@ async def real_service(folder: Path, *, keep: bool = False, **changes: Any) -> A
 
 async def make(service: Service, params: CreateSandboxParams = BASE) -> Sandbox:
     """A sandbox of the operator's."""
-    return await service.node.manager.create(params, OPERATOR)
+    return await service.node.manager.create(OPERATOR, params)
 
 
 async def shell(node: Node, sandbox: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:

@@ -397,9 +397,9 @@ class Schedule:
         saved = [id_ for id_, register in self.snapshots.items() if register.allowed() == {True}]
         if saved and self.rng.random() < 0.4:
             params = replace(params, snapshot=self.rng.choice(saved))
-            text, work = f"create from {params.snapshot}", self.node.services.snapshots.create_sandbox(params, OPERATOR)
+            text, work = f"create from {params.snapshot}", self.node.services.snapshots.create_sandbox(OPERATOR, params)
         else:
-            text, work = f"create {params.limits.cpus:g} cpus", self.node.sandboxes.create(params, OPERATOR)
+            text, work = f"create {params.limits.cpus:g} cpus", self.node.sandboxes.create(OPERATOR, params)
 
         def done(sandbox: Sandbox) -> None:
             self._enter(sandbox, mortal=is_mortal or self._is_suspension_short)
@@ -417,26 +417,26 @@ class Schedule:
             entry.is_killed = True
 
         entry.may_end = True
-        return self.call(f"kill {entry.label}", self.node.sandboxes.kill(entry.id, OPERATOR), on=entry, done=done)
+        return self.call(f"kill {entry.label}", self.node.sandboxes.kill(OPERATOR, entry.id), on=entry, done=done)
 
     def suspend(self, entry: Entry) -> Call:
         return self.rng.choice([self.pause, self.hibernate])(entry)
 
     def pause(self, entry: Entry) -> Call:
         writes = [(entry.registers["state"], SUSPENDED)]
-        return self.call(f"pause {entry.label}", self.node.sandboxes.pause(entry.id, OPERATOR), on=entry, writes=writes)
+        return self.call(f"pause {entry.label}", self.node.sandboxes.pause(OPERATOR, entry.id), on=entry, writes=writes)
 
     def hibernate(self, entry: Entry) -> Call:
         writes = [(entry.registers["state"], {State.HIBERNATED})]
-        return self.call(f"hibernate {entry.label}", self.node.sandboxes.hibernate(entry.id, OPERATOR), on=entry, writes=writes)
+        return self.call(f"hibernate {entry.label}", self.node.sandboxes.hibernate(OPERATOR, entry.id), on=entry, writes=writes)
 
     def resume(self, entry: Entry) -> Call:
         writes = [(entry.registers["state"], {State.RUNNING})]
-        return self.call(f"resume {entry.label}", self.node.sandboxes.resume(entry.id, OPERATOR), on=entry, writes=writes)
+        return self.call(f"resume {entry.label}", self.node.sandboxes.resume(OPERATOR, entry.id), on=entry, writes=writes)
 
     def _update(self, entry: Entry, text: str, params: UpdateSandboxParams, *, wakes: bool = False, **writes: object) -> Call:
         effects = [(entry.registers[name], [value]) for name, value in writes.items()]
-        work = self.node.sandboxes.update(entry.id, OPERATOR, params)
+        work = self.node.sandboxes.update(OPERATOR, entry.id, params)
         return self.call(f"update {entry.label} {text}", work, on=entry, writes=effects, wakes=wakes)
 
     def describe(self, entry: Entry) -> Call:
@@ -472,13 +472,13 @@ class Schedule:
     def attach(self, entry: Entry) -> Call:
         volume = self.rng.choice(VOLUMES)
         writes = [(entry.registers[volume], {True})]
-        work = self.node.services.mounts.attach(entry.id, OPERATOR, VolumeMount(volume, f"/{volume}"))
+        work = self.node.services.mounts.attach(OPERATOR, entry.id, VolumeMount(volume, f"/{volume}"))
         return self.call(f"attach {volume} to {entry.label}", work, on=entry, writes=writes, wakes=True)
 
     def detach(self, entry: Entry) -> Call:
         volume = self.rng.choice(VOLUMES)
         writes = [(entry.registers[volume], {False})]
-        work = self.node.services.mounts.detach(entry.id, OPERATOR, volume)
+        work = self.node.services.mounts.detach(OPERATOR, entry.id, volume)
         return self.call(f"detach {volume} from {entry.label}", work, on=entry, writes=writes, wakes=True)
 
     def mount(self, entry: Entry) -> Call:
@@ -490,20 +490,20 @@ class Schedule:
                 self._enter(child, mortal=entry.is_mortal)
 
         params = ForkParams(count=self.rng.choice([1, 1, 2]), share_volumes=True)
-        return self.call(f"fork {entry.label} {params.count} times", self.node.services.forks.create(entry.id, OPERATOR, params), on=entry, done=done)
+        return self.call(f"fork {entry.label} {params.count} times", self.node.services.forks.create(OPERATOR, entry.id, params), on=entry, done=done)
 
     def snapshot(self, entry: Entry) -> Call:
         def done(record: Any) -> None:  # noqa: ANN401 - a snapshot record
             self.snapshots[record.id] = Register(True)
             self.say(f"    snapshot {record.id}")
 
-        return self.call(f"snapshot {entry.label}", self.node.services.snapshots.create(entry.id, OPERATOR), on=entry, done=done)
+        return self.call(f"snapshot {entry.label}", self.node.services.snapshots.create(OPERATOR, entry.id), on=entry, done=done)
 
     def delete_snapshot(self) -> Call | None:
         if not self.snapshots:
             return None
         id_ = self.rng.choice(list(self.snapshots))
-        return self.call(f"delete {id_}", self.node.services.snapshots.delete(id_, OPERATOR), writes=[(self.snapshots[id_], {False})])
+        return self.call(f"delete {id_}", self.node.services.snapshots.delete(OPERATOR, id_), writes=[(self.snapshots[id_], {False})])
 
     def change_volume(self) -> Call:
         """Create a volume, or delete it."""
@@ -525,8 +525,8 @@ class Schedule:
             return self.call(f"create a pool of {warm}", cast("Coroutine[Any, Any, Any]", work))
         id_ = pools[0].pool.id
         if self.rng.random() < 0.3:
-            return self.call("delete the pool", self.node.pools.delete(id_, OPERATOR))
-        return self.call(f"update the pool to {warm}", self.node.pools.update(id_, OPERATOR, warm=warm))
+            return self.call("delete the pool", self.node.pools.delete(OPERATOR, id_))
+        return self.call(f"update the pool to {warm}", self.node.pools.update(OPERATOR, id_, warm=warm))
 
     def disconnect(self) -> None:
         """Cancel one call in progress: its client disconnects."""
@@ -894,7 +894,7 @@ class Schedule:
             for entry in self.live():
                 self.kill(entry)
         for status in self.node.pools.list(OPERATOR):
-            self.call("delete the pool", self.node.pools.delete(status.pool.id, OPERATOR))
+            self.call("delete the pool", self.node.pools.delete(OPERATOR, status.pool.id))
         await self.settle()
         for name in VOLUMES:
             if True in self.volumes[name].allowed():

@@ -73,7 +73,7 @@ class Bench:
         return SandboxesFacade(self.service.node)
 
     async def sandbox(self) -> Sandbox:
-        return await self.service.node.manager.create(BASE, OPERATOR)
+        return await self.service.node.manager.create(OPERATOR, BASE)
 
     async def pass_idly(self, clock: ManualClock, seconds: float) -> None:
         """Let time pass in which the sandboxes do nothing, and the idle monitor looks at every one of its moments."""

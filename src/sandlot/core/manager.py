@@ -114,13 +114,13 @@ class SandboxManager:
             _log.error("sandboxes.not_removed", count=len(late), detail="the next start of the service removes them")
 
     async def create(
-        self, params: CreateSandboxParams, principal: Principal, *, key: str | None = None, source: StartSource | None = None
+        self, principal: Principal, params: CreateSandboxParams, *, key: str | None = None, source: StartSource | None = None
     ) -> Sandbox:
         """Create a sandbox and wait until it runs.
 
         Args:
-            params: The request.
             principal: Caller; the sandbox belongs to its owner.
+            params: The request.
             key: Idempotency key. A repeated request returns the same sandbox, even if the sandbox has ended. None: each request creates a sandbox.
             source: Snapshot or sandbox from which the new sandbox starts. None: its template.
 
@@ -222,7 +222,7 @@ class SandboxManager:
         lifecycle.reservations.record(Purpose.SANDBOX, amount, owner=record.owner, limits=counted)
         self._registry.without_driver[record.id] = record
 
-    async def kill(self, id_: str, principal: Principal) -> None:
+    async def kill(self, principal: Principal, id_: str) -> None:
         """End a sandbox and return when its processes are dead. Idempotent."""
         sandbox = await self._registry.load(id_, principal)
         sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
@@ -234,7 +234,7 @@ class SandboxManager:
         if not sandbox.ended.is_set():
             raise sandbox.stopping_error()
 
-    async def update(self, id_: str, principal: Principal, params: UpdateSandboxParams) -> Sandbox:
+    async def update(self, principal: Principal, id_: str, params: UpdateSandboxParams) -> Sandbox:
         """Apply all changes to a sandbox, or none.
 
         Raises:
@@ -252,11 +252,11 @@ class SandboxManager:
             sandbox.check_live()
             return await self._submit(sandbox, functools.partial(update, principal=principal, params=params), held)
 
-    async def usage(self, id_: str, principal: Principal) -> SandboxUsage:
+    async def usage(self, principal: Principal, id_: str) -> SandboxUsage:
         """Return the resources that a sandbox has used, and its limits."""
         return await used(self._registry.find(id_, principal))
 
-    async def pause(self, id_: str, principal: Principal) -> Sandbox:
+    async def pause(self, principal: Principal, id_: str) -> Sandbox:
         """Freeze a sandbox. Does nothing if the sandbox is suspended already.
 
         Raises:
@@ -264,7 +264,7 @@ class SandboxManager:
         """
         return await self._submit(self._registry.find(id_, principal), suspend.pause)
 
-    async def hibernate(self, id_: str, principal: Principal) -> Sandbox:
+    async def hibernate(self, principal: Principal, id_: str) -> Sandbox:
         """Write the memory and files of a sandbox to disk, then release the memory. Does nothing if the sandbox is hibernated already.
 
         Raises:
@@ -273,12 +273,12 @@ class SandboxManager:
         """
         return await self._submit(self._registry.find(id_, principal), suspend.hibernate)
 
-    async def resume(self, id_: str, principal: Principal, *, timeout_s: float | None = SAME) -> Sandbox:
+    async def resume(self, principal: Principal, id_: str, *, timeout_s: float | None = SAME) -> Sandbox:
         """Resume a paused or hibernated sandbox and start its timeout again. A running sandbox only gets the new timeout.
 
         Args:
-            id_: Id of the sandbox.
             principal: Caller.
+            id_: Id of the sandbox.
             timeout_s: New timeout in seconds. None: no timeout. ``SAME``: the timeout does not change.
 
         Raises:

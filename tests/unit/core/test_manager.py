@@ -33,8 +33,8 @@ async def test_bounded_number_of_ended_sandboxes_is_remembered_without_their_env
     monkeypatch.setattr(registry, "MAX_REMEMBERED", 2)
     sandboxes = []
     for number in range(3):
-        sandbox = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}), OPERATOR)
-        await at.sandboxes.kill(sandbox.id, OPERATOR)
+        sandbox = await at.sandboxes.create(OPERATOR, replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}))
+        await at.sandboxes.kill(OPERATOR, sandbox.id)
         sandboxes.append(sandbox)
     await until(lambda: at.sandboxes.held == 0)
     with pytest.raises(NotFoundError):
@@ -65,7 +65,7 @@ async def test_limit_of_sandboxes_counts_unfinished_creates_and_removals(tmp_pat
         release.set()
         await second
         removing = at.driver.faults.hold("clean")
-        await at.sandboxes.kill(first.id, OPERATOR)
+        await at.sandboxes.kill(OPERATOR, first.id)
         with pytest.raises(UnavailableError):
             await at.sandbox()
         removing.set()
@@ -86,22 +86,22 @@ async def test_driver_is_probed_again_after_the_host_was_repaired(at: Bench) -> 
 
 async def test_unique_name_belongs_to_one_live_sandbox_of_an_owner(at: Bench, clock: ManualClock) -> None:
     named = replace(BASE, name="worker", unique_name=True)
-    made = await asyncio.gather(*(at.sandboxes.create(named, OPERATOR) for _ in range(3)), return_exceptions=True)
+    made = await asyncio.gather(*(at.sandboxes.create(OPERATOR, named) for _ in range(3)), return_exceptions=True)
     assert sorted(isinstance(each, ConflictError) for each in made) == [False, True, True]
     (sandbox,) = [each for each in made if isinstance(each, Sandbox)]
     assert at.sandboxes.named("worker", OPERATOR) is sandbox
     other = replace(OPERATOR, owner=OwnerId("0" * 12), operator=False)
     with pytest.raises(NotFoundError):
         at.sandboxes.named("worker", other)
-    assert (await at.sandboxes.create(named, other)).owner == other.owner
+    assert (await at.sandboxes.create(other, named)).owner == other.owner
     clock.advance(1)
-    same = await at.sandboxes.create(replace(named, unique_name=False), OPERATOR)
+    same = await at.sandboxes.create(OPERATOR, replace(named, unique_name=False))
     assert at.sandboxes.named("worker", OPERATOR) is same
     for one in (same, sandbox):
-        await at.sandboxes.kill(one.id, OPERATOR)
+        await at.sandboxes.kill(OPERATOR, one.id)
     with pytest.raises(NotFoundError):
         at.sandboxes.named("worker", OPERATOR)
-    assert (await at.sandboxes.create(named, OPERATOR)).name == "worker"
+    assert (await at.sandboxes.create(OPERATOR, named)).name == "worker"
     with pytest.raises(InvalidRequestError):
         CreateSandboxParams(unique_name=True)
 
@@ -112,7 +112,7 @@ async def test_service_is_empty_from_the_removal_of_the_last_sandbox_on(at: Benc
     sandbox = await at.sandbox()
     clock.advance(7)
     assert at.sandboxes.empty_s() == 0
-    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    await at.sandboxes.kill(OPERATOR, sandbox.id)
     await until(lambda: at.sandboxes.held == 0)
     clock.advance(3)
     assert at.sandboxes.empty_s() == 3
@@ -160,11 +160,11 @@ async def test_node_reserves_no_more_than_its_host_has(tmp_path: Path) -> None:
             await at.sandbox()
         assert (full.value.code, full.value.retryable, full.value.fields["retry_after_s"]) == (ErrorCode.BUSY, True, 2)
         with pytest.raises(InvalidRequestError, match=r"together can have 2.5 GiB"):
-            await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)
+            await at.sandboxes.create(OPERATOR, replace(BASE, limits=Limits(memory_bytes=4 * GIB)))
         assert at.sandboxes.held == 2
-        await at.sandboxes.create(replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)), OPERATOR)
+        await at.sandboxes.create(OPERATOR, replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)))
         at.driver.faults.raises["clean"] = [OSError("busy")]
-        await at.sandboxes.kill(sandboxes[0].id, OPERATOR)
+        await at.sandboxes.kill(OPERATOR, sandboxes[0].id)
         # The processes are dead, but the removal failed once, so the memory is still reserved.
         assert (await at.sandboxes.capacity()).available.memory_bytes == 0
         await until(lambda: at.sandboxes.held == 2)
@@ -180,4 +180,4 @@ async def test_create_that_can_never_fit_is_invalid_while_the_service_is_full(tm
         with pytest.raises(UnavailableError):
             await at.sandbox()
         with pytest.raises(InvalidRequestError, match=r"together can have 3.0 GiB"):
-            await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)
+            await at.sandboxes.create(OPERATOR, replace(BASE, limits=Limits(memory_bytes=4 * GIB)))

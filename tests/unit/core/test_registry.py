@@ -35,12 +35,12 @@ async def ids(at: Bench, principal: Principal, wanted: SandboxFilter, limit: int
 async def test_live_and_ended_ones_are_one_order_of_time(at: Bench, clock: ManualClock) -> None:
     sandboxes = []
     for number in range(6):
-        sandboxes.append(await at.sandboxes.create(replace(BASE, metadata={"parity": str(number % 2), "same": "x"}), ALICE))
+        sandboxes.append(await at.sandboxes.create(ALICE, replace(BASE, metadata={"parity": str(number % 2), "same": "x"})))
         clock.advance(1 if number % 3 else 0)  # some at the same moment
     hers = sorted(sandboxes, key=lambda sandbox: (sandbox.created_at, sandbox.id))
-    his = await at.sandboxes.create(BASE, BOB)
+    his = await at.sandboxes.create(BOB, BASE)
     for sandbox in sandboxes[:3]:
-        await at.sandboxes.kill(sandbox.id, ALICE)
+        await at.sandboxes.kill(ALICE, sandbox.id)
     for limit in (1, 2, 3, 100):
         assert await ids(at, ALICE, SandboxFilter(states=ALL), limit) == [sandbox.id for sandbox in hers]
     assert await ids(at, ALICE, SandboxFilter()) == [sandbox.id for sandbox in hers if sandbox not in sandboxes[:3]]

@@ -20,7 +20,7 @@ TURNS = 100
 
 @pytest.fixture
 async def sandbox(node: MemoryNode) -> Sandbox:
-    sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     return sandbox
 
 
@@ -67,7 +67,7 @@ async def test_state_of_a_feature_is_created_once_and_closed_when_the_sandbox_is
 
     state = local.of(sandbox)
     assert local.of(sandbox) is local.get(sandbox) is state
-    await node.sandboxes.kill(sandbox.id, OPERATOR)
+    await node.sandboxes.kill(OPERATOR, sandbox.id)
     await settled(lambda: bool(closed))
 
     assert closed == [state]
@@ -75,7 +75,7 @@ async def test_state_of_a_feature_is_created_once_and_closed_when_the_sandbox_is
 
 
 async def test_removed_sandbox_gets_no_new_state(node: MemoryNode, sandbox: Sandbox) -> None:
-    await node.sandboxes.kill(sandbox.id, OPERATOR)
+    await node.sandboxes.kill(OPERATOR, sandbox.id)
     await settled(lambda: sandbox.is_removed)
 
     with pytest.raises(SandboxEndedError):

@@ -31,7 +31,7 @@ async def at(module_bench: SharedBench) -> AsyncIterator[SharedBench]:
     """The service of the module, without sandboxes, keys and other entries of earlier tests; records of what ended stay."""
     yield module_bench
     for sandbox in module_bench.sandboxes.list(OPERATOR):
-        await module_bench.sandboxes.kill(sandbox.id, OPERATOR)
+        await module_bench.sandboxes.kill(OPERATOR, sandbox.id)
     for key in await module_bench.service.api_keys.list():
         if key.revoked_at is None:
             await module_bench.service.api_keys.revoke(key.id)

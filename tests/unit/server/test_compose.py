@@ -57,7 +57,7 @@ async def test_another_database_removes_nothing_unless_that_is_meant(folder: Pat
     below.mkdir()
     driver = BareDriver(below)
     async with serving(folder, driver, keep=True) as service:
-        await service.node.manager.create(BASE, OPERATOR)
+        await service.node.manager.create(OPERATOR, BASE)
         await until(lambda: bool(driver.kept_in_sweeps))
         identity = (data / "store").read_text()
     left, sweeps = driver.leftovers(), len(driver.kept_in_sweeps)
@@ -117,7 +117,7 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
     below = folder / "driver"
     below.mkdir()
     async with open_service(settings, drivers={"gvisor": MemoryDriver()}, read_host=lambda: BOUNDLESS) as service:
-        creating = asyncio.create_task(service.node.manager.create(BASE, OPERATOR))
+        creating = asyncio.create_task(service.node.manager.create(OPERATOR, BASE))
         await until((folder / "cache").exists)
         # Whoever waits for it can be told what for.
         while not any(each.name == "base" and each.building for each in await service.node.templates.list()):

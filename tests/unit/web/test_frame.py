@@ -131,7 +131,7 @@ async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
 
 async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(at: Bench) -> None:
     _, secret = await at.service.api_keys.create("small", quota=Quota(upload_bytes=1000))
-    sandbox = await at.sandboxes.create(BASE, principal(at, secret))
+    sandbox = await at.sandboxes.create(principal(at, secret), BASE)
 
     async def pieces(size: int) -> AsyncIterator[bytes]:
         for _ in range(0, size, 500):

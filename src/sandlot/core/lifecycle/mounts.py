@@ -305,14 +305,14 @@ class MountManager:
         self._drivers = drivers
         self._volumes = volumes
 
-    async def attach(self, sandbox_id: str, principal: Principal, mount: VolumeMount) -> Sandbox:
+    async def attach(self, principal: Principal, sandbox_id: str, mount: VolumeMount) -> Sandbox:
         """Attach a volume to a sandbox. A suspended sandbox is resumed.
 
         Does nothing if the sandbox has the volume at this path already, with the same ``read_only``.
 
         Args:
-            sandbox_id: Id of the sandbox.
             principal: Caller. The volume belongs to the owner of the sandbox.
+            sandbox_id: Id of the sandbox.
             mount: Name or id of the volume, its path inside the sandbox, and ``read_only``.
 
         Raises:
@@ -329,12 +329,12 @@ class MountManager:
         await self._submit(sandbox, functools.partial(attach, principal=owner, mount=mount))
         return sandbox
 
-    async def detach(self, sandbox_id: str, principal: Principal, which: str) -> Sandbox:
+    async def detach(self, principal: Principal, sandbox_id: str, which: str) -> Sandbox:
         """Detach a volume from a sandbox. A suspended sandbox is resumed. The contents of the volume are kept.
 
         Args:
-            sandbox_id: Id of the sandbox.
             principal: Caller.
+            sandbox_id: Id of the sandbox.
             which: Path, name or id of the volume.
 
         Raises:

@@ -170,7 +170,7 @@ class OneShotRunner:
         give_up_s, pause_s = loop.time() + room_timeout_s, _FIRST_PAUSE_S
         while True:
             try:
-                return await self._manager.create(create_params, principal)
+                return await self._manager.create(principal, create_params)
             except SandlotError as error:
                 if error.code not in _RETRYABLE or "retry_after_s" not in error.fields or loop.time() + pause_s > give_up_s:
                     raise

@@ -171,12 +171,12 @@ class PoolManager:
         visible = [pool for pool in self._registry.pools.values() if principal.sees(pool.owner)]
         return [self._status(pool) for pool in sorted(visible, key=lambda pool: (pool.spec.template, pool.spec.isolation, pool.id))]
 
-    def find(self, id_or_template: str, principal: Principal) -> PoolStatus:
+    def find(self, principal: Principal, id_or_template: str) -> PoolStatus:
         """Return the status of a pool.
 
         Args:
-            id_or_template: Id of a pool that the principal may see, or name of a template of which the principal has exactly one pool.
             principal: Principal of the request.
+            id_or_template: Id of a pool that the principal may see, or name of a template of which the principal has exactly one pool.
 
         Raises:
             NotFoundError: The principal may see no such pool; code ``pool_not_found``.
@@ -184,7 +184,7 @@ class PoolManager:
         """
         return self._status(ownership.find_pool(self._registry.pools, id_or_template, principal))
 
-    def find_claimable(self, id_or_template: str, principal: Principal) -> Pool:
+    def find_claimable(self, principal: Principal, id_or_template: str) -> Pool:
         """Return a pool from which a principal may claim a warm sandbox: a shared pool by its id, or the principal's own pool by its id or template.
 
         Raises:
@@ -250,8 +250,8 @@ class PoolManager:
 
     async def update(
         self,
-        id_or_template: str,
         principal: Principal,
+        id_or_template: str,
         *,
         warm: int | None = None,
         max: int | None = None,  # noqa: A002 - the name of the API
@@ -261,8 +261,8 @@ class PoolManager:
         """Change the sizes or the metadata of a pool. The change stays in effect when the service restarts.
 
         Args:
-            id_or_template: Pool to change; see :meth:`find`.
             principal: Principal of the request.
+            id_or_template: Pool to change; see :meth:`find`.
             warm: New value of ``PoolSizes.warm``. None: unchanged.
             max: New value of ``PoolSizes.max``. None: unchanged, unless ``warm`` is larger.
             prepared: New value of ``PoolSizes.prepared``. None: unchanged.
@@ -280,7 +280,7 @@ class PoolManager:
             ownership.check_allowed(pool, sizes, principal)
             return await self._configure(pool, replace(pool.config, sizes=sizes, metadata=pool.metadata if metadata is None else metadata))
 
-    async def delete(self, id_or_template: str, principal: Principal) -> None:
+    async def delete(self, principal: Principal, id_or_template: str) -> None:
         """Delete a pool and start to remove its warm and prepared sandboxes. The pool stays deleted when the service restarts."""
         async with self._registry.lock:
             pool = ownership.find_pool(self._registry.pools, id_or_template, principal)

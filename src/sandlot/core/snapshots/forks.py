@@ -154,12 +154,12 @@ class ForkManager:
         self._node = node
         self.tasks = TaskSet("fork.internal_error")
 
-    async def create(self, sandbox_id: str, principal: Principal, params: ForkParams, *, key: str | None = None) -> Sequence[Sandbox]:
+    async def create(self, principal: Principal, sandbox_id: str, params: ForkParams, *, key: str | None = None) -> Sequence[Sandbox]:
         """Fork a sandbox and wait until all children run. If the call is cancelled, all children are ended.
 
         Args:
-            sandbox_id: Id of the parent.
             principal: Caller, whose quota applies. The children belong to the parent's owner.
+            sandbox_id: Id of the parent.
             params: Parameters of the fork.
             key: Idempotency key. A repeated request returns the first request's children, even if they have ended.
 
@@ -188,7 +188,7 @@ class ForkManager:
                 await _end(earlier, "the service ended while the sandbox was forked")
         raise AssertionError  # unreachable: the loop above ends only with a return or an exception
 
-    async def get_tree(self, sandbox_id: str, principal: Principal) -> Tree:
+    async def get_tree(self, principal: Principal, sandbox_id: str) -> Tree:
         """Return the tree of a sandbox."""
         sandbox = await self._registry.load(sandbox_id, principal)
         known = {each.id: each for each in (sandbox, *self._registry.list(principal, ended=True))}
@@ -202,12 +202,12 @@ class ForkManager:
         root = root_of(sandbox.id, {id_: each.spec.parent for id_, each in known.items()})
         return Tree(root, sorted(below([root], known.values()), key=lambda each: (each.created_at, each.id)))
 
-    async def promote(self, sandbox_id: str, principal: Principal, *, among: Mapping[str, str] | None = None) -> Promotion:
+    async def promote(self, principal: Principal, sandbox_id: str, *, among: Mapping[str, str] | None = None) -> Promotion:
         """Keep one child, and end the other children of its parent with all their descendants. Idempotent.
 
         Args:
-            sandbox_id: Id of the child to keep.
             principal: Caller.
+            sandbox_id: Id of the child to keep.
             among: End only siblings that have all these entries in their metadata.
 
         Raises:
@@ -232,7 +232,7 @@ class ForkManager:
             to_end = [other for other in below(roots, known) if not other.ended.is_set() and other.id not in failed]
             if not to_end:
                 break
-            results = await asyncio.gather(*(self._manager.kill(other.id, principal) for other in to_end), return_exceptions=True)
+            results = await asyncio.gather(*(self._manager.kill(principal, other.id) for other in to_end), return_exceptions=True)
             for other, result in zip(to_end, results, strict=True):
                 if isinstance(result, Exception):
                     failed[other.id] = str(result)
@@ -306,7 +306,7 @@ class ForkManager:
         tasks = []
         for number, params in enumerate(children):
             key = None if attempt is None else attempt.key_of(number)
-            tasks.append(asyncio.create_task(self._manager.create(params, owner, key=key, source=source)))
+            tasks.append(asyncio.create_task(self._manager.create(owner, params, key=key, source=source)))
             tasks[-1].add_done_callback(fail_batch)
         return tasks
 

@@ -136,13 +136,13 @@ class SnapshotManager:
             await tasks.wait()
 
     async def create(
-        self, sandbox_id: str, principal: Principal, *, name: str | None = None, kind: SnapshotKind = SnapshotKind.MEMORY, key: str | None = None
+        self, principal: Principal, sandbox_id: str, *, name: str | None = None, kind: SnapshotKind = SnapshotKind.MEMORY, key: str | None = None
     ) -> SnapshotRecord:
         """Create a snapshot of a sandbox. The sandbox is frozen while its memory is written, and then continues.
 
         Args:
-            sandbox_id: Id of the sandbox.
             principal: Caller. The caller's quota limits the number and the size of the snapshots.
+            sandbox_id: Id of the sandbox.
             name: Name that is unique among the owner's snapshots. None: the snapshot has no name.
             kind: ``memory`` saves memory and files, ``files`` only the files.
             key: Idempotency key. A repeated request returns the first request's snapshot.
@@ -162,14 +162,14 @@ class SnapshotManager:
         return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
 
     async def create_sandbox(
-        self, params: CreateSandboxParams, principal: Principal, *, limits: Change | None = None, network: str | None = None, key: str | None = None
+        self, principal: Principal, params: CreateSandboxParams, *, limits: Change | None = None, network: str | None = None, key: str | None = None
     ) -> Sandbox:
         """Create a sandbox from a snapshot.
 
         Args:
+            principal: Owner of the new sandbox.
             params: Parameters of the sandbox. ``snapshot`` is the snapshot's id or name; template, isolation, limits and network are taken
                 from the snapshot.
-            principal: Owner of the new sandbox.
             limits: Limits that replace those of the snapshot. None: the limits of the snapshot.
             network: Network that replaces the snapshot's. None: the network of the snapshot.
             key: Idempotency key. A repeated request returns the first request's sandbox, even if the snapshot was deleted meanwhile.
@@ -181,7 +181,7 @@ class SnapshotManager:
         """
         digest = request_digest("create", params, limits, network)
         try:
-            record = await self.get(params.snapshot or "", principal)
+            record = await self.get(principal, params.snapshot or "")
         except NotFoundError:
             request = None if key is None else IdempotencyKey(key, digest)
             earlier = None if request is None else await self._store.sandboxes.get_by_idempotency_key(principal.owner, request.key)
@@ -189,7 +189,7 @@ class SnapshotManager:
                 raise
             request.check(earlier.request_digest)  # the first request created its sandbox, and the snapshot was deleted afterwards
             return await self._registry.load(earlier.id, principal)
-        async with self._source_of(record.id, principal) as found:
+        async with self._source_of(principal, record.id) as found:
             source, spec = replace(found, digest=digest), found.constraints.spec
             full = replace(
                 params,
@@ -198,9 +198,9 @@ class SnapshotManager:
                 network=network or spec.network,
                 isolation=spec.isolation,
             )
-            return await self._manager.create(full, principal, key=key, source=source)
+            return await self._manager.create(principal, full, key=key, source=source)
 
-    async def get(self, id_or_name: str, principal: Principal) -> SnapshotRecord:
+    async def get(self, principal: Principal, id_or_name: str) -> SnapshotRecord:
         """Return a snapshot by its id. The caller's own snapshots are also found by their names.
 
         Raises:
@@ -234,13 +234,13 @@ class SnapshotManager:
         """Return the number of the caller's own snapshots, unfinished snapshots included, and their total size in bytes."""
         return await self._table.totals(principal.owner)
 
-    async def delete(self, id_or_name: str, principal: Principal) -> None:
+    async def delete(self, principal: Principal, id_or_name: str) -> None:
         """Delete a snapshot. Sandboxes that were created from the snapshot keep running.
 
         Raises:
             NotFoundError: The snapshot does not exist or belongs to another owner (``snapshot_not_found``).
         """
-        record = await self.get(id_or_name, principal)
+        record = await self.get(principal, id_or_name)
         if await self._table.remove(record.id, self._event("snapshot.deleted", record)):
             self._events.notify(record.owner)
         self.verifier.cancel(record.id)
@@ -290,8 +290,8 @@ class SnapshotManager:
             self._events.notify(record.owner)
 
     @asynccontextmanager
-    async def _source_of(self, id_: str, principal: Principal) -> AsyncIterator[StartSource]:
-        record = await self.get(id_, principal)
+    async def _source_of(self, principal: Principal, id_: str) -> AsyncIterator[StartSource]:
+        record = await self.get(principal, id_)
         if record.node != self._node:
             raise restore.unusable(record, f"it is on another node ({record.node})")
         with self._leases.lease(record.id):  # no await since the record was found: see core/snapshots/leases.py

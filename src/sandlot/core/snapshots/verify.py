@@ -198,7 +198,7 @@ class SnapshotVerifier:
             network=Network.NONE,
             single_use=True,
         )
-        sandbox = await self._manager.create(params, OPERATOR, source=source)
+        sandbox = await self._manager.create(OPERATOR, params, source=source)
         self._running = record.id, sandbox
         try:
             await self._pack_files(record, sandbox)

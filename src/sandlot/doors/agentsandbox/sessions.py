@@ -63,7 +63,7 @@ async def create(node: Node, principal: Principal, env: Mapping[str, str], file_
         SandlotError: It could not be made, or there is no such file; then nothing is left of it.
     """
     records = await node.files.get_many(principal, file_ids)
-    sandbox = await node.manager.create(translate.new_session(env, principal), principal)
+    sandbox = await node.manager.create(principal, translate.new_session(env, principal))
     try:
         await _furnish(node, sandbox, records)
     except BaseException:
@@ -90,7 +90,7 @@ async def delete(node: Node, principal: Principal, session: str) -> None:
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    await node.manager.kill(find(node, principal, session).id, principal)
+    await node.manager.kill(principal, find(node, principal, session).id)
 
 
 async def execute(node: Node, principal: Principal, body: ExecuteBody) -> ExecuteAnswer:
@@ -166,7 +166,7 @@ async def _place(node: Node, principal: Principal, session: str | None) -> Async
     if session is not None:
         yield find(node, principal, session)
         return
-    sandbox = await node.manager.create(translate.new_throwaway(principal), principal)
+    sandbox = await node.manager.create(principal, translate.new_throwaway(principal))
     try:
         yield sandbox
     finally:

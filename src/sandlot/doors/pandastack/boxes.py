@@ -50,10 +50,10 @@ async def create(node: Node, principal: Principal, body: CreateBody) -> SandboxA
     """
     began_s, params = node.clock.monotonic_s(), translate.new_sandbox(body, principal.quota)
     if params.snapshot is None:
-        sandbox = await node.manager.create(params, principal)
+        sandbox = await node.manager.create(principal, params)
     else:
         node.templates.require(params.template)
-        sandbox = await node.snapshots.create_sandbox(params, principal)
+        sandbox = await node.snapshots.create_sandbox(principal, params)
     return translate.sandbox(sandbox, node.clock.monotonic_s() - began_s)
 
 
@@ -75,7 +75,7 @@ async def change(node: Node, principal: Principal, sandbox: str, body: Lifecycle
         LimitError: ``quota_exceeded``.
     """
     box = find(node, principal, sandbox)
-    await node.manager.update(box.id, principal, translate.update(box, body, principal.quota))
+    await node.manager.update(principal, box.id, translate.update(box, body, principal.quota))
     return lifecycle(node, principal, sandbox)
 
 
@@ -88,7 +88,7 @@ async def fork(node: Node, principal: Principal, sandbox: str, count: int, metad
     parent = find(node, principal, sandbox)
     tree = f"tree-{secrets.token_hex(8)}"
     params = ForkParams(count=count, metadata=translate.forked(parent, metadata, tree), share_volumes=True)
-    made = await node.forks.create(parent.id, principal, params)
+    made = await node.forks.create(principal, parent.id, params)
     return TreeAnswer(tree_id=tree, parent_id=parent.id, children=[translate.sandbox(child) for child in made])
 
 
@@ -108,7 +108,7 @@ async def promote(node: Node, principal: Principal, sandbox: str, body: PromoteB
     if not body.cleanup_siblings:
         return PromotedAnswer(winner=box.id, tree_id=tree, deleted=[], failures={})
     among = {translate.TREE_WORD: tree} if translate.TREE_WORD in box.metadata else {}
-    done = await node.forks.promote(box.id, principal, among=among)
+    done = await node.forks.promote(principal, box.id, among=among)
     return PromotedAnswer(winner=box.id, tree_id=tree, deleted=list(done.ended), failures={str(id_): why for id_, why in done.failed.items()})
 
 

@@ -60,7 +60,7 @@ async def get(sandbox: str, request: Request) -> Response:
 @router.delete("/v1/sandboxes/{sandbox}")
 async def delete(sandbox: str, request: Request) -> Response:
     """End a sandbox; again and again the same."""
-    await node_of(request).manager.kill(sandbox, principal_of(request))
+    await node_of(request).manager.kill(principal_of(request), sandbox)
     return Response(status_code=204)
 
 
@@ -80,7 +80,7 @@ async def change_lifecycle(sandbox: str, body: LifecycleBody, request: Request) 
 async def pause(sandbox: str, request: Request) -> Response:
     """Freeze it where it is; the next request thaws it."""
     node, principal = node_of(request), principal_of(request)
-    await node.manager.pause(boxes.find(node, principal, sandbox).id, principal)
+    await node.manager.pause(principal, boxes.find(node, principal, sandbox).id)
     return Response(status_code=204)
 
 
@@ -88,7 +88,7 @@ async def pause(sandbox: str, request: Request) -> Response:
 async def resume(sandbox: str, request: Request) -> Response:
     """Let it go on where it was; one that runs is left as it is."""
     node, principal = node_of(request), principal_of(request)
-    await node.manager.resume(boxes.find(node, principal, sandbox).id, principal)
+    await node.manager.resume(principal, boxes.find(node, principal, sandbox).id)
     return Response(status_code=204)
 
 
@@ -96,14 +96,14 @@ async def resume(sandbox: str, request: Request) -> Response:
 async def hibernate(sandbox: str, request: Request) -> Response:
     """Write it to the disk and give its memory back; the next request wakes it."""
     node, principal = node_of(request), principal_of(request)
-    return reply(StatusAnswer(status=translate.status(await node.manager.hibernate(boxes.find(node, principal, sandbox).id, principal))))
+    return reply(StatusAnswer(status=translate.status(await node.manager.hibernate(principal, boxes.find(node, principal, sandbox).id))))
 
 
 @router.post("/v1/sandboxes/{sandbox}/wake")
 async def wake(sandbox: str, request: Request) -> Response:
     """Let it go on where it was; one that runs is left as it is."""
     node, principal = node_of(request), principal_of(request)
-    return reply(StatusAnswer(status=translate.status(await node.manager.resume(boxes.find(node, principal, sandbox).id, principal))))
+    return reply(StatusAnswer(status=translate.status(await node.manager.resume(principal, boxes.find(node, principal, sandbox).id))))
 
 
 @router.post("/v1/sandboxes/{sandbox}/fork")
@@ -132,7 +132,7 @@ async def take_snapshot(sandbox: str, request: Request) -> Response:
     """Keep what it is at this moment, memory and files. A client that goes away meanwhile leaves no snapshot behind."""
     node, principal = node_of(request), principal_of(request)
     box = boxes.find(node, principal, sandbox)
-    return reply(translate.snapshot(await unless_gone(request, node.snapshots.create(box.id, principal))), 201)
+    return reply(translate.snapshot(await unless_gone(request, node.snapshots.create(principal, box.id))), 201)
 
 
 @router.get("/v1/snapshots")
@@ -144,13 +144,13 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
 @router.get("/v1/snapshots/{snapshot}")
 async def get_snapshot(snapshot: str, request: Request) -> Response:
     """One snapshot."""
-    return reply(translate.snapshot(await node_of(request).snapshots.get(snapshot, principal_of(request))))
+    return reply(translate.snapshot(await node_of(request).snapshots.get(principal_of(request), snapshot)))
 
 
 @router.delete("/v1/snapshots/{snapshot}")
 async def delete_snapshot(snapshot: str, request: Request) -> Response:
     """Remove a snapshot; what was made from it lives on."""
-    await node_of(request).snapshots.delete(snapshot, principal_of(request))
+    await node_of(request).snapshots.delete(principal_of(request), snapshot)
     return Response(status_code=204)
 
 

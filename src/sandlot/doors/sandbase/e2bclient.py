@@ -58,7 +58,7 @@ async def connect(sandbox: str, request: Request, body: ResumeBody | None = None
     seconds = translate.timeout(None if body is None else body.timeout)
     paused = translate.status(box) == translate.PAUSED
     if paused:
-        await node.manager.resume(box.id, principal, timeout_s=seconds)
+        await node.manager.resume(principal, box.id, timeout_s=seconds)
     elif box.deadline.expires_at is not None and (box.deadline.expires_at - node.clock.now()).total_seconds() < seconds:
-        await node.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=seconds))
+        await node.manager.update(principal, box.id, UpdateSandboxParams(timeout_s=seconds))
     return told(opened(node, box), 201 if paused else 200)

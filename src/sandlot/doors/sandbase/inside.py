@@ -168,7 +168,7 @@ async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request
     node, box, listed = node_of(request), live(request, sandbox), by_e2b(request)
     if not listed and (query.start, query.end) != (None, None):
         raise InvalidRequestError("Only E2B's client asks for metrics of a time.", hint="Leave start and end out.", fields={"field": "start"})
-    used, now = await node.manager.usage(box.id, principal_of(request)), node.clock.now()
+    used, now = await node.manager.usage(principal_of(request), box.id), node.clock.now()
     lived_s = (now - box.created_at).total_seconds()
     if not listed:
         return told(translate.metrics(used, now, lived_s))

@@ -39,7 +39,7 @@ async def made(body: SandboxBody, request: Request) -> Response:
     """Create a sandbox, whoever's client asks for it."""
     node = node_of(request)
     params = translate.new_sandbox(body, node.templates.names())
-    sandbox = await unless_gone(request, node.manager.create(params, principal_of(request)))
+    sandbox = await unless_gone(request, node.manager.create(principal_of(request), params))
     return told(opened(node, sandbox), 201)
 
 
@@ -67,7 +67,7 @@ async def get(sandbox: str, request: Request) -> Response:
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox; answered when its processes are dead."""
     node, principal = node_of(request), principal_of(request)
-    await node.manager.kill(live(request, sandbox).id, principal)
+    await node.manager.kill(principal, live(request, sandbox).id)
     return done()
 
 
@@ -80,9 +80,9 @@ async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) 
         raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
     can = await node.drivers.capabilities_for(box.spec.isolation, DriverCapability.SNAPSHOT)
     if can.can(DriverCapability.SNAPSHOT):
-        await node.manager.hibernate(box.id, principal)
+        await node.manager.hibernate(principal, box.id)
     else:
-        await node.manager.pause(box.id, principal)
+        await node.manager.pause(principal, box.id)
     return done()
 
 
@@ -93,13 +93,13 @@ async def resume(sandbox: str, request: Request, body: ResumeBody | None = None)
     node, principal = node_of(request), principal_of(request)
     box = live(request, sandbox)
     if body is None or body.timeout is None:
-        await node.manager.resume(box.id, principal)
+        await node.manager.resume(principal, box.id)
     else:
         seconds = translate.timeout(body.timeout)
         if translate.status(box) == translate.PAUSED:
-            await node.manager.resume(box.id, principal, timeout_s=seconds)
+            await node.manager.resume(principal, box.id, timeout_s=seconds)
         else:
-            await node.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=seconds))
+            await node.manager.update(principal, box.id, UpdateSandboxParams(timeout_s=seconds))
     return told(opened(node, box))
 
 
@@ -172,7 +172,7 @@ async def _prolonged(sandbox: str, request: Request, timeout_s: float) -> Respon
     box = live(request, sandbox)
     if translate.status(box) == translate.PAUSED and not by_e2b(request):
         raise box.suspended_error()
-    await node.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=timeout_s))
+    await node.manager.update(principal, box.id, UpdateSandboxParams(timeout_s=timeout_s))
     return done()
 
 

@@ -51,7 +51,7 @@ async def create(node: Node, principal: Principal, body: SessionBody) -> Session
         SandlotError: It could not be made; then nothing is left of it.
     """
     spoken = translate.language(body.language)
-    return told(node, await node.manager.create(translate.new_session(spoken, body.idle_ttl, principal), principal))
+    return told(node, await node.manager.create(principal, translate.new_session(spoken, body.idle_ttl, principal)))
 
 
 async def close(node: Node, principal: Principal, session: str) -> None:
@@ -60,7 +60,7 @@ async def close(node: Node, principal: Principal, session: str) -> None:
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    await node.manager.kill(find(node, principal, session).id, principal)
+    await node.manager.kill(principal, find(node, principal, session).id)
 
 
 async def execute(node: Node, principal: Principal, session: str, body: CodeBody) -> CodeAnswer:

@@ -27,19 +27,19 @@ async def list_pools(request: Request) -> Response:
 @router.get("/{pool}", responses=also(PoolAnswer, "It."))
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, by its id, or by its template where you have one pool only of that."""
-    return reply(PoolAnswer.of(node_of(request).pools.find(pool, principal_of(request))))
+    return reply(PoolAnswer.of(node_of(request).pools.find(principal_of(request), pool)))
 
 
 @router.patch("/{pool}", responses=also(PoolAnswer, "As it is from now on."))
 async def change(pool: str, body: PoolChange, request: Request) -> Response:
     """Change how much a pool holds, also after a restart."""
     pools, principal = node_of(request).pools, principal_of(request)
-    words = body.words(pools.find(pool, principal).pool.metadata)
-    return reply(PoolAnswer.of(await pools.update(pool, principal, warm=body.warm, max=body.max, prepared=body.blank, metadata=words)))
+    words = body.words(pools.find(principal, pool).pool.metadata)
+    return reply(PoolAnswer.of(await pools.update(principal, pool, warm=body.warm, max=body.max, prepared=body.blank, metadata=words)))
 
 
 @router.delete("/{pool}", status_code=204, responses=PROBLEM)
 async def remove(pool: str, request: Request) -> Response:
     """Have a pool no more, also after a restart; what waits in it is removed."""
-    await node_of(request).pools.delete(pool, principal_of(request))
+    await node_of(request).pools.delete(principal_of(request), pool)
     return Response(status_code=204)

@@ -35,9 +35,9 @@ async def create(
     """Create a sandbox and wait until it runs. A client that goes away meanwhile leaves none behind."""
     node, principal, params = node_of(request), principal_of(request), body.asked()
     if body.snapshot is None:
-        work = node.manager.create(params, principal, key=idempotency_key)
+        work = node.manager.create(principal, params, key=idempotency_key)
     else:
-        work = node.snapshots.create_sandbox(params, principal, limits=body.limits_asked(), network=body.network_asked(), key=idempotency_key)
+        work = node.snapshots.create_sandbox(principal, params, limits=body.limits_asked(), network=body.network_asked(), key=idempotency_key)
     return reply(SandboxAnswer.of(await unless_gone(request, work)), 201)
 
 
@@ -59,20 +59,20 @@ async def get(sandbox: str, request: Request) -> Response:
 @router.patch("/{sandbox}", responses=also(SandboxAnswer, "It, changed."))
 async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
     """Change a sandbox's deadline and what that does, idle timeout, metadata or limits: all of what is asked, or nothing."""
-    return reply(SandboxAnswer.of(await node_of(request).manager.update(sandbox, principal_of(request), body.asked())))
+    return reply(SandboxAnswer.of(await node_of(request).manager.update(principal_of(request), sandbox, body.asked())))
 
 
 @router.delete("/{sandbox}", status_code=204, responses=PROBLEM)
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox and remove it. Answered when its processes are dead; again and again the same."""
-    await node_of(request).manager.kill(sandbox, principal_of(request))
+    await node_of(request).manager.kill(principal_of(request), sandbox)
     return Response(status_code=204)
 
 
 @router.get("/{sandbox}/usage", responses=also(UsageAnswer, "So far."))
 async def usage(sandbox: str, request: Request) -> Response:
     """What a sandbox has used, and of how much."""
-    return reply(UsageAnswer.of(await node_of(request).manager.usage(sandbox, principal_of(request))))
+    return reply(UsageAnswer.of(await node_of(request).manager.usage(principal_of(request), sandbox)))
 
 
 @router.get("/{sandbox}/ports", responses=also(PortsAnswer, "At this moment."))

@@ -25,7 +25,7 @@ async def test_revoked_key_closes_open_terminals_and_streams(tmp_path: Path, els
         record, secret = await api_keys.create("stolen")
         principal = api_keys.verify(secret)
         assert principal is not None
-        sandbox = await at.sandboxes.create(BASE, principal)
+        sandbox = await at.sandboxes.create(principal, BASE)
         listener = listen.tcp_socket("127.0.0.1", 0)
         there, key = f"127.0.0.1:{listener.getsockname()[1]}", {"Authorization": f"Bearer {secret}"}
         async with (

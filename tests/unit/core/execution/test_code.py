@@ -45,7 +45,7 @@ async def test_disconnected_client_interrupts_only_its_own_cell(at: Bench, sandb
 async def test_end_of_the_sandbox_fails_running_and_waiting_cells(at: Bench, sandbox: Sandbox) -> None:
     cells = [asyncio.create_task(at.node.code.run(sandbox, CellSpec("import time; time.sleep(100)"))) for _ in range(3)]
     await asyncio.sleep(0.2)
-    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    await at.sandboxes.kill(OPERATOR, sandbox.id)
     for cell in cells:
         with pytest.raises(SandboxEndedError):
             await cell
@@ -60,7 +60,7 @@ async def test_concurrent_starts_keep_to_the_limit_of_background_cells(tmp_path:
 
     state.driver.scripts.cells["wait"] = wait_for_ever
     async with open_node(state) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
 
         starts = [node.services.code.launch(sandbox, CellSpec("wait", timeout_s=None)) for _ in range(5)]
         started = await asyncio.gather(*starts, return_exceptions=True)

@@ -78,7 +78,7 @@ async def test_language_that_the_image_lacks_is_refused(sandbox: Sandbox) -> Non
 @pytest.mark.real_guest
 async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, OPERATOR)
+        sandbox = await first.node.manager.create(OPERATOR, BASE)
         mine = (await contexts.create(sandbox, "python")).id
         await first.node.code.run(sandbox, CellSpec("kept = 41", context=mine))
         running = await first.node.code.launch(sandbox, CellSpec(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None))

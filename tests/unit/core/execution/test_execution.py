@@ -98,7 +98,7 @@ async def opened(state: NodeState) -> AsyncIterator[Place]:
     state.driver.scripts.programs |= {"program": program, "/bin/sh": program}
     async with open_node(state, keep_sandboxes=True) as node:
         live = node.sandboxes.list(OPERATOR)
-        sandbox = live[0] if live else await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
+        sandbox = live[0] if live else await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network="none"))
         yield Place(node, sandbox, gate)
 
 
@@ -270,12 +270,12 @@ async def test_hibernation_leaves_the_entry_open_and_takes_package_access_until_
     await anext(aiter(run))
     assert place.has_access
 
-    await place.node.sandboxes.hibernate(place.sandbox.id, OPERATOR)
+    await place.node.sandboxes.hibernate(OPERATOR, place.sandbox.id)
     await run_pending()
     assert (await place.status(run.id), place.has_access, place.is_live(run.id)) == ("running", False, False)
     await run.close()
 
-    await place.node.sandboxes.resume(place.sandbox.id, OPERATOR)
+    await place.node.sandboxes.resume(OPERATOR, place.sandbox.id)
     await settled(lambda: place.has_access and place.found(run.id).state is State.UNATTENDED)
     place.gate.set()
     await settled(lambda: not place.is_live(run.id))

@@ -74,7 +74,7 @@ async def gated(folder: Path) -> AsyncIterator[tuple[MemoryNode, Sandbox, Memory
 
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network="none"))
         yield node, sandbox, node.guest(sandbox), gate
 
 
@@ -174,7 +174,7 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
 
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network="none"))
 
         made = await begun(node.services, sandbox)
         await made.close()

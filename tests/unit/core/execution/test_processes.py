@@ -43,7 +43,7 @@ async def test_wait_returns_while_another_client_reads_slowly(at: Bench, sandbox
 
 async def test_process_whose_client_disconnects_during_its_start_is_killed(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
         guest = node.guest(sandbox)
         start = guest.hold("process.start")
         running = asyncio.create_task(node.services.processes.run(sandbox, sh("sleep 1000")))
@@ -59,9 +59,9 @@ async def test_process_whose_client_disconnects_during_its_start_is_killed(tmp_p
 
 async def test_client_lost_by_a_hibernation_kills_no_process(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
         run = await node.services.processes.start(sandbox, sh("sleep 1000", timeout_s=None))
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
         await run.close()
         await settled(lambda: not sandbox.tasks)

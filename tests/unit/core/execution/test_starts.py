@@ -60,7 +60,7 @@ async def opened(folder: Path) -> AsyncIterator[tuple[MemoryNode, set[object]]]:
 
 
 async def made(node: MemoryNode) -> Sandbox:
-    return await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    return await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
 
 
 async def statuses(node: MemoryNode, sandbox: Sandbox) -> list[str]:
@@ -97,7 +97,7 @@ async def test_cancelled_start_leaves_nothing_uncounted(tmp_path: Path, monkeypa
             entries, ran = await statuses(node, sandbox), of_guest(node, sandbox, running)
             assert ran == entries.count("running"), f"cancelled after {turns} turns: {ran} executions run, and the log has {entries}"
             assert node.services.execution_counter.used(OPERATOR.owner) - used == len(entries), f"cancelled after {turns} turns"
-            await node.sandboxes.kill(sandbox.id, OPERATOR)
+            await node.sandboxes.kill(OPERATOR, sandbox.id)
             running.clear()
 
 
@@ -129,13 +129,13 @@ async def test_process_whose_start_a_hibernation_interrupts_is_counted_and_logge
         launching = asyncio.ensure_future(node.services.processes.launch(sandbox, SLEEP))
         await start.reached.wait()
 
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
         with pytest.raises(SandlotError):
             await launching
 
         assert await statuses(node, sandbox) == ["running"]
         assert node.services.execution_counter.used(OPERATOR.owner) == 1
-        await node.sandboxes.resume(sandbox.id, OPERATOR)
+        await node.sandboxes.resume(OPERATOR, sandbox.id)
         await settled(lambda: not sandbox.tasks)
         assert await statuses(node, sandbox) == ["lost"], "the guest had not started the process"
 

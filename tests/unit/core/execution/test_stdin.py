@@ -37,7 +37,7 @@ async def test_repeated_write_is_done_once(at: Bench, sandbox: Sandbox) -> None:
 async def test_input_can_be_written_after_a_restart_of_the_service(tmp_path: Path) -> None:
     state = NodeState(tmp_path)
     async with open_node(state, keep_sandboxes=True) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
         id_ = await cat(node.services, sandbox)
         await node.services.stdin.write(sandbox, id_, pieces(b"before,"), offset=0)
     async with open_node(state) as node:
@@ -51,7 +51,7 @@ async def test_input_can_be_written_after_a_restart_of_the_service(tmp_path: Pat
 
 
 async def test_no_request_is_sent_while_a_process_does_not_read(node: MemoryNode) -> None:
-    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     id_, _ = await node.services.processes.launch(sandbox, ProcessSpec(shell_argv("sleep 60; wc -c"), stdin=True, timeout_s=None))
     guest = node.guest(sandbox)
     await settled(lambda: bool(guest.requests("process.wait")))
@@ -70,7 +70,7 @@ async def test_no_request_is_sent_while_a_process_does_not_read(node: MemoryNode
 
 
 async def test_write_is_confirmed_although_the_output_is_not_read(node: MemoryNode) -> None:
-    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     run = await node.services.processes.start(sandbox, ProcessSpec(shell_argv("seq 1 1000000; cat"), stdin=True, timeout_s=None))
 
     writing = asyncio.create_task(node.services.stdin.write(sandbox, run.id, pieces(b"x")))
@@ -82,7 +82,7 @@ async def test_write_is_confirmed_although_the_output_is_not_read(node: MemoryNo
 
 @pytest.mark.parametrize("end", ["kill", "close"])
 async def test_write_that_waits_ends_when_the_input_is_closed(node: MemoryNode, end: str) -> None:
-    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     id_, _ = await node.services.processes.launch(sandbox, ProcessSpec(("sleep", "1000"), stdin=True, timeout_s=None))
     guest = node.guest(sandbox)
     writing = asyncio.create_task(node.services.stdin.write(sandbox, id_, pieces(b"x" * 300_000)))
@@ -122,7 +122,7 @@ async def test_write_to_an_ended_process_is_refused(at: Bench, sandbox: Sandbox)
 
 
 async def test_write_refused_as_busy_has_written_nothing(node: MemoryNode) -> None:
-    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     id_ = await cat(node.services, sandbox)
     node.guest(sandbox).fail_next("process.input", "busy")
     with pytest.raises(UnavailableError):
@@ -131,7 +131,7 @@ async def test_write_refused_as_busy_has_written_nothing(node: MemoryNode) -> No
 
 
 async def test_cancelled_write_makes_room_for_the_next(node: MemoryNode) -> None:
-    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     id_, _ = await node.services.processes.launch(sandbox, ProcessSpec(shell_argv("sleep 60; wc -c"), stdin=True, timeout_s=None))
     guest = node.guest(sandbox)
     first = asyncio.create_task(node.services.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
@@ -146,7 +146,7 @@ async def test_cancelled_write_makes_room_for_the_next(node: MemoryNode) -> None
 
 
 async def test_input_of_a_cancelled_task_leaves_the_budget(node: MemoryNode) -> None:
-    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     async with sandbox.connection() as link:
         call = await link.processes.start(ProcessSpec(("cat",), stdin=True, timeout_s=None))
     sandbox.buffers.take(5)
@@ -160,14 +160,14 @@ async def test_input_of_a_cancelled_task_leaves_the_budget(node: MemoryNode) -> 
 
 
 async def test_unconfirmed_write_ends_with_its_sandbox(node: MemoryNode) -> None:
-    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     id_ = await cat(node.services, sandbox)
     guest = node.guest(sandbox)
     guest.drop_next("process.input")
     writing = asyncio.create_task(node.services.stdin.write(sandbox, id_, pieces(b"b")))
     await settled(lambda: bool(guest.requests("process.input")))
 
-    await node.sandboxes.kill(sandbox.id, OPERATOR)
+    await node.sandboxes.kill(OPERATOR, sandbox.id)
 
     await settled(writing.done)
     with pytest.raises(SandboxEndedError):

@@ -55,7 +55,7 @@ async def begun(node: Node, sandbox: Sandbox, cell: CellSpec, description: Execu
 @pytest.mark.real_guest
 async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, OPERATOR)
+        sandbox = await first.node.manager.create(OPERATOR, BASE)
         left = await begun(first.node, sandbox, ENDLESS)
         kept = await first.node.code.launch(
             sandbox, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done")
@@ -81,7 +81,7 @@ async def status_is(service: Service, id_: str, wanted: str) -> bool:
 async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, driver: MemoryDriver) -> None:
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, OPERATOR)
+        sandbox = await first.node.manager.create(OPERATOR, BASE)
         await begun(first.node, sandbox, GATED, ExecutionDescription(id=joined))
         await first.node.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), ExecutionDescription(id=followed))
     async with serving(tmp_path, driver, keep=True) as second:
@@ -102,7 +102,7 @@ async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, dr
 @pytest.mark.real_guest
 async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, OPERATOR)
+        sandbox = await first.node.manager.create(OPERATOR, BASE)
         left = await first.node.processes.start(
             sandbox, ProcessSpec(argv=shell_argv("until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"), timeout_s=None)
         )
@@ -117,7 +117,7 @@ async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: P
 async def test_inherited_install_has_package_access_until_its_end(tmp_path: Path, driver: MemoryDriver) -> None:
     manager = "#!/bin/sh\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\n"
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(replace(BASE, network="none"), OPERATOR)
+        sandbox = await first.node.manager.create(OPERATOR, replace(BASE, network="none"))
         put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
         await first.node.processes.run(sandbox, put, stdin=manager.encode())
         await first.node.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
@@ -139,7 +139,7 @@ async def test_inherited_cell_counts_followers_before_its_sandbox_is_recovered(t
     state, id_ = NodeState(tmp_path), new_process_id()
     state.driver.scripts.cells["wait"] = wait_for_ever
     async with open_node(state, keep_sandboxes=True) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
         await node.services.code.start(sandbox, CellSpec("wait", timeout_s=None), ExecutionDescription(id=id_))
 
     recovery = state.driver.hold("adopt")
@@ -162,7 +162,7 @@ async def test_inherited_install_has_package_access_before_its_sandbox_is_recove
 
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state, keep_sandboxes=True) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network="none"))
         await node.services.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
 
     recovery = state.driver.hold("adopt")
@@ -194,8 +194,8 @@ async def ended(service: Service, id_: str) -> ExecutionRecord:
 @pytest.mark.real_guest
 async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, OPERATOR)
-        gone = await first.node.manager.create(BASE, OPERATOR)
+        sandbox = await first.node.manager.create(OPERATOR, BASE)
+        gone = await first.node.manager.create(OPERATOR, BASE)
         await first.node.processes.run(sandbox, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
         short, _ = await first.node.processes.launch(sandbox, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
         long, _ = await first.node.processes.launch(sandbox, background("echo long; read -r x < /tmp/second; echo $x"))
@@ -234,12 +234,12 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
         assert (done.status, done.stdout) == ("exited", "long\ntwo\n")
         assert done.duration_s is not None
         assert done.duration_s > 0.4
-        await second.node.manager.kill(sandbox.id, OPERATOR)
+        await second.node.manager.kill(OPERATOR, sandbox.id)
 
 
 async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox) -> None:
     id_, _ = await at.node.processes.launch(sandbox, background("echo x; sleep 1000"))
-    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    await at.sandboxes.kill(OPERATOR, sandbox.id)
     assert (await ended(at.service, id_)).status == "killed"
 
 
@@ -279,18 +279,18 @@ async def test_end_of_a_sandbox_ends_the_entries_of_processes_without_a_waiting_
     monkeypatch.setattr(execution, "MAX_WAITS", 1)
     ids = [(await at.node.processes.launch(sandbox, background("sleep 1000")))[0] for _ in range(4)]
     await until(lambda: at.node.processes.executions.waits[sandbox.id] == 1)
-    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    await at.sandboxes.kill(OPERATOR, sandbox.id)
     assert [(await ended(at.service, id_)).status for id_ in ids] == ["killed"] * 4
 
 
 async def test_wake_leaves_the_log_entries_of_ended_executions_alone(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
         await node.services.processes.run(sandbox, ProcessSpec(("true",)))
         guest = node.guest(sandbox)
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
-        await node.sandboxes.resume(sandbox.id, OPERATOR)
+        await node.sandboxes.resume(OPERATOR, sandbox.id)
         await settled(lambda: not sandbox.tasks)
 
         assert guest.requests("process.wait") == []

@@ -25,7 +25,7 @@ IDLE = replace(BASE, timeout_s=None, idle_timeout_s=LIMIT_S)
 
 
 async def test_idle_sandbox_ends_with_the_reason(at: Bench, clock: ManualClock) -> None:
-    sandbox = await at.sandboxes.create(IDLE, OPERATOR)
+    sandbox = await at.sandboxes.create(OPERATOR, IDLE)
     await at.pass_idly(clock, LIMIT_S - TICK_S)
     assert not sandbox.end_requested.is_set()
     await at.pass_idly(clock, 4 * TICK_S)
@@ -38,7 +38,7 @@ async def test_idle_sandbox_ends_with_the_reason(at: Bench, clock: ManualClock) 
 async def test_sandbox_that_is_paused_while_its_guest_is_asked_does_not_count_as_idle(
     at: Bench, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, on_timeout: OnTimeout
 ) -> None:
-    sandbox = await at.sandboxes.create(replace(IDLE, on_timeout=on_timeout), OPERATOR)
+    sandbox = await at.sandboxes.create(OPERATOR, replace(IDLE, on_timeout=on_timeout))
     asked, release = asyncio.Event(), asyncio.Event()
 
     async def info(_link: Link) -> GuestStatus:
@@ -49,7 +49,7 @@ async def test_sandbox_that_is_paused_while_its_guest_is_asked_does_not_count_as
     monkeypatch.setattr(Link, "info", info)
     clock.advance(LIMIT_S)
     await asked.wait()
-    await at.sandboxes.pause(sandbox.id, OPERATOR)
+    await at.sandboxes.pause(OPERATOR, sandbox.id)
     release.set()
     for _ in range(100):
         await asyncio.sleep(0)
@@ -59,7 +59,7 @@ async def test_sandbox_that_is_paused_while_its_guest_is_asked_does_not_count_as
 
 
 async def test_work_for_a_client_keeps_a_sandbox_alive(at: Bench, clock: ManualClock) -> None:
-    sandbox = await at.sandboxes.create(IDLE, OPERATOR)
+    sandbox = await at.sandboxes.create(OPERATOR, IDLE)
     foreground = asyncio.create_task(at.node.processes.run(sandbox, ProcessSpec(argv=("sleep", "1000"), timeout_s=None)))
     await at.pass_idly(clock, 10 * LIMIT_S)
     assert not sandbox.end_requested.is_set()
@@ -70,7 +70,7 @@ async def test_work_for_a_client_keeps_a_sandbox_alive(at: Bench, clock: ManualC
 
 
 async def test_follower_keeps_a_sandbox_alive_until_it_disconnects(at: Bench, clock: ManualClock) -> None:
-    sandbox = await at.sandboxes.create(IDLE, OPERATOR)
+    sandbox = await at.sandboxes.create(OPERATOR, IDLE)
     process, _ = await at.node.processes.launch(sandbox, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
     follower = await at.node.processes.follow(sandbox, process, stdout_from=0, stderr_from=0)
     await at.pass_idly(clock, 10 * LIMIT_S)
@@ -82,7 +82,7 @@ async def test_follower_keeps_a_sandbox_alive_until_it_disconnects(at: Bench, cl
 
 @pytest.mark.real_guest
 async def test_busy_background_process_keeps_a_sandbox_alive_and_a_sleeping_one_does_not(at: Bench, clock: ManualClock) -> None:
-    works, sleeps = await at.sandboxes.create(IDLE, OPERATOR), await at.sandboxes.create(IDLE, OPERATOR)
+    works, sleeps = await at.sandboxes.create(OPERATOR, IDLE), await at.sandboxes.create(OPERATOR, IDLE)
     busy, _ = await at.node.processes.launch(works, ProcessSpec(argv=("sh", "-c", "while :; do :; done"), timeout_s=None))
     await at.node.processes.launch(sleeps, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
     for _ in range(8):
@@ -107,12 +107,12 @@ async def takes(sandbox: Sandbox, cpu_s: float) -> None:
 
 
 async def test_idle_timeout_can_be_changed_and_removed(at: Bench, clock: ManualClock) -> None:
-    sandbox = await at.sandboxes.create(replace(BASE, timeout_s=None), OPERATOR)
-    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=LIMIT_S))
-    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=0))
+    sandbox = await at.sandboxes.create(OPERATOR, replace(BASE, timeout_s=None))
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(idle_timeout_s=LIMIT_S))
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(idle_timeout_s=0))
     await at.pass_idly(clock, 4 * LIMIT_S)
     assert not sandbox.end_requested.is_set()
-    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=LIMIT_S))
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(idle_timeout_s=LIMIT_S))
     await at.pass_idly(clock, LIMIT_S + 4 * TICK_S)
     await sandbox.ended.wait()
     with pytest.raises(InvalidRequestError):
@@ -120,7 +120,7 @@ async def test_idle_timeout_can_be_changed_and_removed(at: Bench, clock: ManualC
 
 
 async def test_calls_of_the_idle_monitor_do_not_count_as_activity(at: Bench, clock: ManualClock) -> None:
-    sandbox = await at.sandboxes.create(IDLE, OPERATOR)
+    sandbox = await at.sandboxes.create(OPERATOR, IDLE)
     guest, quiet_since_s = at.driver.guest(sandbox.ref), sandbox.activity.quiet_since_s
 
     await at.pass_idly(clock, LIMIT_S - TICK_S)
@@ -130,7 +130,7 @@ async def test_calls_of_the_idle_monitor_do_not_count_as_activity(at: Bench, clo
 
 
 async def test_idle_sandbox_with_a_silent_guest_is_ended_after_three_misses(at: Bench, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox = await at.sandboxes.create(IDLE, OPERATOR)
+    sandbox = await at.sandboxes.create(OPERATOR, IDLE)
     await at.pass_idly(clock, LIMIT_S - TICK_S)
     at.driver.guest(sandbox.ref).is_silent = True
     monkeypatch.setattr(idle, "ANSWER_TIMEOUT_S", 0.001)

@@ -37,16 +37,16 @@ async def sandbox(node: MemoryNode) -> Sandbox:
 
 
 async def create(node: MemoryNode, **changes: Any) -> Sandbox:  # noqa: ANN401 - fields of CreateSandboxParams
-    sandbox: Sandbox = await node.sandboxes.create(replace(BASE, **changes), OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, replace(BASE, **changes))
     return sandbox
 
 
 def update(node: MemoryNode, sandbox: Sandbox, params: UpdateSandboxParams = LARGER) -> asyncio.Task[Sandbox]:
-    return asyncio.create_task(node.sandboxes.update(sandbox.id, OPERATOR, params))
+    return asyncio.create_task(node.sandboxes.update(OPERATOR, sandbox.id, params))
 
 
 def attach(node: MemoryNode, sandbox: Sandbox) -> asyncio.Task[Sandbox]:
-    return asyncio.create_task(node.services.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data")))
+    return asyncio.create_task(node.services.mounts.attach(OPERATOR, sandbox.id, VolumeMount("data", "/data")))
 
 
 async def run_turns(turns: int) -> None:
@@ -56,7 +56,7 @@ async def run_turns(turns: int) -> None:
 
 async def kill(node: MemoryNode, sandbox: Sandbox) -> None:
     """Kill a sandbox while the clock stands still."""
-    killing = asyncio.create_task(node.sandboxes.kill(sandbox.id, OPERATOR))
+    killing = asyncio.create_task(node.sandboxes.kill(OPERATOR, sandbox.id))
     await settled(killing.done)
     killing.result()
 
@@ -190,7 +190,7 @@ async def test_updates_attach_and_pause_all_end_whenever_they_begin(node: Memory
             if attached_at is None:
                 calls.append(attach(node, sandbox))
             await run_pending()
-            calls.append(asyncio.create_task(node.sandboxes.pause(sandbox.id, OPERATOR)))
+            calls.append(asyncio.create_task(node.sandboxes.pause(OPERATOR, sandbox.id)))
             await run_pending()
             for turn in range(24):
                 if turn == attached_at:
@@ -204,7 +204,7 @@ async def test_updates_attach_and_pause_all_end_whenever_they_begin(node: Memory
                 stuck.append((attached_at, updated_at))
             reading.held = None
             await asyncio.gather(*calls, return_exceptions=True)
-            await node.sandboxes.kill(sandbox.id, OPERATOR)
+            await node.sandboxes.kill(OPERATOR, sandbox.id)
             await settled(lambda: node.sandboxes.count == 0)
     assert stuck == []
 
@@ -226,7 +226,7 @@ async def test_hibernation_during_an_update_waits_for_the_update(node: MemoryNod
     release = node.driver.hold("configure")
     updating = update(node, sandbox)
     await node.driver.faults.reach("configure")
-    hibernating = asyncio.create_task(node.sandboxes.hibernate(sandbox.id, OPERATOR))
+    hibernating = asyncio.create_task(node.sandboxes.hibernate(OPERATOR, sandbox.id))
     await run_pending()
     release.set()
     await updating
@@ -236,7 +236,7 @@ async def test_hibernation_during_an_update_waits_for_the_update(node: MemoryNod
     assert is_in(sandbox, State.HIBERNATED)
     assert sandbox.spec.limits.memory_bytes == 2 * GIB
     assert (await node.reservations.reserved()).memory_bytes == 0
-    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
     assert (await node.reservations.reserved()).memory_bytes == node.instance(sandbox).limits.memory_bytes == 2 * GIB
 
 
@@ -249,7 +249,7 @@ async def test_reservation_equals_the_state_after_an_update_and_a_hibernation(no
         if turns >= 0:
             calls["update"] = update(node, sandbox)
         await run_turns(turns)
-        calls["hibernate"] = asyncio.create_task(node.sandboxes.hibernate(sandbox.id, OPERATOR))
+        calls["hibernate"] = asyncio.create_task(node.sandboxes.hibernate(OPERATOR, sandbox.id))
         await run_turns(-turns)
         if turns < 0:
             calls["update"] = update(node, sandbox)
@@ -266,12 +266,12 @@ async def test_reservation_equals_the_state_after_an_update_and_a_hibernation(no
         assert is_running or is_in(sandbox, State.HIBERNATED)
         assert sandbox.spec.limits.memory_bytes == (GIB if isinstance(updated, ConflictError) else 2 * GIB)
         assert (await node.reservations.reserved()).memory_bytes == (sandbox.spec.limits.memory_bytes if is_running else 0)
-        await node.sandboxes.kill(sandbox.id, OPERATOR)
+        await node.sandboxes.kill(OPERATOR, sandbox.id)
         await settled(lambda: node.sandboxes.count == 0)
 
 
 async def test_suspended_sandbox_is_updated_without_waking_unless_its_limits_change(node: MemoryNode, sandbox: Sandbox) -> None:
-    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
     await update(node, sandbox, UpdateSandboxParams(metadata={"a": "b"}, timeout_s=50, name="new"))
     assert is_in(sandbox, State.HIBERNATED)
@@ -284,7 +284,7 @@ async def test_suspended_sandbox_is_updated_without_waking_unless_its_limits_cha
 
 async def test_limits_of_a_suspended_sandbox_without_auto_resume_are_not_changed(node: MemoryNode) -> None:
     sandbox = await create(node, auto_resume=False)
-    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    await node.sandboxes.pause(OPERATOR, sandbox.id)
     with pytest.raises(ConflictError) as refused:
         await update(node, sandbox)
     assert refused.value.code is ErrorCode.SANDBOX_PAUSED
@@ -312,7 +312,7 @@ async def test_queued_update_is_withdrawn_when_its_client_leaves(node: MemoryNod
     blocker.released.set()
     await blocker.task
 
-    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    await node.sandboxes.pause(OPERATOR, sandbox.id)
     assert (sandbox.spec.limits, sandbox.activity.held) == (LIMITS, 0)
 
 
@@ -404,19 +404,19 @@ Operation = Callable[[MemoryNode, Sandbox], Awaitable[object]]
 
 
 async def hibernate(node: MemoryNode, sandbox: Sandbox) -> None:
-    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
 
 async def pause(node: MemoryNode, sandbox: Sandbox) -> None:
-    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    await node.sandboxes.pause(OPERATOR, sandbox.id)
 
 
 async def snapshot(node: MemoryNode, sandbox: Sandbox) -> None:
-    await node.services.snapshots.create(sandbox.id, OPERATOR)
+    await node.services.snapshots.create(OPERATOR, sandbox.id)
 
 
 async def wake(node: MemoryNode, sandbox: Sandbox) -> None:
-    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
 
 
 CUT: dict[str, tuple[Operation | None, Operation, str]] = {
@@ -532,7 +532,7 @@ async def test_end_waits_for_an_operation_that_cannot_be_cancelled_no_longer_tha
     held = stubborn("configure")
     updating = update(node, sandbox)
     await held.reached.wait()
-    killing = asyncio.create_task(node.sandboxes.kill(sandbox.id, OPERATOR))
+    killing = asyncio.create_task(node.sandboxes.kill(OPERATOR, sandbox.id))
     await run_pending()
     assert not is_in(sandbox, State.STOPPING)
 
@@ -556,7 +556,7 @@ async def test_resources_that_a_cut_wake_makes_later_are_removed(node: MemoryNod
     held = stubborn(step)
     waking = asyncio.create_task(wake(node, sandbox))
     await held.reached.wait()
-    killing = asyncio.create_task(node.sandboxes.kill(sandbox.id, OPERATOR))
+    killing = asyncio.create_task(node.sandboxes.kill(OPERATOR, sandbox.id))
     await run_pending()
     node.clock.advance(CUT_S)
     await settled(killing.done)
@@ -594,7 +594,7 @@ async def test_wake_that_is_killed_while_it_gets_a_start_slot_releases_it(tmp_pa
             third = asyncio.create_task(create(node))
             await settled(third.done)
             for each in node.sandboxes.list(OPERATOR):
-                await node.sandboxes.kill(each.id, OPERATOR)
+                await node.sandboxes.kill(OPERATOR, each.id)
             await settled(lambda: node.sandboxes.count == 0)
             if has_begun:
                 return
@@ -631,7 +631,7 @@ async def test_operation_that_is_cut_ends_before_the_removal_begins(node: Memory
 
     working = asyncio.create_task(sandbox.operations.submit(work))
     await run_pending()
-    killing = asyncio.create_task(node.sandboxes.kill(sandbox.id, OPERATOR))
+    killing = asyncio.create_task(node.sandboxes.kill(OPERATOR, sandbox.id))
     await run_pending()
     may_end.set()
     await killing
@@ -664,7 +664,7 @@ async def test_update_that_fails_after_the_end_was_requested_is_not_undone(
     node.driver.fail_next("configure", HostError("The kernel refused the limits."))
     updating = update(node, sandbox)
     await held.reached.wait()
-    killing = asyncio.create_task(node.sandboxes.kill(sandbox.id, OPERATOR))
+    killing = asyncio.create_task(node.sandboxes.kill(OPERATOR, sandbox.id))
     await run_pending()
     held.released.set()
     await killing

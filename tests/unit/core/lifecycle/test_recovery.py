@@ -42,7 +42,7 @@ async def output(service: Service, id_: str, *argv: str) -> str:
 
 async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}), ALICE)
+        sandbox = await first.node.manager.create(ALICE, replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}))
         await first.node.code.run(sandbox, CellSpec("x = 41"))
         process, _ = await first.node.processes.launch(sandbox, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))
 
@@ -60,7 +60,7 @@ async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Pat
         assert (outcome, stdout.text()) == (None, "before\n")
         with pytest.raises(NotFoundError):
             second.node.registry.find(sandbox.id, BOB)
-        await second.node.manager.kill(sandbox.id, ALICE)
+        await second.node.manager.kill(ALICE, sandbox.id)
     async with serving(tmp_path, driver) as third:
         assert third.node.registry.list(OPERATOR) == []
         with pytest.raises(SandboxEndedError):
@@ -69,7 +69,7 @@ async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Pat
 
 async def test_call_waits_for_the_recovery_of_its_sandbox(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(ALICE, BASE)
     release = driver.faults.hold("adopt")
     async with serving(tmp_path, driver) as second:
         call = asyncio.create_task(output(second, sandbox.id, "echo", "hi"))
@@ -84,9 +84,9 @@ async def test_call_waits_for_the_recovery_of_its_sandbox(tmp_path: Path, driver
 
 async def test_sandbox_that_ended_without_a_service_reports_a_reason(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
-        dead = await first.node.manager.create(BASE, ALICE)
-        late = await first.node.manager.create(replace(BASE, timeout_s=100), ALICE)
-        lives = await first.node.manager.create(replace(BASE, timeout_s=None), ALICE)
+        dead = await first.node.manager.create(ALICE, BASE)
+        late = await first.node.manager.create(ALICE, replace(BASE, timeout_s=100))
+        lives = await first.node.manager.create(ALICE, replace(BASE, timeout_s=None))
     driver.booted[0].crash()
     await driver.booted[0].wait()
     clock.advance(101)
@@ -103,7 +103,7 @@ async def test_sandbox_that_ended_without_a_service_reports_a_reason(tmp_path: P
 
 async def test_recovered_sandbox_keeps_its_deadline(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
-        sandbox = await first.node.manager.create(replace(BASE, timeout_s=100), ALICE)
+        sandbox = await first.node.manager.create(ALICE, replace(BASE, timeout_s=100))
     clock.advance(60)
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
         again = second.node.registry.find(sandbox.id, ALICE)
@@ -119,7 +119,7 @@ async def test_recovered_sandbox_keeps_its_deadline(tmp_path: Path, driver: Memo
 
 async def test_recovery_ends_only_the_sandbox_whose_guest_responds_with_garbage(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandboxes = [await first.node.manager.create(BASE, ALICE) for _ in range(2)]
+        sandboxes = [await first.node.manager.create(ALICE, BASE) for _ in range(2)]
     driver.faults.raises["connect"] = [HostError("the pipes are gone", code=ErrorCode.HOST_NOT_READY)]
     async with serving(tmp_path, driver) as second:
         results = await asyncio.gather(*(output(second, sandbox.id, "echo", "hi") for sandbox in sandboxes), return_exceptions=True)
@@ -128,7 +128,7 @@ async def test_recovery_ends_only_the_sandbox_whose_guest_responds_with_garbage(
 
 async def test_failed_adoption_is_repeated(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(ALICE, BASE)
     driver.faults.raises["adopt"] = [HostError("too many open files", code=ErrorCode.HOST_NOT_READY)]
     async with serving(tmp_path, driver) as second:
         assert await output(second, sandbox.id, "echo", "hi") == "hi\n"
@@ -136,14 +136,14 @@ async def test_failed_adoption_is_repeated(tmp_path: Path, driver: MemoryDriver)
 
 async def test_silent_guest_delays_no_other_recovery_and_can_be_killed_or_detached(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        silent = [await first.node.manager.create(BASE, ALICE) for _ in range(first.settings.max_creates + 1)]
-        speaks = await first.node.manager.create(BASE, BOB)
+        silent = [await first.node.manager.create(ALICE, BASE) for _ in range(first.settings.max_creates + 1)]
+        speaks = await first.node.manager.create(BOB, BASE)
     for instance in driver.booted[:-1]:
         instance.guest.is_silent = True
     async with serving(tmp_path, driver, keep=True) as second:
         assert await output(second, speaks.id, "echo", "hi") == "hi\n"
-        assert (await second.node.manager.create(BASE, BOB)).state is State.RUNNING
-        await second.node.manager.kill(silent[0].id, ALICE)
+        assert (await second.node.manager.create(BOB, BASE)).state is State.RUNNING
+        await second.node.manager.kill(ALICE, silent[0].id)
     for instance in driver.instances:
         instance.guest.is_silent = False
     async with serving(tmp_path, driver) as third:
@@ -152,7 +152,7 @@ async def test_silent_guest_delays_no_other_recovery_and_can_be_killed_or_detach
 
 async def test_guest_of_a_recovered_persistent_sandbox_has_no_deadline(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(replace(BASE, timeout_s=None), ALICE)
+        sandbox = await first.node.manager.create(ALICE, replace(BASE, timeout_s=None))
         async with sandbox.connection() as link:
             await link.set_deadline(1.0)  # a change that was said to the guest, and recorded by nobody
     async with serving(tmp_path, driver) as second:
@@ -162,10 +162,10 @@ async def test_guest_of_a_recovered_persistent_sandbox_has_no_deadline(tmp_path:
 
 async def test_detached_sandboxes_are_found_while_the_service_stops(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(ALICE, BASE)
         await first.node.manager.aclose(keep=True)
         assert [each.id for each in first.node.registry.list(ALICE)] == [sandbox.id]
-        for call in (output(first, sandbox.id, "true"), first.node.manager.kill(sandbox.id, ALICE)):
+        for call in (output(first, sandbox.id, "true"), first.node.manager.kill(ALICE, sandbox.id)):
             with pytest.raises(UnavailableError) as told:
                 await call
             assert told.value.code is ErrorCode.SERVICE_STOPPING
@@ -176,7 +176,7 @@ async def test_detached_sandboxes_are_found_while_the_service_stops(tmp_path: Pa
 async def test_unfinished_create_fails_and_is_removed_when_the_service_stops(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         driver.faults.hold("connect")
-        creating = asyncio.create_task(first.node.manager.create(BASE, ALICE))
+        creating = asyncio.create_task(first.node.manager.create(ALICE, BASE))
         await driver.faults.reach("connect")
         first.node.manager.refuse()
         closing = asyncio.create_task(first.node.manager.aclose(keep=True))
@@ -192,7 +192,7 @@ async def test_unfinished_create_fails_and_is_removed_when_the_service_stops(tmp
 
 async def test_call_is_interrupted_when_the_service_stops_and_its_process_keeps_running(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(ALICE, BASE)
         spec = ProcessSpec(argv=("sh", "-c", "sleep 0.5; echo done > /workspace/proof"))
         running = asyncio.create_task(first.node.processes.run(sandbox, spec))
         async with asyncio.timeout(30):
@@ -209,7 +209,7 @@ async def test_call_is_interrupted_when_the_service_stops_and_its_process_keeps_
 
 async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(ALICE, BASE)
         record = await first.store.sandboxes.get(sandbox.id)
         assert record is not None
     async with serving(tmp_path, driver, keep=True) as second:
@@ -232,7 +232,7 @@ async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, drive
 
 async def test_recovered_sandbox_has_the_limits_of_the_drivers_record(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(ALICE, BASE)
     driver.booted[0].limits = replace(sandbox.spec.limits, memory_bytes=GIB // 2, pids=30000)  # a change that was cut in half
     async with serving(tmp_path, driver) as second:
         again = second.node.registry.find(sandbox.id, ALICE)
@@ -256,7 +256,7 @@ async def open_without_driver(state: NodeState, **settings: Any) -> AsyncIterato
 async def test_running_sandbox_of_a_missing_driver_is_kept(tmp_path: Path) -> None:
     state = NodeState(tmp_path)
     async with open_node(state, keep_sandboxes=True) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
 
     async with open_without_driver(state):
         pass
@@ -269,14 +269,14 @@ async def test_running_sandbox_of_a_missing_driver_is_kept(tmp_path: Path) -> No
 async def test_hibernation_image_of_a_missing_driver_is_kept(tmp_path: Path) -> None:
     state = NodeState(tmp_path)
     async with open_node(state, keep_sandboxes=True) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
     async with open_without_driver(state):
         pass
 
     async with open_node(state) as node:
-        woken = await node.sandboxes.resume(sandbox.id, OPERATOR)
+        woken = await node.sandboxes.resume(OPERATOR, sandbox.id)
         assert woken.state is State.RUNNING
     assert state.driver.leftovers() == []
 
@@ -291,7 +291,7 @@ async def test_sandbox_of_a_missing_driver_keeps_its_reservation_volumes_name_an
         anne = node.keys.principal_of(record.id)
         assert anne is not None
         volume = await node.services.volumes.create(anne, name="data", size_bytes=MIN_SIZE_BYTES)
-        sandbox = await node.sandboxes.create(replace(params, volumes=(VolumeMount("data", "/data"),)), anne)
+        sandbox = await node.sandboxes.create(anne, replace(params, volumes=(VolumeMount("data", "/data"),)))
 
     async with open_without_driver(state, max_sandboxes=1) as node:
         node.services.volumes._disks = disks  # noqa: SLF001
@@ -302,12 +302,12 @@ async def test_sandbox_of_a_missing_driver_keeps_its_reservation_volumes_name_an
         with pytest.raises(ConflictError, match=sandbox.id):
             await node.services.volumes.delete(anne, volume.id)
         with pytest.raises(ConflictError, match=sandbox.id):
-            await node.sandboxes.create(params, anne)
+            await node.sandboxes.create(anne, params)
         with pytest.raises(LimitError) as error:
-            await node.sandboxes.create(replace(params, name="other"), anne)
+            await node.sandboxes.create(anne, replace(params, name="other"))
         assert error.value.code is ErrorCode.QUOTA_EXCEEDED
         with pytest.raises(UnavailableError) as busy:
-            await node.sandboxes.create(params, OPERATOR)
+            await node.sandboxes.create(OPERATOR, params)
         assert busy.value.fields["max_sandboxes"] == 1
 
 
@@ -317,8 +317,8 @@ async def test_hibernated_sandbox_of_a_missing_driver_keeps_its_disk_and_its_vol
     async with open_node(state, keep_sandboxes=True) as node:
         node.services.volumes._disks = disks  # noqa: SLF001 - in place of file systems
         volume = await node.services.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", volumes=(VolumeMount("data", "/data"),)), OPERATOR)
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", volumes=(VolumeMount("data", "/data"),)))
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
     async with open_without_driver(state, max_sandboxes=1) as node:
         node.services.volumes._disks = disks  # noqa: SLF001
@@ -326,7 +326,7 @@ async def test_hibernated_sandbox_of_a_missing_driver_keeps_its_disk_and_its_vol
         assert (capacity.reserved.memory_bytes, capacity.reserved.pids, capacity.sandboxes) == (0, 0, 1)
         with pytest.raises(ConflictError, match=sandbox.id):
             await node.services.volumes.delete(OPERATOR, volume.id)
-        assert (await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)).state is State.RUNNING
+        assert (await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))).state is State.RUNNING
 
 
 async def answer_mounts(_sandbox: Sandbox, **_request: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
@@ -337,7 +337,7 @@ async def answer_mounts(_sandbox: Sandbox, **_request: Any) -> dict[str, Any]:  
 async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -> None:
     state = NodeState(tmp_path)
     async with open_node(state, keep_sandboxes=True) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", metadata=SINGLE_USE_METADATA), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", metadata=SINGLE_USE_METADATA))
 
     async with open_node(state, keep_sandboxes=True) as node:
         await settled(lambda: node.sandboxes.count == 0)
@@ -349,10 +349,10 @@ async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -
 
 async def test_each_change_of_a_recovered_sandbox_has_one_event(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(BASE, ALICE)
+        sandbox = await first.node.manager.create(ALICE, BASE)
     async with serving(tmp_path, driver) as second:
         await second.node.registry.find(sandbox.id, ALICE).wait_reachable()
-        await second.node.manager.kill(sandbox.id, ALICE)
+        await second.node.manager.kill(ALICE, sandbox.id)
         told = await second.store.events.page(owner=ALICE.owner, sandbox=sandbox.id, after=0, limit=10)
     assert [each.event.type for each in told] == ["sandbox.created", "sandbox.adopted", "sandbox.ended"]
     assert sorted(each.sequence for each in told) == [each.sequence for each in told]

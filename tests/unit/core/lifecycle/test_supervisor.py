@@ -33,14 +33,14 @@ PATIENCE_S = 30
 
 async def test_timeout_of_a_sandbox_can_be_extended_and_shortened(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     clock.advance(200)
-    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=200))
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(timeout_s=200))
     assert sandbox.deadline.expires_at is not None
     assert (sandbox.deadline.expires_at - clock.now()).total_seconds() == 200
     clock.advance(150)
     for _ in range(5):
         await asyncio.sleep(0)
     assert is_in(sandbox, State.RUNNING)
-    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=1))
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(timeout_s=1))
     clock.advance(1)
     await sandbox.ended.wait()
     assert is_in(sandbox, State.STOPPED)
@@ -130,7 +130,7 @@ async def test_sandbox_can_be_killed_while_it_is_created(at: Bench, step: str) -
     (sandbox,) = at.sandboxes.list(OPERATOR)
     with pytest.raises(ConflictError, match="being created"):
         sandbox.require_link()
-    killing = asyncio.create_task(at.sandboxes.kill(sandbox.id, OPERATOR))
+    killing = asyncio.create_task(at.sandboxes.kill(OPERATOR, sandbox.id))
     await asyncio.sleep(0)
     release.set()
     await killing
@@ -138,7 +138,7 @@ async def test_sandbox_can_be_killed_while_it_is_created(at: Bench, step: str) -
         await creating
     assert is_in(sandbox, State.STOPPED)
     await _held(at, 0)
-    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    await at.sandboxes.kill(OPERATOR, sandbox.id)
 
 
 @pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
@@ -170,7 +170,7 @@ async def test_create_whose_client_disconnects_while_it_waits_for_a_start_slot_l
 
 async def test_failed_removal_is_repeated(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     at.driver.faults.raises["clean"] = [OSError(16, "Device or resource busy")]
-    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    await at.sandboxes.kill(OPERATOR, sandbox.id)
     await until(lambda: not at.driver.faults.raises["clean"])
     assert at.sandboxes.held == 1
     clock.advance(FIRST_PAUSE_S)
@@ -225,7 +225,7 @@ async def test_kill_gets_its_response_if_the_driver_can_neither_report_the_exit_
 
     monkeypatch.setattr(at.driver.booted[0], "wait", unknown)
     async with asyncio.timeout(PATIENCE_S):
-        await at.sandboxes.kill(sandbox.id, OPERATOR)
+        await at.sandboxes.kill(OPERATOR, sandbox.id)
     assert is_in(sandbox, State.STOPPED)
     assert at.sandboxes.held == 1
     broken.set()

@@ -24,13 +24,13 @@ BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
 
 @pytest.fixture
 async def sandbox(node: MemoryNode) -> Sandbox:
-    sandbox: Sandbox = await node.sandboxes.create(BASE, OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, BASE)
     return sandbox
 
 
 async def hibernated(node: MemoryNode, sandbox: Sandbox) -> None:
     """Hibernate a sandbox and wait until its resources are released."""
-    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await node.sandboxes.hibernate(OPERATOR, sandbox.id)
     await settled(lambda: node.driver.leftovers() == [])
 
 
@@ -40,10 +40,10 @@ def is_in(sandbox: Sandbox, state: State) -> bool:
 
 async def test_process_of_a_paused_sandbox_gets_no_time(node: MemoryNode, sandbox: Sandbox) -> None:
     process, _ = await node.services.processes.launch(sandbox, ProcessSpec(shell_argv("sleep 10")))
-    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    await node.sandboxes.pause(OPERATOR, sandbox.id)
     assert node.instance(sandbox).is_paused
     node.clock.advance(60)
-    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
     assert (await node.services.processes.get(sandbox, process)).running
 
     node.clock.advance(10)
@@ -53,7 +53,7 @@ async def test_process_of_a_paused_sandbox_gets_no_time(node: MemoryNode, sandbo
 
 
 async def test_concurrent_requests_resume_a_paused_sandbox_once(node: MemoryNode, sandbox: Sandbox) -> None:
-    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    await node.sandboxes.pause(OPERATOR, sandbox.id)
 
     runs = await asyncio.gather(*(node.services.processes.run(sandbox, ProcessSpec(shell_argv(f"echo {number}"))) for number in range(5)))
 
@@ -64,13 +64,13 @@ async def test_concurrent_requests_resume_a_paused_sandbox_once(node: MemoryNode
 
 async def test_sandbox_that_cannot_be_hibernated_at_its_timeout_is_paused(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path, capabilities=set(DriverCapability) - {DriverCapability.SNAPSHOT})) as node:
-        sandbox = await node.sandboxes.create(replace(BASE, timeout_s=50, on_timeout=OnTimeout.HIBERNATE), OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, replace(BASE, timeout_s=50, on_timeout=OnTimeout.HIBERNATE))
         node.clock.advance(51)
         await settled(lambda: is_in(sandbox, State.PAUSED))
 
 
 async def test_idle_sandbox_is_paused_if_the_request_says_so(node: MemoryNode) -> None:
-    sandbox = await node.sandboxes.create(replace(BASE, idle_timeout_s=60, on_timeout=OnTimeout.PAUSE), OPERATOR)
+    sandbox = await node.sandboxes.create(OPERATOR, replace(BASE, idle_timeout_s=60, on_timeout=OnTimeout.PAUSE))
     await node.clock.pass_s(90, TICK_S)
     await settled(lambda: is_in(sandbox, State.PAUSED))
 
@@ -78,12 +78,12 @@ async def test_idle_sandbox_is_paused_if_the_request_says_so(node: MemoryNode) -
 @pytest.mark.parametrize("step", ["pause", "resume"])
 async def test_failed_pause_or_resume_leaves_the_sandbox_as_it_was(node: MemoryNode, sandbox: Sandbox, step: str) -> None:
     if step == "resume":
-        await node.sandboxes.pause(sandbox.id, OPERATOR)
+        await node.sandboxes.pause(OPERATOR, sandbox.id)
     before = sandbox.state
     node.driver.fail_next(step, OSError("no"))
 
     with pytest.raises(HostError):
-        await getattr(node.sandboxes, step)(sandbox.id, OPERATOR)
+        await getattr(node.sandboxes, step)(OPERATOR, sandbox.id)
 
     assert is_in(sandbox, before)
     assert (await node.services.processes.run(sandbox, ProcessSpec(shell_argv("echo on")))).stdout.text() == "on\n"
@@ -91,9 +91,9 @@ async def test_failed_pause_or_resume_leaves_the_sandbox_as_it_was(node: MemoryN
 
 async def test_paused_sandbox_stays_paused_over_a_restart_of_the_service(state: NodeState) -> None:
     async with open_node(state, keep_sandboxes=True) as node:
-        sandbox = await node.sandboxes.create(BASE, OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, BASE)
         await node.services.processes.run(sandbox, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
-        await node.sandboxes.pause(sandbox.id, OPERATOR)
+        await node.sandboxes.pause(OPERATOR, sandbox.id)
     async with open_node(state) as node:
         again = node.services.registry.find(sandbox.id, OPERATOR)
         await again.recovered.wait()
@@ -114,10 +114,10 @@ async def test_hibernation_that_finishes_after_its_timeout_counts_as_done(
         raise TimeoutError
 
     monkeypatch.setattr(instance, "snapshot", write_late)
-    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await node.sandboxes.hibernate(OPERATOR, sandbox.id)
     assert is_in(sandbox, State.HIBERNATED)
 
-    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
     assert is_in(sandbox, State.RUNNING)
     assert not instance.guest.is_frozen
 
@@ -127,7 +127,7 @@ async def test_failed_hibernation_leaves_a_running_sandbox_running(node: MemoryN
     node.driver.fail_next("usage", HostError("the usage cannot be read"))
 
     with pytest.raises(HostError, match="the disk is broken"):
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
     assert is_in(sandbox, State.RUNNING)
     assert not node.guest(sandbox).is_frozen
@@ -136,32 +136,32 @@ async def test_failed_hibernation_leaves_a_running_sandbox_running(node: MemoryN
 
 
 async def test_failed_hibernation_leaves_a_paused_sandbox_paused(node: MemoryNode, sandbox: Sandbox) -> None:
-    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    await node.sandboxes.pause(OPERATOR, sandbox.id)
     node.driver.fail_next("snapshot", HostError("the disk is broken"))
     node.driver.fail_next("usage", HostError("the usage cannot be read"))
 
     with pytest.raises(HostError, match="the disk is broken"):
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
     assert is_in(sandbox, State.PAUSED)
     assert node.guest(sandbox).is_frozen
 
 
 async def test_timeout_begins_anew_if_a_paused_sandbox_can_neither_be_hibernated_nor_paused_again(node: MemoryNode) -> None:
-    sandbox: Sandbox = await node.sandboxes.create(replace(BASE, timeout_s=100), OPERATOR)
-    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, replace(BASE, timeout_s=100))
+    await node.sandboxes.pause(OPERATOR, sandbox.id)
     node.driver.fail_next("snapshot", HostError("the disk is broken"))
     node.driver.fail_next("pause", HostError("cannot freeze"))
 
     with pytest.raises(HostError, match="the disk is broken"):
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
     assert is_in(sandbox, State.RUNNING)
     assert sandbox.deadline.monotonic_s == node.clock.monotonic_s() + 100
 
 
 async def test_guest_does_not_end_a_sandbox_that_could_not_be_suspended_at_its_timeout(node: MemoryNode) -> None:
-    sandbox: Sandbox = await node.sandboxes.create(replace(BASE, timeout_s=100, on_timeout=OnTimeout.PAUSE), OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, replace(BASE, timeout_s=100, on_timeout=OnTimeout.PAUSE))
     node.driver.fail_next("pause", HostError("cannot freeze"))
 
     node.clock.advance(100)
@@ -180,7 +180,7 @@ async def test_sandbox_that_cannot_run_again_after_a_failed_work_ends_with_the_r
     node.driver.fail_next("resume", HostError("cannot thaw"))
 
     with pytest.raises(SandlotError):
-        await getattr(node.sandboxes, work)(sandbox.id, OPERATOR)
+        await getattr(node.sandboxes, work)(OPERATOR, sandbox.id)
     await settled(sandbox.ended.is_set)
 
     assert is_in(sandbox, State.FAILED)
@@ -191,8 +191,8 @@ async def test_sandbox_that_cannot_run_again_after_a_failed_work_ends_with_the_r
 async def test_paused_sandbox_of_an_earlier_service_ends_if_its_guest_cannot_be_reached(tmp_path: Path) -> None:
     state = NodeState(tmp_path)
     async with open_node(state, keep_sandboxes=True) as first:
-        paused: Sandbox = await first.sandboxes.create(BASE, OPERATOR)
-        await first.sandboxes.pause(paused.id, OPERATOR)
+        paused: Sandbox = await first.sandboxes.create(OPERATOR, BASE)
+        await first.sandboxes.pause(OPERATOR, paused.id)
     async with open_node(state) as second:
         sandbox = second.services.registry.find(paused.id, OPERATOR)
         await sandbox.recovered.wait()
@@ -200,7 +200,7 @@ async def test_paused_sandbox_of_an_earlier_service_ends_if_its_guest_cannot_be_
         second.driver.fail_next("connect", closed, closed)
 
         with pytest.raises(SandboxEndedError):
-            await second.sandboxes.hibernate(sandbox.id, OPERATOR)
+            await second.sandboxes.hibernate(OPERATOR, sandbox.id)
         await settled(sandbox.ended.is_set)
 
         assert sandbox.exit is not None
@@ -209,8 +209,8 @@ async def test_paused_sandbox_of_an_earlier_service_ends_if_its_guest_cannot_be_
 
 async def test_resources_from_before_a_hibernation_stay_reserved_until_they_are_removed(node: MemoryNode, sandbox: Sandbox) -> None:
     release = node.driver.hold("clean")
-    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
-    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    await node.sandboxes.hibernate(OPERATOR, sandbox.id)
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
 
     assert is_in(sandbox, State.RUNNING)
     assert (await node.reservations.reserved()).memory_bytes == 2 * GIB
@@ -222,10 +222,10 @@ async def test_resources_from_before_a_hibernation_stay_reserved_until_they_are_
 
 async def test_wake_waits_for_the_room_of_its_earlier_resources(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path), memory_bytes=GIB, memory_reserve_bytes=0) as node:
-        sandbox = await node.sandboxes.create(BASE, OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, BASE)
         release = node.driver.hold("clean")
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
-        waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
+        waking = asyncio.create_task(node.sandboxes.resume(OPERATOR, sandbox.id))
         await node.driver.faults.reach("clean")
         await run_pending()
         assert is_in(sandbox, State.HIBERNATED)
@@ -241,17 +241,17 @@ async def test_failed_wake_keeps_the_image(node: MemoryNode, sandbox: Sandbox, s
     node.driver.fail_next(step, HostError("no more loop devices"))
 
     with pytest.raises(HostError, match="no more loop devices"):
-        await node.sandboxes.resume(sandbox.id, OPERATOR)
+        await node.sandboxes.resume(OPERATOR, sandbox.id)
     assert is_in(sandbox, State.HIBERNATED)
 
-    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
     assert is_in(sandbox, State.RUNNING)
 
 
 async def test_wake_that_the_store_refuses_keeps_the_image(node: MemoryNode, sandbox: Sandbox) -> None:
     await hibernated(node, sandbox)
     release = node.driver.hold("restore")
-    waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))
+    waking = asyncio.create_task(node.sandboxes.resume(OPERATOR, sandbox.id))
     await node.driver.faults.reach("restore")  # what was intended is recorded
     node.state.database.faults.fail_next("sandboxes.save", HostError("the database cannot be written"))
     release.set()
@@ -260,5 +260,5 @@ async def test_wake_that_the_store_refuses_keeps_the_image(node: MemoryNode, san
         await waking
     assert is_in(sandbox, State.HIBERNATED)
 
-    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
     assert is_in(sandbox, State.RUNNING)

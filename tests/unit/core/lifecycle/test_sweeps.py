@@ -74,16 +74,16 @@ async def test_sweep_that_failed_is_repeated_after_a_minute(tmp_path: Path) -> N
 async def test_sweep_spares_live_starting_hibernated_warm_and_prepared_sandboxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "SWEEP_INTERVAL_S", 20.0)  # in an hour, the pool would replace its sandboxes
     async with open_node(NodeState(tmp_path)) as node:
-        running, paused, hibernated = [await node.sandboxes.create(PERSISTENT, OPERATOR) for _ in range(3)]
-        await node.sandboxes.pause(paused.id, OPERATOR)
-        await node.sandboxes.hibernate(hibernated.id, OPERATOR)
+        running, paused, hibernated = [await node.sandboxes.create(OPERATOR, PERSISTENT) for _ in range(3)]
+        await node.sandboxes.pause(OPERATOR, paused.id)
+        await node.sandboxes.hibernate(OPERATOR, hibernated.id)
         pool = (await node.pools.create(OPERATOR, "base", "auto", Limits(), PoolSizes(warm=1, max=1, prepared=1))).pool
         for _ in range(3):
             node.clock.advance(1.0)
             await node.pools.run_until_idle()
         assert (len(pool.ready), len(pool.prepared)) == (1, 1)
         boot = node.driver.hold("boot")
-        starting = asyncio.create_task(node.sandboxes.create(PERSISTENT, OPERATOR))
+        starting = asyncio.create_task(node.sandboxes.create(OPERATOR, PERSISTENT))
         await node.driver.faults.reach("boot")
         held = node.driver.leftovers()
         assert len(held) == 5
@@ -100,12 +100,12 @@ async def test_sweep_spares_live_starting_hibernated_warm_and_prepared_sandboxes
             State.HIBERNATED,
             State.RUNNING,
         ]
-        await node.sandboxes.resume(hibernated.id, OPERATOR)
+        await node.sandboxes.resume(OPERATOR, hibernated.id)
         assert (await create_default(node)).id not in {running.id, paused.id, hibernated.id}
 
 
 async def create_default(node: MemoryNode) -> Sandbox:
-    sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     return sandbox
 
 

@@ -16,11 +16,11 @@ BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
 
 async def test_kill_is_answered_once_the_processes_are_dead_and_before_the_cleanup(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
-        sandbox = await node.sandboxes.create(BASE, OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, BASE)
         instance = node.instance(sandbox)
         death, cleanup = node.driver.hold("destroy"), node.driver.hold("clean")
 
-        killing = asyncio.create_task(node.sandboxes.kill(sandbox.id, OPERATOR))
+        killing = asyncio.create_task(node.sandboxes.kill(OPERATOR, sandbox.id))
         try:
             await node.driver.faults.reach("destroy")
             for _ in range(100):

@@ -26,7 +26,7 @@ async def run_turns(count: int) -> None:
 
 
 async def create(node: MemoryNode) -> Sandbox:
-    sandbox: Sandbox = await node.sandboxes.create(BASE, OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, BASE)
     return sandbox
 
 
@@ -80,7 +80,7 @@ async def test_sandbox_that_is_killed_while_it_gets_a_start_slot_releases_it(tmp
             third = asyncio.create_task(create(node))
             await settled(third.done)
             for sandbox in node.sandboxes.list(OPERATOR):
-                await node.sandboxes.kill(sandbox.id, OPERATOR)
+                await node.sandboxes.kill(OPERATOR, sandbox.id)
             await settled(lambda: node.sandboxes.count == 0)
             if has_begun:
                 break

@@ -20,12 +20,12 @@ GRACE_S = 60.0
 @pytest.fixture
 async def sandbox(node: MemoryNode) -> Sandbox:
     """A sandbox with a timeout of 100 s."""
-    sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", timeout_s=100), OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", timeout_s=100))
     return sandbox
 
 
 async def set_timeout(node: MemoryNode, sandbox: Sandbox, timeout_s: float) -> None:
-    await node.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=timeout_s))
+    await node.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(timeout_s=timeout_s))
 
 
 def deadlines(node: MemoryNode, sandbox: Sandbox) -> list[float | None]:

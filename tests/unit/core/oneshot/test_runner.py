@@ -98,7 +98,7 @@ async def test_stopping_service_ends_the_run_with_an_error(tmp_path: Path) -> No
     below.mkdir()
     driver = MemoryDriver()
     async with serving(tmp_path, driver, keep=True) as service:
-        stays = await service.node.manager.create(BASE, OPERATOR)
+        stays = await service.node.manager.create(OPERATOR, BASE)
         task = asyncio.create_task(service.node.one_shots.run(OPERATOR, shot("sleep 60", "bash")))
         await until(lambda: any(sandbox.single_use and sandbox.is_announced for sandbox in service.node.registry.list(OPERATOR)))
     with pytest.raises(SandboxEndedError, match="the service was stopped"):

@@ -60,7 +60,7 @@ async def refill(node: MemoryNode) -> None:
 
 
 async def create(node: MemoryNode, principal: Principal = OPERATOR, limits: Limits = LIMITS, env: Mapping[str, str] | None = None) -> Sandbox:
-    sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", limits=limits, env=env or {}), principal)
+    sandbox: Sandbox = await node.sandboxes.create(principal, CreateSandboxParams(template="base", limits=limits, env=env or {}))
     return sandbox
 
 
@@ -195,7 +195,7 @@ async def test_create_fails_without_another_attempt_if_the_store_refuses_its_rec
 async def test_create_that_the_store_refuses_keeps_the_template_snapshot_and_boots_nothing(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
         pool = await filled_pool(node, warm=1)
-        snapshot = node.pools.find(pool.id, OPERATOR).snapshot
+        snapshot = node.pools.find(OPERATOR, pool.id).snapshot
         assert snapshot is not None
         await create(node)  # claims the warm sandbox, so that the next create is restored
         prepared = len(node.driver.prepared)
@@ -205,7 +205,7 @@ async def test_create_that_the_store_refuses_keeps_the_template_snapshot_and_boo
             await create(node)
 
         assert len(node.driver.prepared) == prepared
-        assert node.pools.find(pool.id, OPERATOR).snapshot is snapshot
+        assert node.pools.find(OPERATOR, pool.id).snapshot is snapshot
         await create(node)
         assert pool.claims == {StartPath.WARM: 1, StartPath.RESTORED: 1}
 
@@ -344,13 +344,13 @@ async def test_failed_fill_is_reported_counted_and_retried(node: MemoryNode) -> 
 
     node.clock.advance(1.0)
     await node.pools.run_until_idle()
-    assert node.pools.find(pool.id, OPERATOR).error == "cannot boot"
+    assert node.pools.find(OPERATOR, pool.id).error == "cannot boot"
     assert b'sandlot_pool_failures_total{isolation="gvisor"} 1.0' in node.metrics.text()
 
     node.clock.advance(policy.back_off_s(1))
     await refill(node)
     assert len(pool.ready) == 1
-    assert node.pools.find(pool.id, OPERATOR).error == ""
+    assert node.pools.find(OPERATOR, pool.id).error == ""
 
 
 async def test_refill_leaves_room_for_one_more_sandbox(state: NodeState) -> None:
@@ -401,7 +401,7 @@ async def test_refill_waits_while_creates_wait(state: NodeState) -> None:
         node.driver.hold("boot")
         creating = asyncio.create_task(create(node, limits=OTHER_CPUS))
         await node.driver.faults.reach("boot")
-        await node.pools.update(pool.id, OPERATOR, warm=2, max=2)
+        await node.pools.update(OPERATOR, pool.id, warm=2, max=2)
 
         await refill(node)
         assert len(pool.ready) == 1
@@ -417,7 +417,7 @@ async def test_refill_waits_ten_seconds_after_an_eviction(state: NodeState) -> N
         pool = await filled_pool(node, warm=2)
         large = await create(node, limits=replace(LIMITS, memory_bytes=3 * GIB))
         assert len(pool.ready) == 1
-        await node.sandboxes.kill(large.id, OPERATOR)
+        await node.sandboxes.kill(OPERATOR, large.id)
 
         node.clock.advance(7)
         await refill(node)  # 9 s after the eviction
@@ -430,7 +430,7 @@ async def test_refill_waits_ten_seconds_after_an_eviction(state: NodeState) -> N
 async def test_template_snapshot_is_discarded_after_its_second_failed_restore(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
         pool = await filled_pool(node, warm=1)
-        snapshot = node.pools.find(pool.id, OPERATOR).snapshot
+        snapshot = node.pools.find(OPERATOR, pool.id).snapshot
         assert snapshot is not None
         node.driver.fail_next("restore", HostError("cannot restore"), HostError("cannot restore"))
         await create(node)
@@ -438,17 +438,17 @@ async def test_template_snapshot_is_discarded_after_its_second_failed_restore(tm
         node.clock.advance(policy.QUIET_S)
         await node.pools.run_until_idle()
         assert pool.failures == 1
-        assert node.pools.find(pool.id, OPERATOR).snapshot is snapshot
+        assert node.pools.find(OPERATOR, pool.id).snapshot is snapshot
 
         node.clock.advance(policy.back_off_s(1))
         await node.pools.run_until_idle()
         assert pool.failures == 2
-        assert node.pools.find(pool.id, OPERATOR).snapshot is None
+        assert node.pools.find(OPERATOR, pool.id).snapshot is None
 
         node.clock.advance(policy.back_off_s(2))
         await node.pools.run_until_idle()
         assert len(pool.ready) == 1
-        assert node.pools.find(pool.id, OPERATOR).snapshot is not None
+        assert node.pools.find(OPERATOR, pool.id).snapshot is not None
 
 
 # Reservations and limits of the node -----------------------------------------------------------------------------------
@@ -582,7 +582,7 @@ async def test_private_pool_refills_when_a_live_sandbox_frees_quota(node: Memory
     await refill(node)
     assert len(pool.ready) == 0
 
-    await node.sandboxes.kill(sandbox.id, anne)
+    await node.sandboxes.kill(anne, sandbox.id)
     await refill(node)
 
     assert len(pool.ready) == 1
@@ -597,7 +597,7 @@ async def test_pool_larger_than_the_quota_is_refused(node: MemoryNode) -> None:
 
     pool = await create_pool(node, anne, warm=0)
     with pytest.raises(LimitError):
-        await node.pools.update(pool.id, anne, warm=4)
+        await node.pools.update(anne, pool.id, warm=4)
     assert pool.sizes == PoolSizes(warm=0, max=0)
 
 
@@ -608,7 +608,7 @@ async def test_prepared_sandboxes_are_refused_for_private_pools(node: MemoryNode
         await node.pools.create(anne, "base", "auto", LIMITS, PoolSizes(warm=0, max=0, prepared=1))
     pool = await create_pool(node, anne, warm=0)
     with pytest.raises(ForbiddenError):
-        await node.pools.update(pool.id, anne, prepared=1)
+        await node.pools.update(anne, pool.id, prepared=1)
 
 
 async def test_concurrent_pool_creates_stay_within_the_quota(node: MemoryNode) -> None:
@@ -636,9 +636,9 @@ async def test_second_pool_of_the_default_isolation_conflicts_under_its_driver_n
 async def test_template_name_finds_the_only_pool_of_that_template(node: MemoryNode) -> None:
     pool = await create_pool(node, warm=0)
 
-    assert node.pools.find("base", OPERATOR).pool is pool
+    assert node.pools.find(OPERATOR, "base").pool is pool
     with pytest.raises(NotFoundError):
-        node.pools.find("code-interpreter", OPERATOR)
+        node.pools.find(OPERATOR, "code-interpreter")
 
 
 async def test_template_name_is_ambiguous_if_two_pools_have_it(node: MemoryNode) -> None:
@@ -646,7 +646,7 @@ async def test_template_name_is_ambiguous_if_two_pools_have_it(node: MemoryNode)
     await create_pool(node, warm=0, limits=LARGE)
 
     with pytest.raises(ConflictError):
-        node.pools.find("base", OPERATOR)
+        node.pools.find(OPERATOR, "base")
 
 
 # Restarts -------------------------------------------------------------------------------------------------------------
@@ -656,7 +656,7 @@ async def test_pools_and_their_updates_survive_a_restart(state: NodeState) -> No
     async with open_node(state) as node:
         first = await filled_pool(node, warm=1)
         second = await create_pool(node, warm=0, limits=LARGE)
-        await node.pools.update(second.id, OPERATOR, max=3)
+        await node.pools.update(OPERATOR, second.id, max=3)
     assert state.driver.leftovers() == [], "warm sandboxes end with the service"
 
     async with open_node(state) as node:
@@ -665,13 +665,13 @@ async def test_pools_and_their_updates_survive_a_restart(state: NodeState) -> No
             PoolSpec("base", "gvisor", LARGE): PoolSizes(warm=0, max=3),
         }
         await refill(node)
-        assert len(node.pools.find(first.id, OPERATOR).pool.ready) == 1
+        assert len(node.pools.find(OPERATOR, first.id).pool.ready) == 1
 
 
 async def test_deleted_pools_stay_deleted_after_a_restart(state: NodeState) -> None:
     async with open_node(state) as node:
         pool = await filled_pool(node, warm=1)
-        await node.pools.delete(pool.id, OPERATOR)
+        await node.pools.delete(OPERATOR, pool.id)
         await refill(node)
         assert state.driver.leftovers() == []
 

@@ -91,7 +91,7 @@ async def test_template_snapshot_of_a_shared_pool_gets_the_room_of_private_warm_
         await shared_pool(node, warm=1, gib=3)
         node.clock.advance(1.0)
         await settled(lambda: len(private.ready) == 0)
-        await node.pools.update(private.id, OPERATOR, warm=0)  # so that the next start is the shared pool's
+        await node.pools.update(OPERATOR, private.id, warm=0)  # so that the next start is the shared pool's
         node.clock.advance(20.0)  # an eviction puts off refills by 10 s
         await node.driver.faults.reach("prepare")
 
@@ -168,11 +168,11 @@ async def test_template_snapshot_of_a_private_pool_does_not_delay_a_shared_one(t
         node.driver.hold("prepare")
         private = await private_pool(node, warm=1, gib=6)
         node.clock.advance(1.0)
-        await settled(lambda: node.pools.find(private.id, OPERATOR).error == "The time limit was exceeded.")
+        await settled(lambda: node.pools.find(OPERATOR, private.id).error == "The time limit was exceeded.")
 
         shared = await shared_pool(node, warm=1, gib=7)
         node.clock.advance(1.0)
         pools = node.services.pools
         await settled(lambda: pools._snapshots.allocation is not None and not pools._refiller._snapshot_is_private)  # noqa: SLF001
 
-        assert node.pools.find(shared.id, OPERATOR).error == ""
+        assert node.pools.find(OPERATOR, shared.id).error == ""

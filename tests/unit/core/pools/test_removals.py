@@ -87,15 +87,15 @@ async def test_create_evicts_another_warm_sandbox_if_the_first_cannot_be_removed
 async def test_suspended_sandbox_whose_wake_waits_for_room_can_be_killed(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path), memory_bytes=3 * GIB, memory_reserve_bytes=0) as node:
         sandbox = await create(node, limits=replace(LIMITS, memory_bytes=3 * GIB))
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
         await settled(lambda: node.driver.leftovers() == [])
         pool = await create_pool(node, warm=1)
         await refill(node)
         (warm,) = pool.ready
         stuck = StuckRemoval(warm.instance, "hangs")
-        waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))
+        waking = asyncio.create_task(node.sandboxes.resume(OPERATOR, sandbox.id))
         await settled(lambda: stuck.attempts > 0)
-        killing = asyncio.create_task(node.sandboxes.kill(sandbox.id, OPERATOR))
+        killing = asyncio.create_task(node.sandboxes.kill(OPERATOR, sandbox.id))
         await pass_until(node, killing.done, minutes=1)
         await killing
         assert sandbox.state is State.STOPPED
@@ -183,7 +183,7 @@ async def test_each_failed_start_strategy_has_a_reservation_of_its_own(tmp_path:
 
         monkeypatch.setattr(node.driver, "prepare", prepare_and_fail)
         await create(node)
-        await node.pools.delete(pool.id, OPERATOR)  # so that nothing is refilled
+        await node.pools.delete(OPERATOR, pool.id)  # so that nothing is refilled
         assert await reserved_gib(node) == 3, "the sandbox, the claimed one and the restored one"
         claimed.repair(node)
         await settled(lambda: len(node.driver.leftovers()) == 2)

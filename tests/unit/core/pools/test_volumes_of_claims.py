@@ -51,7 +51,7 @@ async def test_create_with_volumes_claims_a_warm_sandbox(tmp_path: Path) -> None
     async with open_node(NodeState(tmp_path, capabilities=NO_SNAPSHOTS)) as node:
         (warm,) = (await prepared_pool(node)).ready
 
-        sandbox = await node.sandboxes.create(WITH_DATA, OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, WITH_DATA)
 
         assert sandbox.id == warm.id
         assert [volume.path for volume in node.instance(sandbox).volumes.values()] == ["/data"]
@@ -62,7 +62,7 @@ async def test_create_with_volumes_boots_if_the_driver_cannot_attach_them_to_a_w
         pool = await prepared_pool(node)
         (warm,) = pool.ready
 
-        sandbox = await node.sandboxes.create(WITH_DATA, OPERATOR)
+        sandbox = await node.sandboxes.create(OPERATOR, WITH_DATA)
 
         assert [volume.path for volume in node.instance(sandbox).volumes.values()] == ["/data"]
         assert list(pool.ready) == [warm]
@@ -75,7 +75,7 @@ async def test_create_refuses_a_volume_that_was_deleted_while_it_waited(tmp_path
         file = await node.services.files.upload(OPERATOR, content(), filename="file")
         lookup = node.state.database.faults.hold("files.get")
 
-        creating = asyncio.create_task(node.sandboxes.create(replace(WITH_DATA, files=(file.id,)), OPERATOR))
+        creating = asyncio.create_task(node.sandboxes.create(OPERATOR, replace(WITH_DATA, files=(file.id,))))
         await lookup.reached()
         await node.services.volumes.delete(OPERATOR, "data")
         lookup.release()

@@ -45,10 +45,10 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SandboxRecord], list[Fa
 
 
 async def test_every_state_is_recorded_before_the_response(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
-    sandbox = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
+    sandbox = await at.sandboxes.create(ALICE, replace(BASE, env={"TOKEN": "secret"}))
     assert [record.state for record in saved[0]] == [State.CREATING, State.RUNNING]
     assert saved[0][-1].ref == at.driver.booted[0].ref
-    await at.sandboxes.kill(sandbox.id, ALICE)
+    await at.sandboxes.kill(ALICE, sandbox.id)
     assert [record.state for record in saved[0]][2:] == [State.STOPPING, State.STOPPED]
     assert [record.spec.env for record in saved[0]] == [{"TOKEN": "secret"}] * 3 + [{}]
 
@@ -57,29 +57,29 @@ async def test_every_state_is_recorded_before_the_response(at: Bench, saved: tup
 async def test_create_that_cannot_be_recorded_fails(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], state: State) -> None:
     saved[1].append(lambda record: record.state is state)
     with pytest.raises(HostError):
-        await at.sandboxes.create(BASE, ALICE)
+        await at.sandboxes.create(ALICE, BASE)
     assert at.sandboxes.list(ALICE) == []
     assert at.driver.leftovers() == []
     saved[1].clear()
-    assert (await at.sandboxes.create(BASE, ALICE)).state is State.RUNNING
+    assert (await at.sandboxes.create(ALICE, BASE)).state is State.RUNNING
 
 
 async def test_record_whose_state_cannot_follow_the_recorded_one_is_refused(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
-    sandbox, recorder = await at.sandboxes.create(BASE, ALICE), at.service.node.manager._recorder  # noqa: SLF001 - no caller does this
+    sandbox, recorder = await at.sandboxes.create(ALICE, BASE), at.service.node.manager._recorder  # noqa: SLF001 - no caller does this
     with pytest.raises(InternalError, match="recorded as running and cannot be recorded as creating"):
         await recorder.save(sandbox, state=State.CREATING)
     assert [record.state for record in saved[0]] == [State.CREATING, State.RUNNING]
 
 
 async def test_kill_that_cannot_be_recorded_succeeds(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
-    sandbox = await at.sandboxes.create(BASE, ALICE)
+    sandbox = await at.sandboxes.create(ALICE, BASE)
     saved[1].append(lambda _record: True)
-    await at.sandboxes.kill(sandbox.id, ALICE)
+    await at.sandboxes.kill(ALICE, sandbox.id)
     assert at.sandboxes.find(sandbox.id, ALICE).state is State.STOPPED
 
 
 async def test_slow_store_does_not_delay_a_kill(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox = await at.sandboxes.create(BASE, ALICE)
+    sandbox = await at.sandboxes.create(ALICE, BASE)
     really, answers = Table.save, asyncio.Event()
 
     async def save(table: Table, record: SandboxRecord, event: NewEvent | None = None) -> None:
@@ -88,7 +88,7 @@ async def test_slow_store_does_not_delay_a_kill(at: Bench, monkeypatch: pytest.M
 
     monkeypatch.setattr(Table, "save", save)
     monkeypatch.setattr("sandlot.core.lifecycle.supervisor.RECORD_TIMEOUT_S", 0.05)
-    await at.sandboxes.kill(sandbox.id, ALICE)
+    await at.sandboxes.kill(ALICE, sandbox.id)
     assert at.driver.leftovers() == []
     answers.set()
     while (record := await at.service.store.sandboxes.get(sandbox.id)) is None or record.state is not State.STOPPED:  # noqa: ASYNC110 - it is asked
@@ -99,7 +99,7 @@ async def test_end_that_the_store_refused_is_recorded_later(
     at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandboxes, "RETRY_S", 0.05)
-    sandbox = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
+    sandbox = await at.sandboxes.create(ALICE, replace(BASE, env={"TOKEN": "secret"}))
     tries: list[State] = []
 
     def fails(record: SandboxRecord) -> bool:
@@ -107,7 +107,7 @@ async def test_end_that_the_store_refused_is_recorded_later(
         return True
 
     saved[1].append(fails)
-    await at.sandboxes.kill(sandbox.id, ALICE)
+    await at.sandboxes.kill(ALICE, sandbox.id)
     await until(lambda: tries.count(State.STOPPED) > 2)
     kept = await at.service.store.sandboxes.get(sandbox.id)
     assert kept is not None
@@ -123,15 +123,15 @@ async def test_end_that_the_store_refused_is_recorded_later(
 
 async def test_stopping_service_writes_refused_records_once_more(tmp_path: Path, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
     async with bench(tmp_path) as at:
-        sandbox = await at.sandboxes.create(BASE, ALICE)
+        sandbox = await at.sandboxes.create(ALICE, BASE)
         saved[1].append(lambda _record: True)
-        await at.sandboxes.kill(sandbox.id, ALICE)
+        await at.sandboxes.kill(ALICE, sandbox.id)
         saved[1].clear()
     assert [(record.id, record.state) for record in saved[0][2:]] == [(sandbox.id, State.STOPPED)]
 
 
 async def test_records_of_one_sandbox_are_written_in_order(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox = await at.sandboxes.create(BASE, ALICE)
+    sandbox = await at.sandboxes.create(ALICE, BASE)
     really, slow, began = Table.save, asyncio.Event(), asyncio.Event()
 
     async def save(table: Table, record: SandboxRecord, event: NewEvent | None = None) -> None:
@@ -143,9 +143,9 @@ async def test_records_of_one_sandbox_are_written_in_order(at: Bench, monkeypatc
         await really(table, record, event)
 
     monkeypatch.setattr(Table, "save", save)
-    changing = asyncio.create_task(at.sandboxes.update(sandbox.id, ALICE, UpdateSandboxParams(metadata={"a": "1"})))
+    changing = asyncio.create_task(at.sandboxes.update(ALICE, sandbox.id, UpdateSandboxParams(metadata={"a": "1"})))
     await began.wait()
-    killing = asyncio.create_task(at.sandboxes.kill(sandbox.id, ALICE))
+    killing = asyncio.create_task(at.sandboxes.kill(ALICE, sandbox.id))
     await until(sandbox.end_requested.is_set)
     slow.set()
     async with asyncio.timeout(60):
@@ -159,7 +159,7 @@ async def test_records_of_one_sandbox_are_written_in_order(at: Bench, monkeypatc
 
 
 async def test_sandbox_read_from_a_record_has_the_same_record(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
-    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=60, metadata={"k": "v"}))
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(idle_timeout_s=60, metadata={"k": "v"}))
     record = to_record(sandbox, at.service.node.id)
     assert await at.service.store.sandboxes.get(sandbox.id) == record
     again = from_record(record, sandbox.buffers, clock)

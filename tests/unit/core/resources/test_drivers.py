@@ -61,14 +61,14 @@ async def test_short_work_does_not_wait_for_template_builds(tmp_path: Path, temp
     """A create of a built template and a hibernation call short functions in threads."""
     state = NodeState(tmp_path, templates=templates)
     async with open_node(state) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-        creating = [asyncio.create_task(node.sandboxes.create(CreateSandboxParams(template=name), OPERATOR)) for name in USER_TEMPLATES]
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
+        creating = [asyncio.create_task(node.sandboxes.create(OPERATOR, CreateSandboxParams(template=name))) for name in USER_TEMPLATES]
         await settled(lambda: len(templates.building) == MAX_BUILDS)
         node.clock.advance(30.0)  # the last reading of the host is outdated
 
         async with asyncio.timeout(30):
-            await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-            await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+            await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
+            await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
         assert (len(templates.building), templates.built) == (MAX_BUILDS, [])
         templates.finish.set()

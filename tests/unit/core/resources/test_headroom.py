@@ -31,7 +31,7 @@ def state(tmp_path: Path) -> NodeState:
 
 
 async def create(node: MemoryNode, params: CreateSandboxParams = BASE) -> Sandbox:
-    sandbox: Sandbox = await node.sandboxes.create(params, OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, params)
     return sandbox
 
 
@@ -43,7 +43,7 @@ async def test_headroom_is_reserved_until_it_is_withdrawn(state: NodeState) -> N
     async with open_node(state, memory_bytes=GIB + MOST, memory_reserve_bytes=0) as node:  # no room to verify the snapshot
         sandbox = await create(node)
         writing, withdrawing = node.driver.hold("snapshot"), node.driver.hold("withdraw")
-        snapshot = asyncio.create_task(node.services.snapshots.create(sandbox.id, OPERATOR))
+        snapshot = asyncio.create_task(node.services.snapshots.create(OPERATOR, sandbox.id))
         await node.driver.faults.reach("snapshot")
         assert await reserved_mib(node) == 1024 + 512
         writing.set()
@@ -62,7 +62,7 @@ async def test_concurrent_snapshots_are_granted_no_more_than_the_node_has(state:
         for sandbox in sandboxes:
             node.instance(sandbox).granted.clear()
         writing = node.driver.hold("snapshot")
-        tasks = [asyncio.create_task(node.services.snapshots.create(sandbox.id, OPERATOR)) for sandbox in sandboxes]
+        tasks = [asyncio.create_task(node.services.snapshots.create(OPERATOR, sandbox.id)) for sandbox in sandboxes]
         await node.driver.faults.reach("snapshot")
         await run_pending()
         granted = [bytes_ for sandbox in sandboxes for bytes_ in node.instance(sandbox).granted]
@@ -82,7 +82,7 @@ async def test_snapshot_of_a_full_node_is_busy_and_changes_nothing(state: NodeSt
     async with open_node(state, memory_bytes=GIB, memory_reserve_bytes=0) as node:
         sandbox = await create(node)
         with pytest.raises(UnavailableError) as busy:
-            await node.services.snapshots.create(sandbox.id, OPERATOR)
+            await node.services.snapshots.create(OPERATOR, sandbox.id)
         assert (busy.value.code, sandbox.state, node.instance(sandbox).granted) == (ErrorCode.BUSY, State.RUNNING, [])
         assert await reserved_mib(node) == 1024
 
@@ -92,7 +92,7 @@ async def test_hibernation_on_a_full_node_uses_the_suspend_reserve_one_at_a_time
         first, second = await create(node), await create(node)
         assert (await node.reservations.capacity()).available.memory_bytes == 0
         writing = node.driver.hold("snapshot")
-        hibernating = [asyncio.create_task(node.sandboxes.hibernate(sandbox.id, OPERATOR)) for sandbox in (first, second)]
+        hibernating = [asyncio.create_task(node.sandboxes.hibernate(OPERATOR, sandbox.id)) for sandbox in (first, second)]
         await node.driver.faults.reach("snapshot")
         await run_pending()
         assert [node.instance(sandbox).granted for sandbox in (first, second)] == [[LEAST], []]
@@ -109,7 +109,7 @@ async def test_hibernation_that_needs_more_than_the_suspend_reserve_changes_noth
     async with open_node(state, memory_bytes=GIB + LEAST // 2, memory_reserve_bytes=0, suspend_reserve=LEAST // 2) as node:
         sandbox = await create(node)
         with pytest.raises(UnavailableError) as busy:
-            await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+            await node.sandboxes.hibernate(OPERATOR, sandbox.id)
         assert (busy.value.code, sandbox.state, node.instance(sandbox).granted) == (ErrorCode.BUSY, State.RUNNING, [])
 
 
@@ -123,10 +123,10 @@ async def test_sandbox_that_cannot_be_hibernated_at_its_deadline_is_paused(state
 async def test_wake_without_room_for_its_headroom_is_busy_and_stays_hibernated(state: NodeState) -> None:
     async with open_node(state, memory_bytes=GIB + LEAST, memory_reserve_bytes=0, suspend_reserve=LEAST) as node:
         sandbox = await create(node)
-        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await node.sandboxes.hibernate(OPERATOR, sandbox.id)
         await settled(lambda: node.driver.leftovers() == [])
         with pytest.raises(UnavailableError):
-            await node.sandboxes.resume(sandbox.id, OPERATOR)
+            await node.sandboxes.resume(OPERATOR, sandbox.id)
         assert sandbox.state is State.HIBERNATED
         await settled(lambda: node.driver.leftovers() == [])
         await run_pending()
@@ -137,9 +137,9 @@ async def test_second_snapshot_keeps_the_headroom_that_the_first_has_left(state:
     async with open_node(state, memory_bytes=GIB + MOST, memory_reserve_bytes=0) as node:
         sandbox = await create(node)
         withdrawing = node.driver.hold("withdraw")
-        await node.services.snapshots.create(sandbox.id, OPERATOR)
+        await node.services.snapshots.create(OPERATOR, sandbox.id)
         await node.driver.faults.reach("withdraw")
-        await node.services.snapshots.create(sandbox.id, OPERATOR)
+        await node.services.snapshots.create(OPERATOR, sandbox.id)
         assert node.instance(sandbox).granted == [MOST, MOST]
         assert await reserved_mib(node) == 1024 + 512
         withdrawing.set()
@@ -152,7 +152,7 @@ async def test_headroom_that_an_earlier_service_has_granted_is_reserved_until_it
     withdrawing = state.driver.hold("withdraw")
     async with open_node(state, keep_sandboxes=True, memory_bytes=4 * GIB, memory_reserve_bytes=0) as node:
         sandbox = await create(node)
-        await node.services.snapshots.create(sandbox.id, OPERATOR)
+        await node.services.snapshots.create(OPERATOR, sandbox.id)
         await node.driver.faults.reach("withdraw")
     async with open_node(state, memory_bytes=4 * GIB, memory_reserve_bytes=0) as node:
         recovered = node.sandboxes.find(sandbox.id, OPERATOR)
@@ -167,9 +167,9 @@ async def test_headroom_of_a_killed_sandbox_is_released_with_it(state: NodeState
     async with open_node(state, memory_bytes=GIB + MOST, memory_reserve_bytes=0) as node:
         sandbox = await create(node)
         node.driver.hold("withdraw")
-        await node.services.snapshots.create(sandbox.id, OPERATOR)
+        await node.services.snapshots.create(OPERATOR, sandbox.id)
         await node.driver.faults.reach("withdraw")
-        await node.sandboxes.kill(sandbox.id, OPERATOR)
+        await node.sandboxes.kill(OPERATOR, sandbox.id)
         await settled(lambda: node.driver.leftovers() == [])
         await run_pending()
         assert await reserved_mib(node) == 0

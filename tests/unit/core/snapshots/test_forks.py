@@ -33,7 +33,7 @@ PARENT = replace(
 
 @pytest.fixture
 async def parent(node: MemoryNode) -> Sandbox:
-    sandbox: Sandbox = await node.sandboxes.create(PARENT, OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, PARENT)
     return sandbox
 
 
@@ -45,11 +45,11 @@ async def fork(
     key: str | None = None,
     **fields: Any,  # noqa: ANN401
 ) -> list[Sandbox]:
-    return list(await node.services.forks.create(sandbox.id, principal, ForkParams(count, **fields), key=key))
+    return list(await node.services.forks.create(principal, sandbox.id, ForkParams(count, **fields), key=key))
 
 
 async def kill(node: MemoryNode, *sandboxes: Sandbox) -> None:
-    await asyncio.gather(*(node.sandboxes.kill(sandbox.id, OPERATOR) for sandbox in sandboxes))
+    await asyncio.gather(*(node.sandboxes.kill(OPERATOR, sandbox.id) for sandbox in sandboxes))
 
 
 def live(node: MemoryNode) -> set[str]:
@@ -75,7 +75,7 @@ async def test_children_inherit_from_their_parent_and_get_what_the_request_names
 
 async def test_fork_leaves_a_resting_parent_at_rest(node: MemoryNode, parent: Sandbox) -> None:
     for rest, state in ((node.sandboxes.pause, State.PAUSED), (node.sandboxes.hibernate, State.HIBERNATED)):
-        await rest(parent.id, OPERATOR)
+        await rest(OPERATOR, parent.id)
         (child,) = await fork(node, parent)
         assert (parent.state, child.state) == (state, State.RUNNING)
         assert child.spec.timeout_s == parent.spec.timeout_s
@@ -105,7 +105,7 @@ async def test_incomplete_batch_of_an_earlier_service_is_replaced_when_the_reque
 
 async def test_fork_above_a_quota_or_the_capacity_makes_no_child(state: NodeState) -> None:
     async with open_node(state, memory_bytes=2048 * MIB) as node:
-        parent = await node.sandboxes.create(PARENT, OPERATOR)
+        parent = await node.sandboxes.create(OPERATOR, PARENT)
         with pytest.raises(LimitError) as over:
             await fork(node, parent, 3, replace(OPERATOR, quota=Quota(sandboxes=3)))
         assert dict(over.value.fields) == {"quota": "sandboxes", "limit": 3, "used": 1, "requested": 3, "retry_after_s": 5}
@@ -127,11 +127,11 @@ async def test_fork_above_a_quota_or_the_capacity_makes_no_child(state: NodeStat
 async def test_create_that_comes_between_takes_no_room_of_the_children(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
     admit_batch, creates = Scheduler.admit_batch, []
     async with open_node(state, memory_bytes=768 * MIB, memory_reserve_bytes=0) as node:
-        parent = await node.sandboxes.create(PARENT, OPERATOR)
+        parent = await node.sandboxes.create(OPERATOR, PARENT)
 
         async def admit_then_create(self: Scheduler, *args: Any) -> list[Reservation]:  # noqa: ANN401
             reservations = await admit_batch(self, *args)
-            creates.append(asyncio.create_task(node.sandboxes.create(BASE, OPERATOR)))
+            creates.append(asyncio.create_task(node.sandboxes.create(OPERATOR, BASE)))
             return reservations
 
         monkeypatch.setattr(Scheduler, "admit_batch", admit_then_create)
@@ -170,32 +170,32 @@ async def test_cancelled_fork_leaves_no_child(node: MemoryNode, state: NodeState
 
 
 async def test_tree_has_all_generations_and_promote_ends_the_siblings(node: MemoryNode) -> None:
-    forks, root, lone = node.services.forks, await node.sandboxes.create(BASE, OPERATOR), await node.sandboxes.create(BASE, OPERATOR)
+    forks, root, lone = node.services.forks, await node.sandboxes.create(OPERATOR, BASE), await node.sandboxes.create(OPERATOR, BASE)
     node.clock.advance(1.0)  # the tree is listed by age
     a, b, c = await fork(node, root, 3)
     (a1, a2), (b1,) = await fork(node, a, 2), await fork(node, b, 1, metadata={"set": "2"})
     (b11,) = await fork(node, b1)
     family = {each.id for each in (root, a, b, c, a1, a2, b1, b11)}
     for member in (root, b11, c):
-        tree = await forks.get_tree(member.id, OPERATOR)
+        tree = await forks.get_tree(OPERATOR, member.id)
         assert (tree.root, tree.sandboxes[0].id, {each.id for each in tree.sandboxes}) == (root.id, root.id, family)
-    assert [each.id for each in (await forks.get_tree(lone.id, OPERATOR)).sandboxes] == [lone.id]
+    assert [each.id for each in (await forks.get_tree(OPERATOR, lone.id)).sandboxes] == [lone.id]
 
     await kill(node, b)  # its own forks keep running, and end with its siblings
     with pytest.raises(SandboxEndedError):
-        await forks.promote(b.id, OPERATOR)
-    assert (await forks.promote(a.id, OPERATOR, among={"set": "none"})).ended == ()
-    promoted = await forks.promote(a.id, OPERATOR)
+        await forks.promote(OPERATOR, b.id)
+    assert (await forks.promote(OPERATOR, a.id, among={"set": "none"})).ended == ()
+    promoted = await forks.promote(OPERATOR, a.id)
     assert (promoted.kept, set(promoted.ended), promoted.failed) == (a.id, {c.id, b1.id, b11.id}, {})
-    assert (await forks.promote(a.id, OPERATOR)).ended == ()
+    assert (await forks.promote(OPERATOR, a.id)).ended == ()
     assert live(node) == {root.id, lone.id, a.id, a1.id, a2.id}
-    states = {each.id: each.state for each in (await forks.get_tree(a2.id, OPERATOR)).sandboxes}
+    states = {each.id: each.state for each in (await forks.get_tree(OPERATOR, a2.id)).sandboxes}
     assert {id_ for id_, each in states.items() if each is State.RUNNING} == {root.id, a.id, a1.id, a2.id}
     assert {id_ for id_, each in states.items() if each is State.STOPPED} == {b.id, c.id, b1.id, b11.id}, "ended ones are remembered"
     for stranger in (root, lone):
         with pytest.raises(ConflictError, match="is not a child of a fork"):
-            await forks.promote(stranger.id, OPERATOR)
+            await forks.promote(OPERATOR, stranger.id)
     with pytest.raises(NotFoundError):
-        await forks.get_tree(root.id, ALICE)
+        await forks.get_tree(ALICE, root.id)
     with pytest.raises(NotFoundError):
-        await forks.promote(a.id, ALICE)
+        await forks.promote(ALICE, a.id)

@@ -26,12 +26,12 @@ BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=256 * MIB
 @pytest.fixture
 async def source(node: MemoryNode) -> Sandbox:
     """A sandbox from which snapshots are taken."""
-    sandbox: Sandbox = await node.sandboxes.create(replace(BASE, env={"FIRST": "1"}), OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, replace(BASE, env={"FIRST": "1"}))
     return sandbox
 
 
 async def start(node: MemoryNode, snapshot: str, principal: Principal = OPERATOR, **fields: Any) -> Sandbox:  # noqa: ANN401
-    return await node.services.snapshots.create_sandbox(CreateSandboxParams(snapshot=snapshot, **fields), principal)
+    return await node.services.snapshots.create_sandbox(principal, CreateSandboxParams(snapshot=snapshot, **fields))
 
 
 async def events(node: MemoryNode, type_: str) -> list[dict[str, object]]:
@@ -44,10 +44,10 @@ async def kept(node: MemoryNode) -> list[SnapshotRecord]:
 
 
 async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: MemoryNode, source: Sandbox) -> None:
-    taken = await node.services.snapshots.create(source.id, OPERATOR, name="set-up")
+    taken = await node.services.snapshots.create(OPERATOR, source.id, name="set-up")
     page, more = await node.services.snapshots.list(OPERATOR, after=None, limit=1)
     assert ([each.id for each in page], more) == ([taken.id], False)
-    assert {(await node.services.snapshots.get(word, OPERATOR)).id for word in ("set-up", taken.id)} == {taken.id}
+    assert {(await node.services.snapshots.get(OPERATOR, word)).id for word in ("set-up", taken.id)} == {taken.id}
     (event,) = await events(node, "snapshot.created")
     assert event == {"snapshot": taken.id, "name": "set-up", "kind": "memory", "size_bytes": taken.size_bytes}
     for word in ("set-up", taken.id):
@@ -58,10 +58,10 @@ async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: MemoryNode, sou
 
 
 async def test_creates_are_counted_by_their_source(node: MemoryNode, source: Sandbox) -> None:
-    taken = await node.services.snapshots.create(source.id, OPERATOR)
+    taken = await node.services.snapshots.create(OPERATOR, source.id)
     await node.services.snapshots.verifier.idle.wait()
     await start(node, taken.id)
-    await node.services.forks.create(source.id, OPERATOR, ForkParams())
+    await node.services.forks.create(OPERATOR, source.id, ForkParams())
 
     counted = node.metrics.text().decode().splitlines()
     for origin, creates in (("template", 1), ("snapshot", 2), ("fork", 1)):  # one sandbox from the snapshot verified it
@@ -69,71 +69,71 @@ async def test_creates_are_counted_by_their_source(node: MemoryNode, source: San
 
 
 async def test_name_is_used_once_per_owner(node: MemoryNode, source: Sandbox) -> None:
-    taken = await node.services.snapshots.create(source.id, OPERATOR, name="set-up")
+    taken = await node.services.snapshots.create(OPERATOR, source.id, name="set-up")
     with pytest.raises(ConflictError, match=f"already: {taken.id}") as refused:
-        await node.services.snapshots.create(source.id, OPERATOR, name="set-up")
+        await node.services.snapshots.create(OPERATOR, source.id, name="set-up")
     assert refused.value.hint
     for name in ("", "-x", "a b", "snap-mine", "x" * 64):
         with pytest.raises(InvalidRequestError, match=r"snapshot name .* is not valid"):
-            await node.services.snapshots.create(source.id, OPERATOR, name=name)
-    hers = await node.sandboxes.create(BASE, ALICE)
-    assert (await node.services.snapshots.create(hers.id, ALICE, name="set-up")).id != taken.id
+            await node.services.snapshots.create(OPERATOR, source.id, name=name)
+    hers = await node.sandboxes.create(ALICE, BASE)
+    assert (await node.services.snapshots.create(ALICE, hers.id, name="set-up")).id != taken.id
 
 
 async def test_snapshot_belongs_to_the_owner_of_its_sandbox(node: MemoryNode) -> None:
-    sandbox = await node.sandboxes.create(BASE, ALICE)
-    record = await node.services.snapshots.create(sandbox.id, OPERATOR, name="hers")
+    sandbox = await node.sandboxes.create(ALICE, BASE)
+    record = await node.services.snapshots.create(OPERATOR, sandbox.id, name="hers")
     assert record.owner == ALICE.owner
     for word in (record.id, "hers"):
         with pytest.raises(NotFoundError):
-            await node.services.snapshots.get(word, BOB)
+            await node.services.snapshots.get(BOB, word)
         with pytest.raises(NotFoundError):
-            await node.services.snapshots.delete(word, BOB)
+            await node.services.snapshots.delete(BOB, word)
         with pytest.raises(NotFoundError):
             await start(node, word, BOB)
     with pytest.raises(NotFoundError):
-        await node.services.snapshots.create(sandbox.id, BOB)
+        await node.services.snapshots.create(BOB, sandbox.id)
     assert await node.services.snapshots.list(BOB, after=None, limit=9) == ([], False)
-    await node.services.snapshots.delete("hers", ALICE)
+    await node.services.snapshots.delete(ALICE, "hers")
     assert await kept(node) == []
 
 
 async def test_repeated_request_takes_one_snapshot_and_creates_one_sandbox(node: MemoryNode, source: Sandbox) -> None:
     snapshots = node.services.snapshots
-    first, again = await asyncio.gather(*(snapshots.create(source.id, OPERATOR, name="once", key="k") for _ in range(2)))
-    assert first.id == again.id == (await snapshots.create(source.id, OPERATOR, name="once", key="k")).id
+    first, again = await asyncio.gather(*(snapshots.create(OPERATOR, source.id, name="once", key="k") for _ in range(2)))
+    assert first.id == again.id == (await snapshots.create(OPERATOR, source.id, name="once", key="k")).id
     with pytest.raises(ConflictError, match="A different request"):
-        await snapshots.create(source.id, OPERATOR, name="twice", key="k")
+        await snapshots.create(OPERATOR, source.id, name="twice", key="k")
     params = CreateSandboxParams(snapshot="once")
-    made = await snapshots.create_sandbox(params, OPERATOR, key="create")
-    await snapshots.delete("once", OPERATOR)
-    assert (await snapshots.create_sandbox(params, OPERATOR, key="create")).id == made.id, "also when the snapshot is deleted"
+    made = await snapshots.create_sandbox(OPERATOR, params, key="create")
+    await snapshots.delete(OPERATOR, "once")
+    assert (await snapshots.create_sandbox(OPERATOR, params, key="create")).id == made.id, "also when the snapshot is deleted"
     with pytest.raises(ConflictError, match="A different request"):
-        await snapshots.create_sandbox(replace(params, env={"A": "B"}), OPERATOR, key="create")
+        await snapshots.create_sandbox(OPERATOR, replace(params, env={"A": "B"}), key="create")
     with pytest.raises(NotFoundError):
-        await snapshots.create_sandbox(params, OPERATOR, key="another")
+        await snapshots.create_sandbox(OPERATOR, params, key="another")
 
 
 async def test_quotas_limit_number_and_size_of_snapshots(node: MemoryNode, source: Sandbox) -> None:
-    await node.services.snapshots.create(source.id, OPERATOR)
+    await node.services.snapshots.create(OPERATOR, source.id)
     number, size_bytes = await node.store.snapshots.totals(OPERATOR.owner)
     assert number == 1
     for quota in (Quota(snapshots=number), Quota(snapshot_bytes=1), Quota(snapshot_bytes=size_bytes + 1)):
         with pytest.raises(LimitError) as refused:
-            await node.services.snapshots.create(source.id, replace(OPERATOR, quota=quota))
+            await node.services.snapshots.create(replace(OPERATOR, quota=quota), source.id)
         assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
     assert len(await kept(node)) == number
     assert source.state is State.RUNNING
 
 
 async def test_deleted_snapshot_is_removed_after_the_last_sandbox_has_started(node: MemoryNode, source: Sandbox) -> None:
-    record = await node.services.snapshots.create(source.id, OPERATOR)
+    record = await node.services.snapshots.create(OPERATOR, source.id)
     await node.services.snapshots.verifier.idle.wait()
     folder = node.state.data_dir / "saved" / record.id
     node.driver.hold("restore")
     starting = [asyncio.create_task(start(node, record.id)) for _ in range(3)]
     await settled(lambda: sum(sandbox.state is State.CREATING for sandbox in node.sandboxes.list(OPERATOR)) == 3)
-    await node.services.snapshots.delete(record.id, OPERATOR)
+    await node.services.snapshots.delete(OPERATOR, record.id)
     with pytest.raises(NotFoundError):
         await start(node, record.id)
     assert folder.is_dir()
@@ -144,10 +144,10 @@ async def test_deleted_snapshot_is_removed_after_the_last_sandbox_has_started(no
 
 
 async def test_snapshot_of_a_paused_sandbox_leaves_its_guest_armed_and_frozen(node: MemoryNode, source: Sandbox) -> None:
-    await node.sandboxes.pause(source.id, OPERATOR)
+    await node.sandboxes.pause(OPERATOR, source.id)
     guest = node.guest(source)
 
-    await node.services.snapshots.create(source.id, OPERATOR)
+    await node.services.snapshots.create(OPERATOR, source.id)
 
     assert [call["armed"] for call in guest.requests("guest.checkpoint")] == [True, True], "by the pause and by the snapshot"
     assert guest.is_frozen
@@ -155,11 +155,11 @@ async def test_snapshot_of_a_paused_sandbox_leaves_its_guest_armed_and_frozen(no
 
 
 async def test_paused_sandbox_is_frozen_again_after_its_snapshot_failed(node: MemoryNode, source: Sandbox) -> None:
-    await node.sandboxes.pause(source.id, OPERATOR)
+    await node.sandboxes.pause(OPERATOR, source.id)
     node.driver.fail_next("snapshot", HostError("the disk is broken"))
 
     with pytest.raises(HostError):
-        await node.services.snapshots.create(source.id, OPERATOR)
+        await node.services.snapshots.create(OPERATOR, source.id)
 
     assert node.guest(source).is_frozen
     assert source.state is State.PAUSED
@@ -170,17 +170,17 @@ async def test_paused_sandbox_that_cannot_be_frozen_again_runs_with_its_timeout_
     node: MemoryNode,
     fails: bool,  # noqa: FBT001 - a parameter
 ) -> None:
-    source = await node.sandboxes.create(replace(BASE, timeout_s=100), OPERATOR)
-    await node.sandboxes.pause(source.id, OPERATOR)
+    source = await node.sandboxes.create(OPERATOR, replace(BASE, timeout_s=100))
+    await node.sandboxes.pause(OPERATOR, source.id)
     guest = node.guest(source)
     node.driver.fail_next("pause", HostError("cannot freeze"))
 
     if fails:
         node.driver.fail_next("snapshot", HostError("the disk is broken"))
         with pytest.raises(HostError, match="the disk is broken"):
-            await node.services.snapshots.create(source.id, OPERATOR)
+            await node.services.snapshots.create(OPERATOR, source.id)
     else:
-        await node.services.snapshots.create(source.id, OPERATOR)
+        await node.services.snapshots.create(OPERATOR, source.id)
         assert len(await kept(node)) == 1
 
     assert source.state is State.RUNNING
@@ -195,8 +195,8 @@ async def test_paused_sandbox_that_cannot_be_frozen_again_runs_with_its_timeout_
 
 async def test_restart_removes_unfinished_snapshots_and_keeps_the_others(state: NodeState) -> None:
     async with open_node(state) as first:
-        sandbox = await first.sandboxes.create(BASE, OPERATOR)
-        record = await first.services.snapshots.create(sandbox.id, OPERATOR, name="kept")
+        sandbox = await first.sandboxes.create(OPERATOR, BASE)
+        record = await first.services.snapshots.create(OPERATOR, sandbox.id, name="kept")
         await first.store.snapshots.save(replace(record, id=SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), name=None, ready=False))
     saved = state.data_dir / "saved"
     (saved / "snap-half").mkdir()

@@ -37,7 +37,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def create(node: MemoryNode, limits: Limits = LIMITS) -> Sandbox:
-    sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", limits=limits), OPERATOR)
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", limits=limits))
     return sandbox
 
 
@@ -46,10 +46,10 @@ async def fail_restores(node: MemoryNode, times: int) -> str:
     source = await create(node)
     failure = ConflictError("The image is damaged.", code=ErrorCode.SNAPSHOT_UNUSABLE)
     node.driver.fail_next("restore", *[failure] * times)
-    snapshot = await node.services.snapshots.create(source.id, OPERATOR)
+    snapshot = await node.services.snapshots.create(OPERATOR, source.id)
     await node.services.snapshots.verifier.idle.wait()
     assert node.driver.faults.raises["restore"] == []
-    return (await node.services.snapshots.get(snapshot.id, OPERATOR)).problem
+    return (await node.services.snapshots.get(OPERATOR, snapshot.id)).problem
 
 
 async def test_verification_evicts_no_warm_sandbox(node: MemoryNode) -> None:
@@ -63,7 +63,7 @@ async def test_verification_evicts_no_warm_sandbox(node: MemoryNode) -> None:
     await create(node, replace(SMALL, memory_bytes=300 * MIB))  # leaves less than a copy of the source needs
 
     with structlog.testing.capture_logs() as logs:
-        await node.services.snapshots.create(source.id, OPERATOR)
+        await node.services.snapshots.create(OPERATOR, source.id)
         await settled(lambda: "snapshot.not_verified_yet" in {entry["event"] for entry in logs})
 
     assert list(pool.ready) == warm
@@ -72,23 +72,23 @@ async def test_verification_evicts_no_warm_sandbox(node: MemoryNode) -> None:
 async def test_lack_of_room_does_not_mark_a_snapshot(node: MemoryNode) -> None:
     source = await create(node)
     large = await create(node, replace(LIMITS, memory_bytes=768 * MIB))
-    snapshot = await node.services.snapshots.create(source.id, OPERATOR)
+    snapshot = await node.services.snapshots.create(OPERATOR, source.id)
 
     with structlog.testing.capture_logs() as logs:
         node.services.snapshots.verifier.submit(snapshot.id, tries=1)
         await settled(lambda: len(logs) >= 2 * verify.TRIES)
     assert {entry["event"] for entry in logs} == {"snapshot.not_verified_yet"}
 
-    await node.sandboxes.kill(large.id, OPERATOR)
+    await node.sandboxes.kill(OPERATOR, large.id)
     await node.services.snapshots.verifier.idle.wait()
-    assert (await node.services.snapshots.get(snapshot.id, OPERATOR)).problem == ""
+    assert (await node.services.snapshots.get(OPERATOR, snapshot.id)).problem == ""
     assert len(node.driver.booted) > len({source.id, large.id}), "it was restored"
 
 
 async def test_service_that_stops_when_the_copy_is_announced_ends_the_copy(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
     source = await create(node)
     detached = detach_when_announced(monkeypatch)
-    await node.services.snapshots.create(source.id, OPERATOR)
+    await node.services.snapshots.create(OPERATOR, source.id)
     await node.services.snapshots.verifier.idle.wait()
     (copy,) = detached
     assert not copy.detaching.is_set()
@@ -125,10 +125,10 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 async def verified_snapshot(node: MemoryNode, principal: Principal) -> SnapshotRecord:
     """Take a snapshot of a new sandbox, and wait until the snapshot is verified."""
-    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", limits=SMALL), principal)
-    snapshot = await node.services.snapshots.create(sandbox.id, principal)
+    sandbox = await node.sandboxes.create(principal, CreateSandboxParams(template="base", limits=SMALL))
+    snapshot = await node.services.snapshots.create(principal, sandbox.id)
     await node.services.snapshots.verifier.idle.wait()
-    return await node.services.snapshots.get(snapshot.id, principal)
+    return await node.services.snapshots.get(principal, snapshot.id)
 
 
 async def test_packed_files_count_against_the_quota(node: MemoryNode, packed: list[Path]) -> None:
@@ -150,7 +150,7 @@ async def test_packed_files_that_exceed_the_quota_are_removed_and_the_memory_sta
     assert [layer.exists() for layer in packed] == [False]
     _, total_bytes = await node.services.snapshots.totals(anne)
     assert total_bytes == snapshot.size_bytes <= PACKED_BYTES
-    copy = await node.services.snapshots.create_sandbox(CreateSandboxParams(template="base", snapshot=snapshot.id, limits=SMALL), anne)
+    copy = await node.services.snapshots.create_sandbox(anne, CreateSandboxParams(template="base", snapshot=snapshot.id, limits=SMALL))
     assert (copy.state, copy.spec.restored) == (State.RUNNING, "memory")
 
 
@@ -169,9 +169,9 @@ async def test_next_service_packs_the_files_that_exceeded_the_quota(tmp_path: Pa
         anne = await new_key(node, "anne", snapshot_bytes=PACKED_BYTES + PACKED_BYTES // 2)
         extra, snapshot = [await verified_snapshot(node, anne) for _ in range(2)]
         assert (extra.layer, snapshot.layer) == (True, False)
-        await node.services.snapshots.delete(extra.id, anne)
+        await node.services.snapshots.delete(anne, extra.id)
 
     async with open_node(state) as node:
         await node.services.snapshots.verifier.idle.wait()
-        assert (await node.services.snapshots.get(snapshot.id, anne)).layer
+        assert (await node.services.snapshots.get(anne, snapshot.id)).layer
     assert packed[-1].name == packed[-2].name

@@ -178,7 +178,7 @@ async def test_end_of_the_sandbox_is_reported_in_the_runs_result(http: httpx.Asy
     run = asyncio.create_task(http.post(f"{HERE}/v1/execute", json={"code": "echo $$ > pid; sleep 1000", "language": "bash", "session_id": session}))
     (sandbox,) = at.sandboxes.list(OPERATOR)
     await until(lambda: _is_there(sandbox, "/workspace/pid"))
-    await at.sandboxes.kill(session, OPERATOR)
+    await at.sandboxes.kill(OPERATOR, session)
     told = ok(await run, 200)
     assert told["return_code"] == 137
     assert "has ended" in told["stderr"]

@@ -55,10 +55,10 @@ async def test_health_reports_the_sandbox_named_in_the_header(http: httpx.AsyncC
     assert "was not found" in unknown.json()["message"]
     nobody = await http.get(f"{HERE}/health")
     assert (nobody.status_code, nobody.json()["code"]) == (400, 400)
-    await at.sandboxes.pause(inside.sandbox, OPERATOR)
+    await at.sandboxes.pause(OPERATOR, inside.sandbox)
     assert (await http.get(f"{HERE}/health", headers=inside.headers)).status_code == 502
     assert at.sandboxes.find(inside.sandbox, OPERATOR).state == "paused", "it is not resumed by being looked at"
-    await at.sandboxes.kill(inside.sandbox, OPERATOR)
+    await at.sandboxes.kill(OPERATOR, inside.sandbox)
     assert "was not found" in (await http.get(f"{HERE}/health", headers=inside.headers)).json()["message"]
     assert "was not found" in await inside.refused(f"{PROCESS}/List", {}, "unavailable", 502)
     error = await inside.failed(f"{PROCESS}/Start", started("true"))

@@ -78,7 +78,7 @@ async def test_sandboxes_of_other_apis_are_no_sessions(http: httpx.AsyncClient, 
     await all_gone(http, sandbox.id)
     forged = await http.post("/v1/sandboxes", json={"metadata": {"sandlot.door": "sandboxapi", "sandlot.use": "session"}})
     assert (forged.status_code, forged.json()["code"]) == (400, "invalid_request")
-    bare = await at.sandboxes.create(replace(BASE, metadata={"sandlot.door": "sandboxapi", "sandlot.use": "session"}), OPERATOR)
+    bare = await at.sandboxes.create(OPERATOR, replace(BASE, metadata={"sandlot.door": "sandboxapi", "sandlot.use": "session"}))
     await all_gone(http, bare.id)
     assert ok(await http.get(f"{HERE}/v1/sessions"))["sessions"] == []
 

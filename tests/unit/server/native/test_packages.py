@@ -114,7 +114,7 @@ async def test_what_makes_no_sense_is_refused_and_nothing_runs(http: httpx.Async
 
 @pytest.mark.real_guest
 async def test_without_network_they_are_open_while_something_is_installed(at: Bench, http: httpx.AsyncClient) -> None:
-    sandbox = await at.sandboxes.create(CreateSandboxParams(template="base", limits=BASE.limits, network="none"), OPERATOR)
+    sandbox = await at.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", limits=BASE.limits, network="none"))
     url = f"/v1/sandboxes/{sandbox.id}"
     say = {"argv": ["python3", "-c", SAYS]}
     await put_manager(http, url, "uv", f"#!/usr/bin/python3\n{SAYS}\nimport time\nwhile '-fast' not in sys.argv[-1]: time.sleep(0.1)\n")
@@ -134,7 +134,7 @@ async def test_without_network_they_are_open_while_something_is_installed(at: Be
 async def test_a_key_that_may_not_open_them_gets_the_managers_words(at: Bench) -> None:
     record, secret = await at.service.api_keys.create("closed", quota=Quota(installs=False))
     principal = Principal(owner=record.id, name="closed", quota=record.quota)
-    sandbox = await at.sandboxes.create(CreateSandboxParams(template="base", limits=BASE.limits, network="none"), principal)
+    sandbox = await at.sandboxes.create(principal, CreateSandboxParams(template="base", limits=BASE.limits, network="none"))
     url = f"/v1/sandboxes/{sandbox.id}"
     async with tcp_client(at.service, secret) as http:
         await put_manager(http, url, "uv", f"#!/usr/bin/python3\n{SAYS}\nsys.exit(2)\n")
@@ -144,6 +144,6 @@ async def test_a_key_that_may_not_open_them_gets_the_managers_words(at: Bench) -
 
 async def test_an_install_is_counted_as_a_run(at: Bench) -> None:
     record, secret = await at.service.api_keys.create("few", quota=Quota(executions_per_month=0))
-    sandbox = await at.sandboxes.create(BASE, Principal(owner=record.id, name="few", quota=record.quota))
+    sandbox = await at.sandboxes.create(Principal(owner=record.id, name="few", quota=record.quota), BASE)
     async with tcp_client(at.service, secret) as http:
         problem(await http.post(f"/v1/sandboxes/{sandbox.id}/packages", json={"packages": ["a"]}), 429, "quota_exceeded")

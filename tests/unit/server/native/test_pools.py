@@ -39,7 +39,7 @@ async def test_a_pool_is_made_filled_changed_and_removed(at: Bench, http: httpx.
     changed = await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})
     assert changed.status_code == 200
     assert (changed.json()["warm"], changed.json()["max"]) == (0, 0)
-    await until(lambda: not at.service.node.pools.find("base", OPERATOR).pool.ready)
+    await until(lambda: not at.service.node.pools.find(OPERATOR, "base").pool.ready)
     text = (await http.get("/metrics")).text
     assert 'sandlot_claims_total{path="warm",template="base"} 1.0' in text
     assert 'sandlot_pool{isolation="gvisor",template="base",what="wanted"} 0.0' in text
@@ -69,7 +69,7 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dic
 async def test_a_pool_carries_words_and_the_services_own_are_not_for_clients(at: Bench, http: httpx.AsyncClient) -> None:
     pool = await made(http, metadata={"team": "blue"})
     assert pool["metadata"] == {"team": "blue"}
-    await at.service.node.pools.update("base", OPERATOR, metadata={"sandlot.door": "x", "team": "blue"})
+    await at.service.node.pools.update(OPERATOR, "base", metadata={"sandlot.door": "x", "team": "blue"})
     assert (await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})).json()["metadata"] == {"sandlot.door": "x", "team": "blue"}
     assert (await http.patch("/v1/pools/base", json={"metadata": {"a": "b"}})).json()["metadata"] == {"sandlot.door": "x", "a": "b"}
     for refused in (

@@ -26,7 +26,7 @@ async def lines(response: httpx.Response) -> AsyncIterator[str]:
 
 async def test_what_happened_is_paged_and_followed_from_where_one_was(at: Bench, http: httpx.AsyncClient) -> None:
     sandboxes = [await at.sandbox() for _ in range(2)]
-    await at.sandboxes.kill(sandboxes[0].id, OPERATOR)
+    await at.sandboxes.kill(OPERATOR, sandboxes[0].id)
     page = (await http.get("/v1/events", params={"limit": 2})).json()
     assert [(event["sequence"], event["type"]) for event in page["events"]] == [(1, "sandbox.created"), (2, "sandbox.created")]
     assert (page["next_cursor"], page["last"]) == ("2", 2)
@@ -44,7 +44,7 @@ async def test_what_happened_is_paged_and_followed_from_where_one_was(at: Bench,
             if first == 1:
                 assert [await anext(told) for _ in range(2)] == ["id: 2", "event: sandbox.created"]
             else:
-                waiting = asyncio.create_task(at.sandboxes.kill(sandboxes[1].id, OPERATOR))
+                waiting = asyncio.create_task(at.sandboxes.kill(OPERATOR, sandboxes[1].id))
                 assert [await anext(told) for _ in range(2)] == ["id: 4", "event: sandbox.ended"]
                 assert json.loads((await anext(told)).removeprefix("data: "))["sandbox"] == sandboxes[1].id
                 await waiting

@@ -74,12 +74,12 @@ async def test_listed_by_the_page_by_state_and_metadata(at: Bench, http: httpx.A
         return [each["id"] for each in (await http.get("/v1/sandboxes", params=query)).json()["sandboxes"]]
 
     users = ("alice", "bob", "alice")
-    ids = [(await at.sandboxes.create(replace(BASE, metadata={"user": user, "a=b": "c d"}), OPERATOR)).id for user in users]
+    ids = [(await at.sandboxes.create(OPERATOR, replace(BASE, metadata={"user": user, "a=b": "c d"}))).id for user in users]
     first = (await http.get("/v1/sandboxes", params={"limit": 2})).json()
     rest = (await http.get("/v1/sandboxes", params={"limit": 2, "cursor": first["next_cursor"]})).json()
     assert [[each["id"] for each in page["sandboxes"]] for page in (first, rest)] == [ids[:2], ids[2:]]
     assert rest["next_cursor"] is None
-    await at.sandboxes.kill(ids[0], OPERATOR)
+    await at.sandboxes.kill(OPERATOR, ids[0])
     await until(lambda: at.sandboxes.held == 2)
     assert (await listed(), await listed(all="true")) == (ids[1:], ids)
     assert await listed(metadata="user=alice") == [ids[2]]
@@ -262,7 +262,7 @@ async def test_a_create_that_is_sent_twice_is_done_once(at: Bench, http: httpx.A
 async def test_words_of_the_service_own_are_not_for_clients(at: Bench, http: httpx.AsyncClient) -> None:
     forged = await http.post("/v1/sandboxes", json={"template": "base", "metadata": {"sandlot.use": "oneshot"}})
     assert problem(forged, 400, "invalid_request")["fields"] == {"field": "metadata", "name": "sandlot.use"}
-    sandbox = await at.sandboxes.create(replace(BASE, metadata={"sandlot.use": "session", "k": "v"}), OPERATOR)
+    sandbox = await at.sandboxes.create(OPERATOR, replace(BASE, metadata={"sandlot.use": "session", "k": "v"}))
     url = f"/v1/sandboxes/{sandbox.id}"
     for words in ({"sandlot.use": "oneshot"}, {"sandlot.other": "x"}):
         problem(await http.patch(url, json={"metadata": words, "timeout": 1000}), 400, "invalid_request")

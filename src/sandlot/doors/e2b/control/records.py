@@ -81,7 +81,7 @@ async def _found(request: Request, sandbox: str, asked: LogsV2Query) -> list[dic
 
 
 async def _metric(node: Node, principal: Principal, sandbox: Sandbox) -> dict[str, Any]:
-    used, now = await node.manager.usage(sandbox.id, principal), node.clock.now()
+    used, now = await node.manager.usage(principal, sandbox.id), node.clock.now()
     lived_s = max(0.001, (now - sandbox.created_at).total_seconds())
     return {
         "timestamp": moment(now),

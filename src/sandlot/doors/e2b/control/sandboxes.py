@@ -116,13 +116,13 @@ async def _made(node: Node, principal: Principal, body: CreateBody, timeout_s: f
         params = translate.new_sandbox(body, timeout_s, snapshot=translate.plain(body.template_id))
         network = translate.network_of(allow=body.allow_internet_access, network=body.network)
         try:
-            return await node.snapshots.create_sandbox(params, principal, network=network, key=key)
+            return await node.snapshots.create_sandbox(principal, params, network=network, key=key)
         except NotFoundError as error:
             if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
                 raise
             known = [each.name for each in await node.templates.list()]
             raise translate.no_template(body.template_id, known) from None
-    return await node.manager.create(translate.new_sandbox(body, timeout_s), principal, key=key)
+    return await node.manager.create(principal, translate.new_sandbox(body, timeout_s), key=key)
 
 
 @router.get("/v2/sandboxes")
@@ -184,7 +184,7 @@ async def get(sandbox: str, request: Request) -> Response:
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox; answered when its processes are dead."""
     node, principal = node_of(request), principal_of(request)
-    await node.manager.kill(find(node, principal, sandbox).id, principal)
+    await node.manager.kill(principal, find(node, principal, sandbox).id)
     return Response(status_code=204)
 
 
@@ -193,7 +193,7 @@ async def set_timeout(sandbox: str, body: TimeoutBody, request: Request) -> Resp
     """Let a sandbox time out so many seconds from now; one that is paused, from when it is resumed."""
     node, principal = node_of(request), principal_of(request)
     with unless_ended(sandbox):
-        await node.manager.update(find(node, principal, sandbox).id, principal, UpdateSandboxParams(timeout_s=translate.timeout(body.timeout)))
+        await node.manager.update(principal, find(node, principal, sandbox).id, UpdateSandboxParams(timeout_s=translate.timeout(body.timeout)))
     return Response(status_code=204)
 
 
@@ -220,9 +220,9 @@ async def pause(sandbox: str, request: Request, body: PauseBody | None = None) -
     can = await node.drivers.capabilities_for(box.spec.isolation, DriverCapability.SNAPSHOT)
     with unless_ended(sandbox), _strictly(asked):
         if can.can(DriverCapability.SNAPSHOT):
-            await node.manager.hibernate(box.id, principal)
+            await node.manager.hibernate(principal, box.id)
         else:
-            await node.manager.pause(box.id, principal)
+            await node.manager.pause(principal, box.id)
     return Response(status_code=204)
 
 
@@ -262,7 +262,7 @@ async def resume(sandbox: str, request: Request, body: ResumeBody | None = None)
     if asked.auto_pause is not None:
         with unless_ended(sandbox):
             rest = OnTimeout.HIBERNATE if asked.auto_pause else OnTimeout.KILL
-            await node.manager.update(box.id, principal, UpdateSandboxParams(on_timeout=rest))
+            await node.manager.update(principal, box.id, UpdateSandboxParams(on_timeout=rest))
     return await _connected(sandbox, request, asked, OLD_TIMEOUT_S if asked.timeout is None else asked.timeout)
 
 
@@ -282,7 +282,7 @@ async def _connected(sandbox: str, request: Request, asked: ConnectBody, seconds
         raise translate.without_memory("memory")
     with unless_ended(sandbox):
         if rests:
-            await node.manager.resume(box.id, principal, timeout_s=timeout_s)
+            await node.manager.resume(principal, box.id, timeout_s=timeout_s)
         else:
             await _prolong(node, principal, box, timeout_s)
     return told(made(node, box), 201 if rests else 200)
@@ -291,4 +291,4 @@ async def _connected(sandbox: str, request: Request, asked: ConnectBody, seconds
 async def _prolong(node: Node, principal: Principal, sandbox: Sandbox, timeout_s: float) -> None:
     """A timeout so far from now, where the sandbox runs and would time out before."""
     if translate.STATES.get(sandbox.state) == translate.RUNNING and translate.left_s(sandbox, node.clock.now()) < timeout_s:
-        await node.manager.update(sandbox.id, principal, UpdateSandboxParams(timeout_s=timeout_s))
+        await node.manager.update(principal, sandbox.id, UpdateSandboxParams(timeout_s=timeout_s))

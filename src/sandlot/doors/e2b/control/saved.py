@@ -30,7 +30,7 @@ async def take(sandbox: str, request: Request, body: SnapshotBody | None = None)
     box = find(node, principal, sandbox)
     kind = SnapshotKind.MEMORY if asked.memory else SnapshotKind.FILES
     with unless_ended(sandbox):
-        record = await unless_gone(request, node.snapshots.create(box.id, principal, name=asked.name, kind=kind))
+        record = await unless_gone(request, node.snapshots.create(principal, box.id, name=asked.name, kind=kind))
     return told(_snapshot(record), 201)
 
 
@@ -56,7 +56,7 @@ async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> 
     timeout_s = OLD_TIMEOUT_S if asked.timeout is None else translate.timeout(asked.timeout)
     wanted = ForkParams(count=asked.count, metadata=dict(box.metadata), timeout_s=timeout_s)
     with unless_ended(sandbox):
-        children = await unless_gone(request, node.forks.create(box.id, principal, wanted))
+        children = await unless_gone(request, node.forks.create(principal, box.id, wanted))
     return told([{"sandbox": made(node, child)} for child in children], 201)
 
 

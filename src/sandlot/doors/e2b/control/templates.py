@@ -73,7 +73,7 @@ async def delete(template: str, request: Request) -> Response:
             hint="Only snapshots can be removed.",
             fields={"template": found.name},
         )
-    await node.snapshots.delete(found.id, principal)
+    await node.snapshots.delete(principal, found.id)
     return Response(status_code=204)
 
 
@@ -100,7 +100,7 @@ async def _find(request: Request, name: str) -> Template | SnapshotRecord:
         if each.name == translate.ours(name):
             return each
     try:
-        return await node_of(request).snapshots.get(translate.plain(name), principal_of(request))
+        return await node_of(request).snapshots.get(principal_of(request), translate.plain(name))
     except NotFoundError:
         raise translate.no_template(name, [each.name for each in known]) from None
 

@@ -50,19 +50,19 @@ async def list_pools(request: Request) -> Response:
 @CONTROL.route("GET", _ONE)
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, at what waits in it, and at what was claimed of it and lives."""
-    return reply(_answer(request, node_of(request).pools.find(pool, principal_of(request))))
+    return reply(_answer(request, node_of(request).pools.find(principal_of(request), pool)))
 
 
 @CONTROL.route("PUT", _ONE)
 async def change(pool: str, body: PoolBody, request: Request) -> Response:
     """Change how much a pool holds, and what is claimed of it from now on. What it holds is what it is."""
     pools, principal, words = node_of(request).pools, principal_of(request), translate.pool_words(body)
-    there = pools.find(pool, principal).pool
+    there = pools.find(principal, pool).pool
     if translate.template(body.image) != there.spec.template or translate.limits(body.resources) != there.spec.limits:
         raise translate.refuse("Another image or other resources", "They are what a pool is: make another pool, and delete this one.")
     if "network" not in body.model_fields_set and translate.NETWORK_WORD in there.metadata:
         words = {**words, translate.NETWORK_WORD: there.metadata[translate.NETWORK_WORD]}
-    told = await pools.update(pool, principal, warm=body.warm_containers, max=body.max_containers, metadata=words)
+    told = await pools.update(principal, pool, warm=body.warm_containers, max=body.max_containers, metadata=words)
     return reply(_answer(request, told))
 
 
@@ -70,7 +70,7 @@ async def change(pool: str, body: PoolBody, request: Request) -> Response:
 async def remove(pool: str, request: Request) -> Response:
     """Have a pool no more. One of which sandboxes were claimed that live stays."""
     pools, principal = node_of(request).pools, principal_of(request)
-    told = pools.find(pool, principal)
+    told = pools.find(principal, pool)
     if claimed := _claimed(request, told):
         raise ConflictError(
             f"{len(claimed)} sandboxes that were claimed of pool {told.pool.id} live.",
@@ -78,7 +78,7 @@ async def remove(pool: str, request: Request) -> Response:
             hint="End them first.",
             fields={"pool": told.pool.id, "sandboxes": [sandbox.id for sandbox in claimed[:10]]},
         )
-    await pools.delete(pool, principal)
+    await pools.delete(principal, pool)
     return Response(status_code=204)
 
 
@@ -86,7 +86,7 @@ async def remove(pool: str, request: Request) -> Response:
 async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> Response:
     """Take a sandbox out of a pool. A client that goes away meanwhile leaves none behind."""
     node = node_of(request)
-    told = node.pools.find_claimable(pool, principal_of(request))
+    told = node.pools.find_claimable(principal_of(request), pool)
     params = CreateSandboxParams(
         template=told.spec.template,
         isolation=told.spec.isolation,
@@ -96,7 +96,7 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
         network=translate.pool_network(told.metadata),
         volumes=translate.volumes((body or ClaimBody()).file_systems),
     )
-    sandbox = await unless_gone(request, node.manager.create(params, principal_of(request)))
+    sandbox = await unless_gone(request, node.manager.create(principal_of(request), params))
     return reply(ClaimedAnswer(**dict(translate.made(sandbox, url_of(request, sandbox.id)))))
 
 

@@ -47,10 +47,10 @@ async def create(body: CreateBody, request: Request) -> Response:
     """Make a sandbox; it runs when this is answered, whether its client wanted to wait for that or not."""
     node, principal, params = node_of(request), principal_of(request), translate.new_sandbox(body)
     if params.snapshot is None:
-        work = node.manager.create(params, principal)
+        work = node.manager.create(principal, params)
     else:
         policy = translate.network(body.network)
-        work = node.snapshots.create_sandbox(params, principal, limits=translate.change(body.resources), network=policy)
+        work = node.snapshots.create_sandbox(principal, params, limits=translate.change(body.resources), network=policy)
     sandbox = await unless_gone(request, work)
     return reply(translate.made(sandbox, url_of(request, sandbox.id)), ACCEPTED if body.wait is False else 200)
 
@@ -72,13 +72,13 @@ async def get(sandbox: str, request: Request) -> Response:
 async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
     """Change a sandbox's name, limits or whether a request wakes it."""
     box = await any_sandbox(request, sandbox)
-    return _told(request, await node_of(request).manager.update(box.id, principal_of(request), translate.update(body, box)))
+    return _told(request, await node_of(request).manager.update(principal_of(request), box.id, translate.update(body, box)))
 
 
 @CONTROL.route("DELETE", ONE)
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox, and all that is in it. Again and again the same."""
-    await node_of(request).manager.kill((await any_sandbox(request, sandbox)).id, principal_of(request))
+    await node_of(request).manager.kill(principal_of(request), (await any_sandbox(request, sandbox)).id)
     return Response(status_code=204)
 
 
@@ -86,14 +86,14 @@ async def kill(sandbox: str, request: Request) -> Response:
 async def suspend(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Write a sandbox's memory to the disk and give it back; it has been done when this is answered with 200."""
     box = await any_sandbox(request, sandbox)
-    return await _changed(request, box, node_of(request).manager.hibernate(box.id, principal_of(request)), waits)
+    return await _changed(request, box, node_of(request).manager.hibernate(principal_of(request), box.id), waits)
 
 
 @CONTROL.route("POST", f"{ONE}/resume")
 async def resume(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Let a sandbox go on where it was; it runs when this is answered with 200."""
     box = await any_sandbox(request, sandbox)
-    return await _changed(request, box, node_of(request).manager.resume(box.id, principal_of(request)), waits)
+    return await _changed(request, box, node_of(request).manager.resume(principal_of(request), box.id), waits)
 
 
 @CONTROL.route("POST", f"{ONE}/copy")
@@ -101,7 +101,7 @@ async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Requ
     """Make sandboxes that are what one is at this moment. A client that goes away meanwhile leaves none behind."""
     box = await any_sandbox(request, sandbox)
     words = {name: word for name, word in box.metadata.items() if name in {translate.DOOR_WORD, translate.IMAGE_WORD}}
-    work = node_of(request).forks.create(box.id, principal_of(request), ForkParams(count=query.times, metadata=words))
+    work = node_of(request).forks.create(principal_of(request), box.id, ForkParams(count=query.times, metadata=words))
     copies = [translate.made(each, url_of(request, each.id)) for each in await unless_gone(request, work)]
     return reply(CopiesAnswer(source_sandbox_id=box.id, sandboxes=copies))
 
@@ -111,14 +111,14 @@ async def attach(sandbox: str, body: MountBody, request: Request) -> Response:
     """Put a file system into a sandbox that runs; it is there when this is answered."""
     box = await any_sandbox(request, sandbox)
     (mount,) = translate.volumes([body])
-    return _told(request, await node_of(request).mounts.attach(box.id, principal_of(request), mount))
+    return _told(request, await node_of(request).mounts.attach(principal_of(request), box.id, mount))
 
 
 @CONTROL.route("DELETE", f"{ONE}/file_systems")
 async def detach(sandbox: str, body: DetachBody, request: Request) -> Response:
     """Take one out; 409 while something inside uses it."""
     box = await any_sandbox(request, sandbox)
-    return _told(request, await node_of(request).mounts.detach(box.id, principal_of(request), body.mount_path))
+    return _told(request, await node_of(request).mounts.detach(principal_of(request), box.id, body.mount_path))
 
 
 @CONTROL.route("GET", ARCHIVED)

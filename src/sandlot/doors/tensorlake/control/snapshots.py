@@ -23,7 +23,7 @@ async def take(sandbox: str, request: Request, body: SnapshotBody | None = None)
     """Keep what a sandbox is at this moment: memory and files, unless it is files alone that are asked for. It goes on undisturbed."""
     box = await any_sandbox(request, sandbox)
     kind = translate.kind((body or SnapshotBody()).snapshot_type)
-    record = await unless_gone(request, node_of(request).snapshots.create(box.id, principal_of(request), kind=kind))
+    record = await unless_gone(request, node_of(request).snapshots.create(principal_of(request), box.id, kind=kind))
     return reply(TakenAnswer(snapshot_id=record.id))
 
 
@@ -43,13 +43,13 @@ async def list_snapshots(request: Request) -> Response:
 @CONTROL.route("GET", _ONE)
 async def get(snapshot: str, request: Request) -> Response:
     """Look at a snapshot."""
-    return reply(translate.snapshot(await node_of(request).snapshots.get(snapshot, principal_of(request))))
+    return reply(translate.snapshot(await node_of(request).snapshots.get(principal_of(request), snapshot)))
 
 
 @CONTROL.route("DELETE", _ONE)
 async def delete(snapshot: str, request: Request) -> Response:
     """Delete a snapshot. Sandboxes that were started from it live on."""
-    await node_of(request).snapshots.delete(snapshot, principal_of(request))
+    await node_of(request).snapshots.delete(principal_of(request), snapshot)
     return Response(status_code=204)
 
 

@@ -24,7 +24,7 @@ async def take(
     ] = None,
 ) -> Response:
     """Keep what a sandbox is at this moment. It goes on undisturbed; a client that goes away meanwhile leaves no snapshot behind."""
-    work = node_of(request).snapshots.create(sandbox, principal_of(request), name=body.name, kind=body.what(), key=idempotency_key)
+    work = node_of(request).snapshots.create(principal_of(request), sandbox, name=body.name, kind=body.what(), key=idempotency_key)
     return reply(SnapshotAnswer.of(await unless_gone(request, work)), 201)
 
 
@@ -40,11 +40,11 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
 @router.get("/v1/snapshots/{snapshot}", responses=also(SnapshotAnswer, "It."))
 async def get(snapshot: str, request: Request) -> Response:
     """Look at a snapshot, by its id or its name."""
-    return reply(SnapshotAnswer.of(await node_of(request).snapshots.get(snapshot, principal_of(request))))
+    return reply(SnapshotAnswer.of(await node_of(request).snapshots.get(principal_of(request), snapshot)))
 
 
 @router.delete("/v1/snapshots/{snapshot}", status_code=204, responses=PROBLEM)
 async def delete(snapshot: str, request: Request) -> Response:
     """Remove a snapshot, by its id or its name. Sandboxes that were started from it live on."""
-    await node_of(request).snapshots.delete(snapshot, principal_of(request))
+    await node_of(request).snapshots.delete(principal_of(request), snapshot)
     return Response(status_code=204)

@@ -142,7 +142,7 @@ async def test_a_revoked_key_and_a_service_that_stops_end_tunnels(at: Bench, htt
     record, secret = await at.service.api_keys.create("stolen")
     principal = at.service.api_keys.verify(secret)
     assert principal is not None
-    sandbox = await at.sandboxes.create(BASE, principal)
+    sandbox = await at.sandboxes.create(principal, BASE)
     listener = listen.tcp_socket("127.0.0.1", 0)
     url = f"/v1/sandboxes/{sandbox.id}"
     async with asyncio.timeout(60), running(http, url) as program:
