@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.execution.output import CommandResult
-from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.egress.packages.cache import PackageCache
@@ -24,6 +22,8 @@ from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.egress.packages.counters import Counters
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR, UNBOUNDED
+from sandlot.model.executions import CommandResult
+from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, MIB
 from sandlot.server.compose import Service, open_service

@@ -1,12 +1,30 @@
-"""Output, events and results of cells and processes."""
+"""Output, events, parameters and results of cells and processes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal as signals
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import IntEnum
+from typing import Any, Final
 
+from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import ProcessId
+from sandlot.model.output_capture import OutputCapture
+
+RUNNING: Final = "running"
+KILLED: Final = "killed"
+LOST: Final = "lost"
+"""Status of an execution whose result cannot be determined."""
+
+
+class Channel(IntEnum):
+    """Output channel of a process or a cell."""
+
+    STDOUT = 1
+    """Standard output, and all output of a process that runs on a terminal."""
+    STDERR = 2
+    """Standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +146,127 @@ class ProcessInfo:
     stdin_bytes: int
     stdout_bytes: int
     stderr_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodeStatus:
+    """Status of a cell.
+
+    Args:
+        execution: Id of the cell.
+        status: ``running``, or how the cell ended: ``ok``, ``error``, ``timeout``, ``killed``, ``died``, ``oom`` or ``aborted``.
+        execution_count: Number of the cell in its context.
+        duration_s: Seconds from start to end, measured by the guest.
+    """
+
+    execution: ProcessId
+    status: str
+    execution_count: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CodePosition:
+    """Position in the events and the output of a cell.
+
+    Args:
+        events: Number of start, display, clear and error events before the position.
+        stdout: Byte offset in standard output.
+        stderr: Byte offset in standard error.
+    """
+
+    events: int = 0
+    stdout: int = 0
+    stderr: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CodeResult:
+    """Status of a cell, and the output, results and error that were collected."""
+
+    outcome: CodeStatus
+    stdout: OutputCapture
+    stderr: OutputCapture
+    results: Sequence[Display]
+    results_omitted: int
+    error: CellError | None
+    position: CodePosition = CodePosition()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOutcome:
+    """Outcome of a process that has ended.
+
+    Args:
+        process: Id of the process.
+        exit_code: Exit code as in a shell: 128 + signal if a signal ended the process.
+        signal: Number of the signal that ended the process; None if the process exited.
+        reason: ``exited``, ``signalled``, ``timeout``, ``pids`` or ``oom``.
+        duration_s: Seconds from start to end, measured by the guest.
+        cpu_s: Processor seconds of the process and of the child processes that it waited for; None if unknown.
+        peak_bytes: Largest resident memory of the process or of one of these child processes; None if unknown.
+    """
+
+    process: ProcessId
+    exit_code: int
+    signal: int | None
+    reason: str
+    duration_s: float
+    cpu_s: float | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """Outcome and output of a process that was run to its end."""
+
+    outcome: ProcessOutcome
+    stdout: OutputCapture
+    stderr: OutputCapture
+
+
+def exit_code(code: int | None, signal: int | None) -> int:
+    """Return an exit code as in a shell: 128 + signal if a signal ended the process."""
+    return 128 + signal if signal is not None else code or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One context.
+
+    Args:
+        id: Id of the context.
+        language: ``python``, ``bash`` or ``javascript``.
+        cwd: Working directory in which the kernel started.
+        state: ``starting``, ``idle``, ``busy`` or ``stopped``. If the context is stopped, the next cell starts its kernel.
+        execution_count: Number of cells that have run.
+        pid: Process number of the kernel inside the sandbox; None if no kernel runs.
+    """
+
+    id: str
+    language: str
+    cwd: str
+    state: str
+    execution_count: int
+    pid: int | None
+
+
+def signal_number(signal: str | int) -> int:
+    """Return the number of a signal.
+
+    Args:
+        signal: Name or number: ``SIGTERM``, ``TERM`` or 15.
+
+    Raises:
+        InvalidRequestError: There is no such signal.
+    """
+    if isinstance(signal, str):
+        name = signal.upper() if signal.upper().startswith("SIG") else f"SIG{signal.upper()}"
+        number = signals.Signals.__members__.get(name, 0)
+    else:
+        number = signal
+    if not 1 <= number < signals.NSIG:
+        raise InvalidRequestError(
+            f"There is no signal {str(signal)[:32]!r}.", hint="Pass a name such as SIGTERM, or a number.", fields={"field": "signal"}
+        )
+    return int(number)

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sandlot.model.specs import KIB, MIB
 
@@ -102,3 +103,8 @@ def shorten_argv(argv: Sequence[str]) -> tuple[str, ...]:
             return (*kept, f"[... {len(argv) - number} arguments omitted ...]")
         kept.append(short)
     return tuple(kept)
+
+
+COPIES: Final = 3
+"""Copies of collected output that exist while a response is built: bytes, text and JSON. A control character takes six bytes of JSON. Output that
+consists of control characters therefore takes more memory than was reserved, while it is encoded."""

@@ -24,15 +24,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sandlot.model.errors import SandlotError
-from sandlot.model.executions import Output, OutputGap
-from sandlot.protocol.schema import STDERR, STDOUT
+from sandlot.model.executions import Channel, Output, OutputGap
 from sandlot.web import errors
 
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
 KEEP_ALIVE_S = 15.0
 KEEP_ALIVE = b": keep-alive\n\n"
-STREAM_NAMES: Mapping[int, str] = {STDOUT: "stdout", STDERR: "stderr"}
+STREAM_NAMES: Mapping[int, str] = {Channel.STDOUT: "stdout", Channel.STDERR: "stderr"}
 
 _UNBUFFERED = {"X-Accel-Buffering": "no"}
 

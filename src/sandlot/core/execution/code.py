@@ -16,8 +16,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Final
 
 from sandlot.core.execution import contexts
@@ -30,11 +30,12 @@ from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
 from sandlot.model.errors import LimitError, NotFoundError, TimeoutExceededError
-from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
+from sandlot.model.executions import CellError, CellStarted, Channel, Cleared, Display, Output, OutputGap
+from sandlot.model.executions import CodePosition as OutputPosition
+from sandlot.model.executions import CodeResult as CodeExecutionResult
+from sandlot.model.executions import CodeStatus as CodeExecutionStatus
 from sandlot.model.ids import ProcessId
-from sandlot.model.output_capture import OutputCapture
 from sandlot.model.specs import CellSpec
-from sandlot.protocol.schema import STDERR, STDOUT
 
 MAX_BACKGROUND: Final = 64
 """Maximum number of cells of one sandbox that run or wait in the background. Each of them takes one of the 192 concurrent calls of a link."""
@@ -42,51 +43,6 @@ MAX_RECENT: Final = 256
 """Maximum number of cell ids that the service keeps for one sandbox; the oldest ids are dropped first. A guest remembers fewer cells."""
 
 Event = Output | OutputGap | CellStarted | Display | Cleared | CellError
-
-
-@dataclass(frozen=True, slots=True)
-class CodeExecutionStatus:
-    """Status of a cell.
-
-    Args:
-        execution: Id of the cell.
-        status: ``running``, or how the cell ended: ``ok``, ``error``, ``timeout``, ``killed``, ``died``, ``oom`` or ``aborted``.
-        execution_count: Number of the cell in its context.
-        duration_s: Seconds from start to end, measured by the guest.
-    """
-
-    execution: ProcessId
-    status: str
-    execution_count: int
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class OutputPosition:
-    """Position in the events and the output of a cell.
-
-    Args:
-        events: Number of start, display, clear and error events before the position.
-        stdout: Byte offset in standard output.
-        stderr: Byte offset in standard error.
-    """
-
-    events: int = 0
-    stdout: int = 0
-    stderr: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CodeExecutionResult:
-    """Status of a cell, and the output, results and error that were collected."""
-
-    outcome: CodeExecutionStatus
-    stdout: OutputCapture
-    stderr: OutputCapture
-    results: Sequence[Display]
-    results_omitted: int
-    error: CellError | None
-    position: OutputPosition = OutputPosition()
 
 
 class CodeExecution(ExecutionStream[CellCall]):
@@ -113,7 +69,7 @@ class CodeExecution(ExecutionStream[CellCall]):
                 at = self.position
                 if isinstance(event, Output | OutputGap):
                     end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
-                    stdout, stderr = (end, at.stderr) if event.channel == STDOUT else (at.stdout, end)
+                    stdout, stderr = (end, at.stderr) if event.channel == Channel.STDOUT else (at.stdout, end)
                     self.position = OutputPosition(at.events, stdout, stderr)
                 else:
                     self.position = OutputPosition(at.events + 1, at.stdout, at.stderr)
@@ -388,4 +344,4 @@ async def _collect(execution: CodeExecution, output: OutputCollector, timeout_s:
 
 def _result(status: CodeExecutionStatus, position: OutputPosition, output: OutputCollector) -> CodeExecutionResult:
     captures = output.captures
-    return CodeExecutionResult(status, captures[STDOUT], captures[STDERR], output.displays, output.omitted, output.error, position)
+    return CodeExecutionResult(status, captures[Channel.STDOUT], captures[Channel.STDERR], output.displays, output.omitted, output.error, position)

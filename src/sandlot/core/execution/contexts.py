@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
 
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.client import Link
 from sandlot.link.types import KernelInfo
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
+from sandlot.model.executions import Context
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import check_context_id, check_env, check_path, context_language, context_not_found
 
@@ -24,27 +24,6 @@ CONFIRMED: Final[SandboxLocal[set[str]]] = SandboxLocal(lambda _: set())
 """Ids of contexts that are known to exist in a sandbox: this service created or found them, and did not remove them."""
 
 _ABSENT: Final = {ErrorCode.NOT_FOUND: ErrorCode.CONTEXT_NOT_FOUND, ErrorCode.PROCESS_NOT_FOUND: ErrorCode.EXECUTION_NOT_FOUND}
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """One context.
-
-    Args:
-        id: Id of the context.
-        language: ``python``, ``bash`` or ``javascript``.
-        cwd: Working directory in which the kernel started.
-        state: ``starting``, ``idle``, ``busy`` or ``stopped``. If the context is stopped, the next cell starts its kernel.
-        execution_count: Number of cells that have run.
-        pid: Process number of the kernel inside the sandbox; None if no kernel runs.
-    """
-
-    id: str
-    language: str
-    cwd: str
-    state: str
-    execution_count: int
-    pid: int | None
 
 
 def id_from(name: str) -> str:

@@ -22,10 +22,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
 from sandlot.core.execution.helpers import end_process
-from sandlot.core.execution.output import exit_code
 from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.execution.state import Action, Event, Kind, State, holds_activity, step
-from sandlot.core.records.execution_log import KILLED, LOST, RUNNING, ExecutionDescription, ExecutionLog, LogEntry
+from sandlot.core.records.execution_log import ExecutionDescription, ExecutionLog, LogEntry
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import Hold, Sandbox, SandboxLocal
 from sandlot.link.client import Link
@@ -33,7 +32,7 @@ from sandlot.link.kernels import CellCall
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import CellResult, ProcessResult
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
-from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
+from sandlot.model.executions import KILLED, LOST, RUNNING, CellError, CellStarted, Cleared, Display, Output, OutputGap, exit_code
 from sandlot.model.ids import ProcessId, SandboxId, new_process_id
 from sandlot.model.records import BACKGROUND, INSTALL, ExecutionRecord
 

@@ -24,7 +24,7 @@ from sandlot.core.sandbox import CALL_TIMEOUT_S, Hold, Sandbox
 from sandlot.link.payload import program_argv
 from sandlot.link.processes import ProcessCall
 from sandlot.model.errors import ConflictError, InternalError, SandboxEndedError, SandlotError, UnavailableError, from_code
-from sandlot.model.executions import OutputGap
+from sandlot.model.executions import Channel, OutputGap
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema, values
@@ -92,7 +92,7 @@ class GuestHelper:
                 raise await self._sandbox.explain(error) from None
             if isinstance(event, OutputGap):
                 raise self._broken()
-            if event.channel == schema.STDOUT:
+            if event.channel == Channel.STDOUT:
                 return event.data
             self._take(event.data)
         return self._received.pop(0)

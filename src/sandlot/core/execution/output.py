@@ -7,56 +7,20 @@ is counted as omitted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from sandlot.link.types import ProcessResult
 from sandlot.model.buffer_budget import BufferBudget
-from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
+from sandlot.model.executions import CellError, CellStarted, Channel, Cleared, Display, Output, OutputGap, ProcessOutcome, exit_code
 from sandlot.model.ids import ProcessId
-from sandlot.model.output_capture import HEAD_BYTES, TAIL_BYTES, OutputCapture
+from sandlot.model.output_capture import COPIES, HEAD_BYTES, TAIL_BYTES, OutputCapture
 from sandlot.model.specs import MIB
-from sandlot.protocol.schema import STDERR, STDOUT
 
-COPIES: Final = 3
-"""Copies of collected output that exist while a response is built: bytes, text and JSON. A control character takes six bytes of JSON. Output that
-consists of control characters therefore takes more memory than was reserved, while it is encoded."""
 MAX_RESULTS: Final = 1000
 """Maximum number of results that are kept of one cell; further results are counted as omitted."""
 MAX_RESULT_BYTES: Final = 32 * MIB
 """Maximum memory of the results that are kept of one cell."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessOutcome:
-    """Outcome of a process that has ended.
-
-    Args:
-        process: Id of the process.
-        exit_code: Exit code as in a shell: 128 + signal if a signal ended the process.
-        signal: Number of the signal that ended the process; None if the process exited.
-        reason: ``exited``, ``signalled``, ``timeout``, ``pids`` or ``oom``.
-        duration_s: Seconds from start to end, measured by the guest.
-        cpu_s: Processor seconds of the process and of the child processes that it waited for; None if unknown.
-        peak_bytes: Largest resident memory of the process or of one of these child processes; None if unknown.
-    """
-
-    process: ProcessId
-    exit_code: int
-    signal: int | None
-    reason: str
-    duration_s: float
-    cpu_s: float | None = None
-    peak_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """Outcome and output of a process that was run to its end."""
-
-    outcome: ProcessOutcome
-    stdout: OutputCapture
-    stderr: OutputCapture
 
 
 def process_outcome(process: ProcessId, result: ProcessResult) -> ProcessOutcome:
@@ -70,11 +34,6 @@ def process_outcome(process: ProcessId, result: ProcessResult) -> ProcessOutcome
         cpu_s=result.cpu_s,
         peak_bytes=result.peak_bytes or None,
     )
-
-
-def exit_code(code: int | None, signal: int | None) -> int:
-    """Return an exit code as in a shell: 128 + signal if a signal ended the process."""
-    return 128 + signal if signal is not None else code or 0
 
 
 class OutputCollector:
@@ -101,7 +60,10 @@ class OutputCollector:
         self._taken_bytes = 0
         self._displays_bytes = 0
         self._clears = False
-        self.captures = {STDOUT: OutputCapture(head_bytes, tail_bytes), STDERR: OutputCapture(head_bytes, tail_bytes)}
+        self.captures: dict[int, OutputCapture] = {
+            Channel.STDOUT: OutputCapture(head_bytes, tail_bytes),
+            Channel.STDERR: OutputCapture(head_bytes, tail_bytes),
+        }
         self.displays: list[Display] = []
         self.omitted = 0
         self.error: CellError | None = None

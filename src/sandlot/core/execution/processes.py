@@ -24,20 +24,19 @@ from typing import Final
 
 from sandlot.core.execution.execution import Client, Execution, Executions, ExecutionStream
 from sandlot.core.execution.helpers import is_helper
-from sandlot.core.execution.output import CommandResult, OutputCollector, ProcessOutcome, process_outcome
+from sandlot.core.execution.output import OutputCollector, process_outcome
 from sandlot.core.execution.state import Kind
 from sandlot.core.execution.stdin import StdinManager, check_id
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox, SandboxLocal
 from sandlot.link.processes import ProcessCall
 from sandlot.model.buffer_budget import BufferBudget
-from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError
-from sandlot.model.executions import Output, OutputGap, ProcessInfo
+from sandlot.model.errors import ConflictError, NotFoundError
+from sandlot.model.executions import Channel, CommandResult, Output, OutputGap, ProcessInfo, ProcessOutcome
 from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.records import INSTALL
 from sandlot.model.specs import KIB, ProcessSpec
-from sandlot.protocol.schema import STDERR, STDOUT
 
 MAX_DETAILS_BYTES: Final = 128 * KIB
 """Maximum memory, in bytes, of all :class:`ProcessDetails` of one sandbox: enough for some hundred processes."""
@@ -166,7 +165,7 @@ class ProcessExecution(ExecutionStream[ProcessCall]):
                 outcome = await self.outcome()
         finally:
             output.close()
-        return CommandResult(outcome, output.captures[STDOUT], output.captures[STDERR])
+        return CommandResult(outcome, output.captures[Channel.STDOUT], output.captures[Channel.STDERR])
 
 
 class ProcessService:
@@ -294,7 +293,7 @@ class ProcessService:
             if not to_end:
                 known = await link.processes.get(process)
                 if known.running:
-                    ends = {STDOUT: (known.stdout_bytes, stdout_from or 0), STDERR: (known.stderr_bytes, stderr_from or 0)}
+                    ends = {Channel.STDOUT: (known.stdout_bytes, stdout_from or 0), Channel.STDERR: (known.stderr_bytes, stderr_from or 0)}
                     until = {channel: end for channel, (end, start) in ends.items() if end > start}
             call = await link.processes.attach(process, stdout_from=stdout_from, stderr_from=stderr_from)
         return ProcessExecution(self, sandbox, call, self.executions.enter(sandbox, process), until)
@@ -316,7 +315,7 @@ class ProcessService:
             async with sandbox.connection():
                 async for event in process:
                     output.add(event)
-                return None if process.is_running else await process.outcome(), output.captures[STDOUT], output.captures[STDERR]
+                return None if process.is_running else await process.outcome(), output.captures[Channel.STDOUT], output.captures[Channel.STDERR]
         finally:
             output.close()
             await process.detach()
@@ -394,24 +393,3 @@ class ProcessService:
                     fields={"process": process},
                 )
         return await self.launch(sandbox, spec, description=description)
-
-
-def signal_number(signal: str | int) -> int:
-    """Return the number of a signal.
-
-    Args:
-        signal: Name or number: ``SIGTERM``, ``TERM`` or 15.
-
-    Raises:
-        InvalidRequestError: There is no such signal.
-    """
-    if isinstance(signal, str):
-        name = signal.upper() if signal.upper().startswith("SIG") else f"SIG{signal.upper()}"
-        number = signals.Signals.__members__.get(name, 0)
-    else:
-        number = signal
-    if not 1 <= number < signals.NSIG:
-        raise InvalidRequestError(
-            f"There is no signal {str(signal)[:32]!r}.", hint="Pass a name such as SIGTERM, or a number.", fields={"field": "signal"}
-        )
-    return int(number)

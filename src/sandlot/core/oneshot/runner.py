@@ -37,11 +37,10 @@ from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import RETRY_AFTER_S
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.model.executions import Output, OutputGap
+from sandlot.model.executions import Channel, Output, OutputGap
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
-from sandlot.protocol.schema import STDERR, STDOUT
 
 MAX_ITEMS = 1000
 DEFAULT_CONCURRENCY = 4
@@ -205,7 +204,7 @@ class OneShotRunner:
             observation.duration_s = loop.time() - started_s
             output.close()
             await process.close()
-        observation.stdout, observation.stderr = (output.captures[channel].text() for channel in (STDOUT, STDERR))
+        observation.stdout, observation.stderr = (output.captures[channel].text() for channel in Channel)
         return observation
 
 

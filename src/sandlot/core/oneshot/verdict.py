@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
-from sandlot.core.execution.output import ProcessOutcome
 from sandlot.core.oneshot.params import DEFAULT_TOLERANCE, Comparison, OneShotParams, language_of
 from sandlot.model.errors import SandboxEndedError
+from sandlot.model.executions import ProcessOutcome
 from sandlot.model.ids import ProcessId
 from sandlot.model.ports import ExitReason
 from sandlot.model.specs import KIB

@@ -28,18 +28,12 @@ from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
-from sandlot.model.executions import CellError, Output, OutputGap
+from sandlot.model.executions import LOST, RUNNING, CellError, Channel, Output, OutputGap
 from sandlot.model.ids import PROCESS_ID, NodeId, ProcessId, SandboxId, node_of
 from sandlot.model.output_capture import OutputCapture, shorten, shorten_argv
 from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
 from sandlot.model.repositories import ExecutionRepository, Position
 from sandlot.model.specs import KIB, MIB
-from sandlot.protocol.schema import STDERR, STDOUT
-
-RUNNING: Final = "running"
-KILLED: Final = "killed"
-LOST: Final = "lost"
-"""Status of an execution whose result cannot be determined."""
 
 OUTPUT_BYTES: Final = 64 * KIB
 """Bytes of each output stream that are kept: half from the beginning, half from the end."""
@@ -103,7 +97,7 @@ class LogEntry:
         self._started_monotonic_s = started_monotonic_s
         self._error: str | None = None
         self.id = ProcessId(record.id)
-        self.captures = {channel: OutputCapture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in (STDOUT, STDERR)}
+        self.captures: dict[int, OutputCapture] = {channel: OutputCapture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in Channel}
         self.is_over = False
         execution_log.running[self.id] = self
 
@@ -127,7 +121,7 @@ class LogEntry:
     def drop_output(self) -> None:
         """Drop the output that was added until now. The caller then adds all output again, from the beginning."""
         self._execution_log.memory_of[self._record.owner].give(sum(capture.held_bytes for capture in self.captures.values()))
-        self.captures = {channel: OutputCapture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in (STDOUT, STDERR)}
+        self.captures = {channel: OutputCapture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in Channel}
 
     def end(self, status: str, *, exit_code: int | None = None, duration_s: float | None = None) -> None:
         """Record the end of the execution. Idempotent.
@@ -151,7 +145,7 @@ class LogEntry:
             return
         if duration_s is None:
             duration_s = max(0.0, execution_log.clock.monotonic_s() - self._started_monotonic_s)
-        out, err = self.captures[STDOUT], self.captures[STDERR]
+        out, err = self.captures[Channel.STDOUT], self.captures[Channel.STDERR]
         execution_log.metrics.execution_ended(record.kind, status)
         execution_log.put(
             replace(

@@ -19,16 +19,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sandlot.core.records.execution_log import RUNNING, ExecutionLog, LogEntry
+from sandlot.core.records.execution_log import ExecutionLog, LogEntry
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.errors import NotFoundError
-from sandlot.model.executions import Output, OutputGap
+from sandlot.model.executions import RUNNING, Channel, Output, OutputGap
 from sandlot.model.ids import ProcessId
 from sandlot.model.records import ExecutionRecord
 from sandlot.model.repositories import Position
 from sandlot.model.specs import KIB, MIB
-from sandlot.protocol.schema import STDERR, STDOUT
 
 MAX_RUNS = 200
 MAX_CHARS = 1 * MIB
@@ -42,7 +41,7 @@ MAX_PROGRESS = 4096
 POLL_S = 1.0
 """Interval at which a follower checks whether the sandbox has ended, or the service is stopping."""
 
-CHANNELS: Mapping[str, Collection[int]] = {"stdout": (STDOUT,), "stderr": (STDERR,), "both": (STDOUT, STDERR)}
+CHANNELS: Mapping[str, Collection[int]] = {"stdout": (Channel.STDOUT,), "stderr": (Channel.STDERR,), "both": (Channel.STDOUT, Channel.STDERR)}
 """Name of the streams in a request -> channels."""
 
 
@@ -251,7 +250,10 @@ async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Prin
 def _entries(record: ExecutionRecord, running: LogEntry | None, channels: Collection[int]) -> list[Entry]:
     """Return the output of one execution: from its log entry while the execution runs, otherwise from its record. Pure."""
     id_, entries = ProcessId(record.id), []
-    texts = {STDOUT: (record.stdout, record.stdout_omitted_bytes), STDERR: (record.stderr, record.stderr_omitted_bytes)}
+    texts: Mapping[int, tuple[str, int]] = {
+        Channel.STDOUT: (record.stdout, record.stdout_omitted_bytes),
+        Channel.STDERR: (record.stderr, record.stderr_omitted_bytes),
+    }
     for channel in channels:
         if running is not None:
             kept = running.captures[channel]

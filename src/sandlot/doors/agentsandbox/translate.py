@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
-from sandlot.core.execution.output import CommandResult
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox.outputs import ANSWER_S, Kept
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecutionAnswer, FileAnswer, LanguageName, MadeFile
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.executions import CommandResult
 from sandlot.model.files import check_media_type
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionRecord, FileRecord

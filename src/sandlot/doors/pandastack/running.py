@@ -16,11 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from sandlot.core.execution.code import CodeExecutionResult
-from sandlot.core.execution.output import CommandResult
 from sandlot.doors.pandastack.wire import ExecAnswer, RunAnswer
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, TimeoutExceededError
-from sandlot.model.executions import Display
+from sandlot.model.executions import CodeResult, CommandResult, Display
 from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, ProcessSpec, User, check_text
 
 DEFAULT_EXEC_S = 28.0
@@ -156,7 +154,7 @@ def note_of(reason: str) -> str:
     return "" if said is None else f"{said}\n"
 
 
-def run_answer(done: CodeExecutionResult, timeout_s: float) -> RunAnswer:
+def run_answer(done: CodeResult, timeout_s: float) -> RunAnswer:
     """What is told of a cell.
 
     Args:

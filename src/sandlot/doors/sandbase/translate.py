@@ -12,12 +12,12 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandlot.core.execution.output import CommandResult
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
+from sandlot.model.executions import CommandResult
 from sandlot.model.files import Entry
 from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxUsage, check_reserved_names
 from sandlot.model.specs import MIB, WORKSPACE, Limits, Network, OnTimeout, ProcessSpec

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sandlot.core.execution.requirements import InstallParams, choose_manager
 from sandlot.core.node import Node
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
@@ -17,6 +16,7 @@ from sandlot.doors.sandboxapi import translate
 from sandlot.doors.sandboxapi.wire import CodeAnswer, CodeBody, ExecuteAnswer, ExecuteBody, InstallAnswer, InstallBody, SessionAnswer, SessionBody
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.packages import InstallParams, choose_manager
 from sandlot.model.specs import CellSpec
 
 

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from sandlot.core.execution.code import CodeExecutionResult
-from sandlot.core.execution.output import CommandResult
-from sandlot.core.execution.requirements import InstallParams
 from sandlot.core.oneshot.params import OneShotParams
 from sandlot.core.oneshot.verdict import KILLED, Result, Status
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.sandboxapi.wire import CodeAnswer, ExecuteAnswer, ExecuteBody, InstallAnswer, LanguageAnswer, SessionAnswer
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.executions import CodeResult, CommandResult
+from sandlot.model.packages import InstallParams
 from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S
 
@@ -207,7 +206,7 @@ def answer(done: Result, spoken: Language) -> ExecuteAnswer:
     )
 
 
-def code_answer(sandbox: Sandbox, done: CodeExecutionResult, timeout_s: float) -> CodeAnswer:
+def code_answer(sandbox: Sandbox, done: CodeResult, timeout_s: float) -> CodeAnswer:
     """What is told of code that was run in a session.
 
     Args:
@@ -238,7 +237,7 @@ def code_answer(sandbox: Sandbox, done: CodeExecutionResult, timeout_s: float) -
     )
 
 
-def _cell(done: CodeExecutionResult, timeout_s: float) -> tuple[str, int, str]:
+def _cell(done: CodeResult, timeout_s: float) -> tuple[str, int, str]:
     """A cell's status and exit code as a program's, and what is to be said of it."""
     match done.outcome.status:
         case "ok":
@@ -278,7 +277,7 @@ def install_answer(asked: InstallParams, done: CommandResult) -> InstallAnswer:
     )
 
 
-def exit_code(done: CodeExecutionResult) -> int:
+def exit_code(done: CodeResult) -> int:
     """What a program would exit with that raised like this: ``sys.exit(3)`` in a cell is an error of the value "3", as a failed shell command is."""
     if done.error is None or done.error.name not in {"SystemExit", "ExitStatus"}:
         return 1

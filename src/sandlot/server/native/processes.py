@@ -7,12 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.execution.processes import ProcessExecution, signal_number
+from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.files import changes
 from sandlot.core.files.changes import ChangeTracker
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.model.errors import InvalidRequestError
-from sandlot.protocol.schema import STDERR, STDOUT
+from sandlot.model.executions import Channel, signal_number
 from sandlot.server.native.common import PROBLEM, also, body_of, node_of, raw_body, reply, sandbox_of, unless_gone, while_connected
 from sandlot.server.native.schemas.processes import (
     EndedAnswer,
@@ -104,7 +104,7 @@ async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query
     if streams.wanted(request):
         stdout_from, stderr_from = gone_on(request.headers.get("last-event-id", "")) or (query.stdout_from, query.stderr_from)
         run = await processes.follow(box, process, stdout_from=stdout_from, stderr_from=stderr_from, to_end=query.follow)
-        return streams.events(request, told_of(run, {STDOUT: stdout_from or 0, STDERR: stderr_from or 0}), run.detach)
+        return streams.events(request, told_of(run, {Channel.STDOUT: stdout_from or 0, Channel.STDERR: stderr_from or 0}), run.detach)
     outcome, stdout, stderr = await processes.read(box, process, stdout_from=query.stdout_from, stderr_from=query.stderr_from)
     return reply(KeptAnswer(process=process, exit=None if outcome is None else ExitedAnswer.of(outcome), **captured(stdout, stderr)))
 

@@ -22,11 +22,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response, WebSocket
 
 from sandlot.core.execution import terminals
-from sandlot.core.execution.processes import ProcessExecution, ProcessService, signal_number
+from sandlot.core.execution.processes import ProcessExecution, ProcessService
 from sandlot.core.execution.terminals import TerminalInput
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
-from sandlot.model.executions import OutputGap
+from sandlot.model.executions import OutputGap, signal_number
 from sandlot.server.native.common import also, node_of, reply, sandbox_of
 from sandlot.server.native.schemas.processes import ExitedAnswer, ScreenBody, SignalAnswer, TerminalQuery
 from sandlot.web import errors, sockets

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.execution import code, contexts
+from sandlot.core.execution import contexts
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnsupportedError
-from sandlot.model.executions import Display, Output
+from sandlot.model.executions import CodeResult, Display, Output
 from sandlot.model.specs import CellSpec
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, Bench, serving
@@ -23,7 +23,7 @@ GATE = "import os, time\nwhile not os.path.exists('/tmp/gate'): time.sleep(0.02)
 OPEN = "open('/tmp/gate', 'w').close()"
 
 
-async def done(node: Node, sandbox: Sandbox, execution: str) -> code.CodeExecutionResult:
+async def done(node: Node, sandbox: Sandbox, execution: str) -> CodeResult:
     return await node.code.collect(sandbox, execution, wait_s=None)
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from sandlot.core.execution import execution
 from sandlot.core.execution.execution import Execution
-from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.execution.state import Event, Kind, State
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
@@ -21,6 +20,7 @@ from sandlot.model.access import LOCAL, OPERATOR, Quota
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
+from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.execution import execution
+from sandlot.core.execution.packages import install_spec
 from sandlot.core.execution.processes import ProcessExecution
-from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.node import Node
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id
+from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.testing.memory.guest import MemoryGuest
@@ -183,3 +184,16 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
         assert cleaned.is_set()
         assert not node.services.processes.executions.of(sandbox).live
         assert (await node.services.executions.get(OPERATOR, made.id)).status == "killed"
+
+
+@pytest.mark.parametrize("manager", Manager)
+def test_requirements_reach_the_package_manager_as_separate_arguments(manager: Manager) -> None:
+    argv = install_spec(InstallParams(manager, ("ab", "cd"))).argv
+    assert argv[:2] == ("/bin/sh", "-c")
+    assert argv[3:] == (f"install-{manager}", "ab", "cd")
+    assert argv[2].rstrip().endswith('-- "$@"')
+
+
+def test_only_apt_runs_as_root_by_default() -> None:
+    assert [install_spec(InstallParams(manager, ("ab",))).user for manager in Manager] == [User.USER, User.USER, User.ROOT]
+    assert install_spec(InstallParams(Manager.PIP, ("ab",), user=User.ROOT)).user is User.ROOT

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.execution import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, NotFoundError
+from sandlot.model.executions import signal_number
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.model.states import State
@@ -81,7 +81,7 @@ async def test_write_to_a_process_without_input_is_refused(at: Bench, sandbox: S
 
 @pytest.mark.parametrize("asked,number", [("SIGTERM", 15), ("term", 15), ("Kill", 9), (2, 2), (64, 64)])
 def test_signal_is_found_by_name_and_by_number(asked: str | int, number: int) -> None:
-    assert processes.signal_number(asked) == number
+    assert signal_number(asked) == number
 
 
 def sh(command: str, *, stdin: bool = False, timeout_s: float | None = 60, user: User = User.USER) -> ProcessSpec:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.execution import execution
-from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.execution.state import State
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import SandlotError
 from sandlot.model.ids import new_process_id
+from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import CellSpec, ProcessSpec
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled

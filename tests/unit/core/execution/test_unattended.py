@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.execution import code, execution
-from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.node import Node
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id, new_sandbox_id
+from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import CellSpec, ProcessSpec, User, shell_argv

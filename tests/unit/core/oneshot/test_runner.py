@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sandlot.core.admission import SINGLE_USE_METADATA
-from sandlot.core.execution.output import ProcessOutcome
 from sandlot.core.oneshot.params import OneShotParams
 from sandlot.core.oneshot.verdict import Observation, Result, Status, grade
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.executions import ProcessOutcome
 from sandlot.model.ids import new_process_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import Limits

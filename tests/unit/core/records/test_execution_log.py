@@ -12,13 +12,13 @@ import structlog
 
 from sandlot.core.files import changes
 from sandlot.core.records import write_behind
-from sandlot.core.records.execution_log import KILLED, OUTPUT_BYTES, ExecutionDescription, ExecutionLog
+from sandlot.core.records.execution_log import OUTPUT_BYTES, ExecutionDescription, ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.buffer_budget import PART, BufferBudget
 from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundError
-from sandlot.model.executions import Output, OutputGap
+from sandlot.model.executions import KILLED, Output, OutputGap
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec, User, shell_argv

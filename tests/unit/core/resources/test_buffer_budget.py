@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.execution.output import COPIES, OutputCollector
+from sandlot.core.execution.output import OutputCollector
 from sandlot.model.buffer_budget import PART, BufferBudget
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.executions import Display, Output, OutputGap
-from sandlot.model.output_capture import HEAD_BYTES, TAIL_BYTES
+from sandlot.model.output_capture import COPIES, HEAD_BYTES, TAIL_BYTES
 
 
 def test_bytes_are_taken_and_given_back() -> None:

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sandlot.core.execution.output import CommandResult, ProcessOutcome
 from sandlot.doors.agentsandbox import translate
 from sandlot.doors.agentsandbox.outputs import Kept
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.executions import CommandResult, ProcessOutcome
 from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.records import ExecutionId, ExecutionRecord, FileId, FileRecord

@@ -10,10 +10,10 @@ from e2b.sandbox.signature import get_signature
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.execution.output import ProcessOutcome
 from sandlot.doors.e2b.envd import errors, signatures, translate
 from sandlot.doors.e2b.envd.wire import Input, StartMessage, WatcherMessage, WatchMessage
 from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.model.executions import ProcessOutcome
 from sandlot.model.files import Entry, FileEvent, FileEventKind
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import User

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.execution.code import CodeExecutionStatus
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.access import is_inside
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
 from sandlot.doors.e2b.interpreter import results, running
 from sandlot.doors.e2bwords import metadata_filter
 from sandlot.model.errors import InvalidRequestError, UnsupportedError
-from sandlot.model.executions import CellError, Display
+from sandlot.model.executions import CellError, CodeStatus, Display
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import Network
 from sandlot.model.states import State, is_terminal
@@ -120,10 +119,10 @@ def test_output_that_is_not_utf8_is_replaced() -> None:
 
 def test_abnormal_ends_are_reported_as_errors() -> None:
     for status in ("timeout", "killed", "died", "oom", "aborted", "error"):
-        told = results.end(CodeExecutionStatus(ProcessId("p"), status, 1, 0.1))
+        told = results.end(CodeStatus(ProcessId("p"), status, 1, 0.1))
         assert told is not None
         assert told["type"] == "error"
-    assert results.end(CodeExecutionStatus(ProcessId("p"), "ok", 1, 0.1)) is None
+    assert results.end(CodeStatus(ProcessId("p"), "ok", 1, 0.1)) is None
     assert results.error(CellError("N", "v", ("a", "b"))) == {"type": "error", "name": "N", "value": "v", "traceback": "a\nb"}
 
 

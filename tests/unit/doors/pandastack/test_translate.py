@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.execution.code import CodeExecutionResult
-from sandlot.core.execution.code import CodeExecutionStatus as CellOutcome
-from sandlot.core.execution.output import CommandResult, ProcessOutcome
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Decoder
@@ -21,7 +18,8 @@ from sandlot.doors.pandastack.wire import CreateBody, LifecycleBody
 from sandlot.model.access import UNBOUNDED, OwnerId, Quota
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceededError
-from sandlot.model.executions import CellError, Display
+from sandlot.model.executions import CellError, CodeResult, CommandResult, Display, ProcessOutcome
+from sandlot.model.executions import CodeStatus as CellOutcome
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, new_sandbox_id
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, MIB, SandboxSpec, User
@@ -143,8 +141,8 @@ def test_command_result_is_translated() -> None:
 # -------------------------------------------------------------------------------------------------------------------------- cells
 
 
-def cell(status: str = "ok", error: CellError | None = None, *shown: Display) -> CodeExecutionResult:
-    return CodeExecutionResult(CellOutcome(ProcessId("p"), status, 1, 0.25), kept("out"), kept("err"), shown, 0, error)
+def cell(status: str = "ok", error: CellError | None = None, *shown: Display) -> CodeResult:
+    return CodeResult(CellOutcome(ProcessId("p"), status, 1, 0.25), kept("out"), kept("err"), shown, 0, error)
 
 
 def test_cell_result_is_translated() -> None:

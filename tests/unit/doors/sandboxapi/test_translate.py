@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.execution.code import CodeExecutionResult, CodeExecutionStatus
 from sandlot.core.oneshot.verdict import Result, Status
 from sandlot.doors.sandboxapi import translate
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.executions import CellError
+from sandlot.model.executions import CellError, CodeResult, CodeStatus
 from sandlot.model.ids import new_process_id
 from sandlot.model.output_capture import OutputCapture
 from tests.support.cases import cases
@@ -57,7 +56,7 @@ def test_missing_measurements_have_defaults() -> None:
     ],
 )
 def test_cell_result_is_translated_like_a_program(status: str, error: CellError | None, told: str, code: int) -> None:
-    done = CodeExecutionResult(CodeExecutionStatus(new_process_id(), status, 1, 0.1), OutputCapture(), OutputCapture(), (), 0, error)
+    done = CodeResult(CodeStatus(new_process_id(), status, 1, 0.1), OutputCapture(), OutputCapture(), (), 0, error)
     assert translate._cell(done, 5)[:2] == (told, code)  # noqa: SLF001
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.execution.output import ProcessOutcome
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import CreateBody
 from sandlot.doors.tensorlake.inside import translate as inner
@@ -12,7 +11,7 @@ from sandlot.doors.tensorlake.inside.lines import MOST_BYTES, Lines
 from sandlot.doors.tensorlake.inside.wire import ProcessBody
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.executions import Output, OutputGap
+from sandlot.model.executions import Output, OutputGap, ProcessOutcome
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import SnapshotKind, User
 from sandlot.model.states import State

@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sandlot.core.execution.output import ProcessOutcome
 from sandlot.core.execution.processes import ProcessDetails
 from sandlot.doors.e2b.envd.wire import Config, Pty, StartMessage
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, UnsupportedError
-from sandlot.model.executions import ProcessInfo
+from sandlot.model.executions import Channel, ProcessInfo, ProcessOutcome
 from sandlot.model.files import Entry, FileEvent, FileEventKind
 from sandlot.model.specs import MAX_TIMEOUT_S, ProcessSpec, User
-from sandlot.protocol.schema import STDERR
 
 HOMES: Mapping[User, str] = {User.USER: "/home/user", User.ROOT: "/root"}
 
@@ -135,7 +133,7 @@ def started(pid: int) -> dict[str, Any]:
 
 def output(channel: int, data: bytes, *, pty: bool) -> dict[str, Any]:
     """The event of what it wrote."""
-    name = "pty" if pty else "stderr" if channel == STDERR else "stdout"
+    name = "pty" if pty else "stderr" if channel == Channel.STDERR else "stdout"
     return {"event": {"data": {name: base64.b64encode(data).decode()}}}
 
 

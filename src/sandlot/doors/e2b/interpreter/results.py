@@ -16,9 +16,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.core.execution.code import CodeExecutionStatus
 from sandlot.doors.e2bwords import moment
-from sandlot.model.executions import CellError, Display
+from sandlot.model.executions import CellError, CodeStatus, Display
 from sandlot.web.streams import Event
 
 CHART = "application/vnd.sandlot.chart.v1+json"
@@ -91,7 +90,7 @@ def error(raised: CellError) -> dict[str, Any]:
     return failure(raised.name, raised.value, "\n".join(raised.traceback))
 
 
-def end(outcome: CodeExecutionStatus) -> dict[str, Any] | None:
+def end(outcome: CodeStatus) -> dict[str, Any] | None:
     """How it ended, where no exception said so; None where it ended well."""
     told = _ENDS.get(outcome.status)
     return None if told is None else failure(*told, told[1])

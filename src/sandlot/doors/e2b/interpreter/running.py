@@ -17,14 +17,13 @@ import structlog
 
 from sandlot.core.execution import contexts
 from sandlot.core.execution.code import CodeExecution, CodeService
-from sandlot.core.execution.contexts import Context
 from sandlot.core.node import Node
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.interpreter import results
 from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.model.executions import CellError, CellStarted, Cleared, Display
+from sandlot.model.executions import CellError, CellStarted, Cleared, Context, Display
 from sandlot.model.specs import CellSpec, context_language
 from sandlot.web.streams import OutputEvents, line
 

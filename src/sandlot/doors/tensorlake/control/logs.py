@@ -19,7 +19,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.control.wire import LogLine, LogProcess, LogProcessesAnswer, LogsAnswer, LogsQuery
 from sandlot.doors.tensorlake.translate import milliseconds, refuse
 from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, any_sandbox
-from sandlot.protocol.schema import STDERR
+from sandlot.model.executions import Channel
 from sandlot.web.asking import node_of, principal_of
 from sandlot.web.bodies import reply
 
@@ -90,8 +90,8 @@ def _lines(sandbox: Sandbox, entries: Sequence[Entry]) -> list[tuple[str, LogLin
                 namespace=NAMESPACE,
                 sandboxId=sandbox.id,
                 body=text,
-                logAttributes=json.dumps({"process_id": entry.execution, "stream": "stderr" if entry.channel == STDERR else "stdout"}),
-                level=ERROR if entry.channel == STDERR else INFO,
+                logAttributes=json.dumps({"process_id": entry.execution, "stream": "stderr" if entry.channel == Channel.STDERR else "stdout"}),
+                level=ERROR if entry.channel == Channel.STDERR else INFO,
             ),
         )
         for entry in entries

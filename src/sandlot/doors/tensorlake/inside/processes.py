@@ -14,7 +14,7 @@ from datetime import datetime
 
 from fastapi import Request, Response
 
-from sandlot.core.execution.processes import ProcessExecution, ProcessService, signal_number
+from sandlot.core.execution.processes import ProcessExecution, ProcessService
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.inside import translate
@@ -31,7 +31,7 @@ from sandlot.doors.tensorlake.inside.wire import (
 from sandlot.doors.tensorlake.translate import NAME
 from sandlot.doors.tensorlake.ways import INSIDE, inside
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError
-from sandlot.model.executions import ProcessInfo
+from sandlot.model.executions import ProcessInfo, signal_number
 from sandlot.model.ports import ExitReason
 from sandlot.web import streams
 from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected

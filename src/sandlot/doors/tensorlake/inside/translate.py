@@ -7,19 +7,21 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sandlot.core.execution.output import ProcessOutcome
 from sandlot.core.execution.processes import ProcessDetails
 from sandlot.doors.tensorlake.inside.wire import EntryAnswer, Managed, ProcessAnswer, ProcessBody, ProcessStatus, RunBody, TerminalBody
 from sandlot.doors.tensorlake.translate import milliseconds, refuse, user
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.executions import ProcessInfo
+from sandlot.model.executions import Channel, ProcessInfo, ProcessOutcome
 from sandlot.model.files import Entry
 from sandlot.model.specs import ProcessSpec
-from sandlot.protocol.schema import STDERR, STDOUT
 
-CHANNELS: Mapping[str, frozenset[int]] = {"stdout": frozenset({STDOUT}), "stderr": frozenset({STDERR}), "output": frozenset({STDOUT, STDERR})}
+CHANNELS: Mapping[str, frozenset[int]] = {
+    "stdout": frozenset({Channel.STDOUT}),
+    "stderr": frozenset({Channel.STDERR}),
+    "output": frozenset(Channel),
+}
 """A word of a path -> the channels that it means."""
-STREAMS: Mapping[int, str] = {STDOUT: "stdout", STDERR: "stderr"}
+STREAMS: Mapping[int, str] = {Channel.STDOUT: "stdout", Channel.STDERR: "stderr"}
 
 DATA, RESIZE, READY, EXIT = range(4)
 """What a message on a terminal's WebSocket begins with."""

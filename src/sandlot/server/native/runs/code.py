@@ -9,8 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.execution.code import CodeExecution
 from sandlot.core.records.execution_log import ExecutionDescription
-from sandlot.model.executions import CellError, CellStarted, Cleared, Display
-from sandlot.protocol.schema import STDERR, STDOUT
+from sandlot.model.executions import CellError, CellStarted, Channel, Cleared, Display
 from sandlot.server.native.common import also, node_of, reply, sandbox_of, unless_gone
 from sandlot.server.native.runs.again import Key, named
 from sandlot.server.native.schemas.code import (
@@ -89,7 +88,7 @@ def gone_on(event_id: str) -> tuple[int, int, int] | None:
 
 async def _told(execution: CodeExecution, events: int = 0, stdout_from: int = 0, stderr_from: int = 0) -> AsyncIterator[streams.Event]:
     """All that an execution gives, as events; each says by its id where to go on after it: ``STDOUT-STDERR-EVENTS``."""
-    output = streams.OutputEvents({STDOUT: stdout_from, STDERR: stderr_from})
+    output = streams.OutputEvents({Channel.STDOUT: stdout_from, Channel.STDERR: stderr_from})
     yield streams.event("accepted", {"execution": execution.id}, f"{output.position}-{events}")
     async for item in execution:
         if isinstance(item, CellStarted | Display | Cleared | CellError):

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, ValidationError
 
-from sandlot.core.execution.output import COPIES
 from sandlot.core.node import Node
 from sandlot.core.oneshot import runner
 from sandlot.core.oneshot.params import DEFAULT_OUTPUT_BYTES, DEFAULT_TOLERANCE, MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, Comparison, OneShotParams
 from sandlot.core.oneshot.runner import BatchItem
 from sandlot.core.oneshot.verdict import Result
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
+from sandlot.model.output_capture import COPIES
 from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_TEMPLATE, Limits
 from sandlot.server.native.common import also, node_of, principal_of, reply, unless_gone

@@ -9,9 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from sandlot.core.execution import code, contexts
-from sandlot.core.records.execution_log import RUNNING
-from sandlot.model.executions import CellError, Display
+from sandlot.model.executions import RUNNING, CellError, CodeResult, CodeStatus, Context, Display
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, CellSpec
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 from sandlot.server.native.schemas.processes import WAIT_MOST_S, captured
@@ -111,7 +109,7 @@ class CellAnswer(Answer):
     duration: float = Field(description="Seconds.")
 
     @classmethod
-    def of(cls, outcome: code.CodeExecutionStatus) -> CellAnswer:
+    def of(cls, outcome: CodeStatus) -> CellAnswer:
         """What is told of it."""
         return cls(**_cell(outcome))
 
@@ -128,7 +126,7 @@ class ExecutedAnswer(CellAnswer):
     error: ErrorAnswer | None
 
     @classmethod
-    def executed(cls, done: code.CodeExecutionResult) -> ExecutedAnswer:
+    def executed(cls, done: CodeResult) -> ExecutedAnswer:
         """What is told of it."""
         return cls(**_executed(done))
 
@@ -149,7 +147,7 @@ class KeptCellAnswer(ExecutedAnswer):
     next: PositionAnswer = Field(description="What the next request goes on with, to be told only what is new.")
 
     @classmethod
-    def kept(cls, found: code.CodeExecutionResult) -> KeptCellAnswer:
+    def kept(cls, found: CodeResult) -> KeptCellAnswer:
         """What is told of it."""
         at = PositionAnswer(events_from=found.position.events, stdout_from=found.position.stdout, stderr_from=found.position.stderr)
         return cls(**_executed(found), done=found.outcome.status != RUNNING, next=at)
@@ -174,7 +172,7 @@ class ContextAnswer(Answer):
     pid: int | None = Field(description="Its process in the sandbox.")
 
     @classmethod
-    def of(cls, context: contexts.Context) -> ContextAnswer:
+    def of(cls, context: Context) -> ContextAnswer:
         """What is told of it."""
         return cls(
             id=context.id,
@@ -218,7 +216,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a guest said
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _cell(outcome: code.CodeExecutionStatus) -> dict[str, Any]:
+def _cell(outcome: CodeStatus) -> dict[str, Any]:
     return {
         "execution": outcome.execution,
         "status": outcome.status,
@@ -227,7 +225,7 @@ def _cell(outcome: code.CodeExecutionStatus) -> dict[str, Any]:
     }
 
 
-def _executed(done: code.CodeExecutionResult) -> dict[str, Any]:
+def _executed(done: CodeResult) -> dict[str, Any]:
     return {
         **_cell(done.outcome),
         **captured(done.stdout, done.stderr),

@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from sandlot.core.execution import output
 from sandlot.core.execution.processes import ProcessDetails
-from sandlot.core.execution.requirements import MAX_PACKAGES, InstallParams, Manager
-from sandlot.model.executions import ProcessInfo
+from sandlot.model.executions import CommandResult, ProcessInfo, ProcessOutcome, exit_code
 from sandlot.model.files import MAX_TRACKED_FOLDERS, ChangedFile
 from sandlot.model.output_capture import OutputCapture
+from sandlot.model.packages import MAX_PACKAGES, InstallParams, Manager
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, MAX_TERMINAL_SIZE, ProcessSpec, User, shell_argv
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Texts, UserName, Words
 
@@ -116,7 +115,7 @@ class ExitedAnswer(Answer):
     duration: float = Field(description="Seconds.")
 
     @classmethod
-    def of(cls, outcome: output.ProcessOutcome) -> ExitedAnswer:
+    def of(cls, outcome: ProcessOutcome) -> ExitedAnswer:
         """What is told of it."""
         return cls(**_exited(outcome))
 
@@ -137,7 +136,7 @@ class EndedAnswer(ExitedAnswer):
     files_more: bool = Field(default=False, description="Whether there may be others; also where it could not be found out.")
 
     @classmethod
-    def with_files(cls, outcome: output.ProcessOutcome, changed: tuple[Sequence[ChangedFile], bool] | None) -> EndedAnswer:
+    def with_files(cls, outcome: ProcessOutcome, changed: tuple[Sequence[ChangedFile], bool] | None) -> EndedAnswer:
         """What is told of it."""
         return cls(**_exited(outcome), **changed_files(changed))
 
@@ -151,7 +150,7 @@ class FinishedAnswer(EndedAnswer):
     stderr_omitted: int
 
     @classmethod
-    def finished(cls, done: output.CommandResult, changed: tuple[Sequence[ChangedFile], bool] | None) -> FinishedAnswer:
+    def finished(cls, done: CommandResult, changed: tuple[Sequence[ChangedFile], bool] | None) -> FinishedAnswer:
         """What is told of it."""
         return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(changed))
 
@@ -234,7 +233,7 @@ class ProcessAnswer(Answer):
     @classmethod
     def of(cls, info: ProcessInfo, note: ProcessDetails) -> ProcessAnswer:
         """What is told of it."""
-        code = output.exit_code(info.exit_code, info.signal) if not info.running else None
+        code = exit_code(info.exit_code, info.signal) if not info.running else None
         return cls(
             process=info.process,
             pid=info.pid,
@@ -293,7 +292,7 @@ def captured(stdout: OutputCapture, stderr: OutputCapture) -> dict[str, Any]:
     return {"stdout": stdout.text(), "stderr": stderr.text(), "stdout_omitted": stdout.omitted, "stderr_omitted": stderr.omitted}
 
 
-def _exited(outcome: output.ProcessOutcome) -> dict[str, Any]:
+def _exited(outcome: ProcessOutcome) -> dict[str, Any]:
     return {
         "process": outcome.process,
         "exit_code": outcome.exit_code,

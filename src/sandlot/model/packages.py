@@ -1,15 +1,7 @@
-"""Packages to install, and the command that installs them. Pure.
+"""Packages to install. The parameters are frozen, and their constructor refuses invalid values.
 
-Invariants:
-- A requirement names a package of an index and, optionally, its versions. A requirement that a package manager would read as an option, a path, a
-  URL, an archive or an alias is refused before any process starts.
-- Requirements reach the package manager as separate arguments after ``--``; no shell reads them.
-- One command installs all packages. After a failure, the packages stay in the state in which the package manager left them.
-
-``pip`` installs for the Python of the kernel (``python3`` of the image). If the image has uv, uv installs the packages: uv reads the same index as
-pip and is faster. ``npm`` installs under npm's global prefix, so that the working directory stays unchanged; ``require`` finds the packages through
-``NODE_PATH``. ``apt`` always runs as root, because no other user can install Debian packages. The script updates the package lists if there are none
-or if they are older than a day. It also completes an installation that a killed apt left unfinished, because apt installs nothing else until then.
+Invariant: A requirement names a package of an index and, optionally, its versions. A requirement that a package manager would read as an option, a
+path, a URL, an archive or an alias is refused before any process starts.
 """
 
 from __future__ import annotations
@@ -23,16 +15,13 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, ProcessSpec, User, check_text
-from sandlot.protocol.schema import PACKAGES_PORT
+from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, User, check_text
 
 MAX_PACKAGES: Final = 100
 """Maximum number of packages in one request to install packages."""
-MAX_CHARS: Final = 500
-"""Maximum length of one requirement, in characters. Environment markers are the longest part of a requirement."""
 
-INDEX: Final = f"http://127.0.0.1:{PACKAGES_PORT}"
-"""Address inside the sandbox at which the guest serves the package indexes."""
+MAX_PACKAGE_CHARS: Final = 500
+"""Maximum length of one requirement, in characters. Environment markers are the longest part of a requirement."""
 
 
 class Manager(StrEnum):
@@ -66,21 +55,6 @@ class InstallParams:
         for package in self.packages:
             check_package(self.manager, package)
 
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """Command line that the execution log shows for the installation."""
-        return (_SHOWN[self.manager], "install", *self.packages)
-
-    def spec(self) -> ProcessSpec:
-        """Return the process that installs the packages."""
-        return ProcessSpec(
-            argv=("/bin/sh", "-c", _SCRIPTS[self.manager], f"install-{self.manager}", *self.packages),
-            env=_ENV[self.manager],
-            cwd="/",  # not the workspace, because a project there could contain settings for the package manager
-            user=User.ROOT if self.manager is Manager.APT else self.user,
-            timeout_s=self.timeout_s,
-        )
-
 
 def choose_manager(name: str) -> Manager:
     """Return the package manager with the given name.
@@ -103,8 +77,8 @@ def check_package(manager: Manager, package: str) -> None:
         InvalidRequestError: The requirement is an option, a path or a URL, or is not a valid name.
     """
     check_text("package", package)
-    if len(package) > MAX_CHARS:
-        raise _refused(manager, package, f"it has {len(package)} characters, and {MAX_CHARS} are allowed")
+    if len(package) > MAX_PACKAGE_CHARS:
+        raise _refused(manager, package, f"it has {len(package)} characters, and {MAX_PACKAGE_CHARS} are allowed")
     if package.startswith("-"):
         raise _refused(manager, package, "it begins like an option")
     if reason := _CHECKS[manager](package):
@@ -170,48 +144,4 @@ _HINTS: Final[Mapping[Manager, str]] = {
     Manager.PIP: "Pass a requirement such as 'requests', 'requests>=2.31' or 'uvicorn[standard]==0.30.*'.",
     Manager.NPM: "Pass a name with or without a version, such as 'lodash', 'lodash@^4' or '@types/node@20'.",
     Manager.APT: "Pass a name with or without architecture and version, such as 'tree', 'tree=2.1.0-1' or 'libc6:amd64'.",
-}
-_SHOWN: Final[Mapping[Manager, str]] = {Manager.PIP: "pip", Manager.NPM: "npm", Manager.APT: "apt-get"}
-
-_SCRIPTS: Final[Mapping[Manager, str]] = {
-    Manager.PIP: """\
-python=$(command -v python3 || command -v python) || { echo "This image has no python." >&2; exit 127; }
-if command -v uv >/dev/null; then exec uv pip install --python "$python" --break-system-packages -- "$@"; fi
-exec "$python" -m pip install --no-input -- "$@"
-""",
-    Manager.NPM: """\
-command -v npm >/dev/null || { echo "This image has no npm." >&2; exit 127; }
-exec npm install --global --no-audit --no-fund --no-update-notifier -- "$@"
-""",
-    Manager.APT: """\
-command -v apt-get >/dev/null || { echo "This image has no apt-get." >&2; exit 127; }
-read_on=/var/lib/apt/periodic/update-success-stamp
-if [ -z "$(find "$read_on" -mmin -1440 2>/dev/null)" ] || [ -z "$(find /var/lib/apt/lists -maxdepth 1 -name '*Packages*' -print -quit)" ]; then
-    apt-get -q update && mkdir -p "${read_on%/*}" && touch "$read_on" || exit
-fi
-if [ -n "$(ls -A /var/lib/dpkg/updates 2>/dev/null)" ] || [ -n "$(dpkg --audit 2>/dev/null)" ]; then
-    echo "An earlier installation is incomplete. It is completed first."
-    dpkg --configure -a
-    [ -z "$(dpkg --audit)" ] || apt-get -q -y --no-install-recommends -o Dpkg::Use-Pty=false -o DPkg::Lock::Timeout=60 --fix-broken install
-fi
-exec apt-get -q -y --no-install-recommends -o Acquire::Retries=3 -o Dpkg::Use-Pty=false -o DPkg::Lock::Timeout=60 install -- "$@"
-""",
-}
-_ENV: Final[Mapping[Manager, Mapping[str, str]]] = {
-    # Settings of the package managers for every installation. Sandlot's own images set these variables anyway; other images do not.
-    Manager.PIP: {
-        "UV_DEFAULT_INDEX": f"{INDEX}/pypi/simple/",
-        "UV_NO_PROGRESS": "1",
-        # In gVisor, a copy of a file takes 1.5 ms and a hard link 0.05 ms. For a wheel of 4,000 files, copies take 6 s and hard links take 0.2 s.
-        # The cache is kept, because deleting it would also take time.
-        "UV_LINK_MODE": "hardlink",
-        "UV_NO_CACHE": "0",
-        "PIP_INDEX_URL": f"{INDEX}/pypi/simple/",
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PIP_ROOT_USER_ACTION": "ignore",
-        "PIP_BREAK_SYSTEM_PACKAGES": "1",
-        "PIP_PROGRESS_BAR": "off",
-    },
-    Manager.NPM: {"npm_config_registry": f"{INDEX}/npm/", "npm_config_progress": "false"},
-    Manager.APT: {"DEBIAN_FRONTEND": "noninteractive"},
 }
