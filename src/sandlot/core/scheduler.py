@@ -145,7 +145,7 @@ class Scheduler:
         if params.snapshot is not None and source is None:
             raise InternalError("The create request names a snapshot but has no source. Call SnapshotManager.create for such a request.")
         spec = self._spec(params, source)
-        volumes = self._volumes.resolve(principal, params.volumes) if params.volumes else ()
+        volumes = self._volumes.resolve(principal, params.volumes)
         if source is None:
             self._templates.require(spec.template)
         capabilities = await self._drivers.capabilities(spec.isolation)
@@ -155,20 +155,20 @@ class Scheduler:
         takes = self._drivers[spec.isolation].max_resources(params.limits)
         pool_spec = PoolSpec(spec.template, spec.isolation, params.limits)
         has_pools = source is None and (not volumes or capabilities.can(DriverCapability.CONFIGURE_VOLUMES))
-        has_warm = has_pools and self._pools.has_warm(pool_spec, principal.owner)
+        claim = self._pools.find_warm(pool_spec, principal.owner) if has_pools else None
+        warm = None if claim is None else claim.warm
         reading = None
         if reservation is not None:
             self.check_open()
-        elif has_warm:
+        elif warm is not None:  # nothing is awaited from here until the warm sandbox is taken
             self._check_now(params, principal)
         else:
             self._check_now(params, principal, takes, await self._reservations.read_host())
             reading = await self._reservations.make_room(takes)
             self._check_now(params, principal, takes, reading)
-        if volumes:
-            spec = replace(spec, volumes=self._volumes.resolve(principal, params.volumes))  # again: a volume may have been deleted meanwhile
-        claim = self._pools.claim(pool_spec, principal.owner) if has_pools else None
-        warm = None if claim is None else claim.warm
+        spec = replace(spec, volumes=self._volumes.resolve(principal, params.volumes))  # again: a volume may have been deleted meanwhile
+        if claim is not None:
+            self._pools.take(claim)
         if warm is not None:
             spec = replace(spec, id=warm.id)  # the driver and the guest have this id already and cannot change it
         sandbox = Sandbox(
@@ -187,7 +187,7 @@ class Scheduler:
         else:
             if reservation is None:
                 if reading is None:
-                    raise InternalError("A pool had a warm sandbox, but no warm sandbox could be claimed, although nothing was awaited in between.")
+                    raise InternalError("The sandbox has neither a warm sandbox nor a reading of the host.")
                 reservation = self._reservations.reserve(Purpose.SANDBOX, takes, reading, owner=principal.owner, limits=params.limits)
             allocation = Allocation(self._drivers[spec.isolation], reservation, self._clock, spec.id)
         return Admitted(sandbox, allocation, claim, setup)

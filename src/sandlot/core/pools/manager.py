@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sandlot.core import admission
@@ -62,13 +62,13 @@ class PoolClaim:
     """Result of a search for a warm sandbox for a create request.
 
     Args:
-        warm: Warm sandbox for the request, which is no longer in its pool. None: no pool had a warm sandbox for the request.
-        tried: Pools that were searched, in order. The start path of the request is counted for each of these pools.
+        warm: Youngest warm sandbox of the first pool that has one. None: no pool had a warm sandbox for the request.
+        searched: Pools that were searched. The start path of the request is counted for each of these pools.
     """
 
     spec: PoolSpec
     warm: WarmSandbox | None
-    tried: tuple[Pool, ...]
+    searched: Sequence[Pool]
 
 
 class PoolManager:
@@ -107,32 +107,29 @@ class PoolManager:
 
     # Create requests ---------------------------------------------------------------------------------------------------
 
-    def has_warm(self, spec: PoolSpec, owner: OwnerId) -> bool:
-        """Return True if a create request of an owner for a spec could claim a warm sandbox now."""
-        return any(pool.youngest() for pool in ownership.serving_pools(self._registry.pools.values(), spec, owner))
+    def find_warm(self, spec: PoolSpec, owner: OwnerId) -> PoolClaim:
+        """Look for a warm sandbox for a create request, and change nothing. The caller awaits nothing before it takes a found sandbox."""
+        pools = ownership.serving_pools(self._registry.pools.values(), spec, owner)
+        for number, pool in enumerate(pools, 1):
+            if (warm := pool.youngest()) is not None:
+                return PoolClaim(spec, warm, pools[:number])
+        return PoolClaim(spec, None, pools)
 
-    def claim(self, spec: PoolSpec, owner: OwnerId) -> PoolClaim:
-        """Take a warm sandbox out of a pool for a create request, if a suitable pool has one. Never waits.
-
-        The caller then owns the allocation of the warm sandbox.
-        """
+    def take(self, claim: PoolClaim) -> None:
+        """Take the found warm sandbox, if there is one, out of its pool. The caller then owns its allocation."""
         self._refiller.notify_after_request()
-        tried: list[Pool] = []
-        for pool in ownership.serving_pools(self._registry.pools.values(), spec, owner):
-            tried.append(pool)
-            if (warm := pool.take(self._clock.monotonic_s())) is not None:
-                return PoolClaim(spec, warm, tuple(tried))
-        return PoolClaim(spec, None, tuple(tried))
+        for pool in claim.searched:
+            pool.take(claim.warm, self._clock.monotonic_s())
 
     def started(self, path: StartPath, claim: PoolClaim) -> None:
         """Count a started sandbox in the metrics, and in the statistics of the pools in which its claim looked for a warm sandbox.
 
         Args:
             path: Path by which the sandbox was started.
-            claim: Result of :meth:`claim` for the sandbox's create request.
+            claim: Result of :meth:`find_warm` for the sandbox's create request.
         """
         self._metrics.claimed(path, claim.spec.template)
-        for pool in claim.tried:
+        for pool in claim.searched:
             pool.claims[path] = pool.claims.get(path, 0) + 1
 
     def take_prepared(self, isolation: str, shape: Shape) -> PreparedSandbox | None:

@@ -138,20 +138,15 @@ class Pool:
                 return warm
         return None
 
-    def take(self, now_s: float) -> WarmSandbox | None:
-        """Take the youngest warm sandbox out of the pool for a create request and return it.
+    def take(self, warm: WarmSandbox | None, now_s: float) -> None:
+        """Take a warm sandbox out of the pool for a create request.
 
-        If the pool has no warm sandbox, return None and increase :attr:`growth` by one, so that the pool keeps one warm sandbox more, up to
-        ``sizes.max``.
+        If the pool does not have the warm sandbox, increase :attr:`growth` by one, so that the pool keeps one warm sandbox more, up to ``sizes.max``.
         """
         self.last_request_s = now_s
         self.waiting_since_s = now_s if self.waiting_since_s is None else self.waiting_since_s
-        warm = self.youngest()
-        if warm is None:
+        if warm is None or not self.drop(warm):
             self.growth = min(self.sizes.max - self.sizes.warm, self.growth + 1)
-        else:
-            self.ready.remove(warm)
-        return warm
 
     def take_prepared(self, entry: PreparedPoolEntry, now_s: float) -> None:
         """Take a prepared sandbox out of the pool for a request."""

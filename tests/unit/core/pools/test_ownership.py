@@ -113,7 +113,7 @@ def test_empty_pool_can_have_a_warm_sandbox_after_it_has_grown() -> None:
     annes.configure(replace(annes.config, sizes=PoolSizes(0, 4)))
 
     assert not owners.can_have_warm(annes, [annes])
-    assert annes.take(0.0) is None
+    annes.take(None, 0.0)
     assert owners.can_have_warm(annes, [annes])
 
 
