@@ -1,18 +1,16 @@
-"""Interfaces that core needs besides the driver: clock, templates, volume disks, links to guests, and package indexes."""
+"""Interfaces that core needs besides the driver: clock, templates, volume disks, and package indexes."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from sandlot.link.client import Link
-from sandlot.link.services import GuestStream, Service
-from sandlot.model.ports import ByteStream
+from sandlot.link.services import GuestStream
 from sandlot.model.specs import RootFs
 
 
@@ -138,19 +136,6 @@ class VolumeDisks(Protocol):
 
     def ids(self) -> frozenset[str]:
         """Return the ids of all volumes, including partly created ones."""
-        ...
-
-
-class GuestLinkFactory(Protocol):
-    """Function that opens a link to a guest over a byte stream, such as ``Link.open``."""
-
-    def __call__(self, stream: ByteStream, *, services: Mapping[str, Service]) -> Awaitable[Link]:
-        """Open a link.
-
-        Args:
-            stream: Byte stream to the guest.
-            services: Name -> service that the guest may request over the link.
-        """
         ...
 
 

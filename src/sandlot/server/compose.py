@@ -71,7 +71,6 @@ from sandlot.host.cgroup_layout import Layout
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.volume_disks import VolumeFiles
 from sandlot.images.store import ImageStore
-from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import HostError
@@ -203,7 +202,6 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             drivers=driver_set,
             templates=template_set,
             reservations=reservations,
-            link_factory=Link.open,
             clock=clock,
             new_id=new_id,
             metrics=metrics,
@@ -218,7 +216,6 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             drivers=driver_set,
             templates=template_set,
             reservations=reservations,
-            link_factory=Link.open,
             clock=clock,
             new_id=new_id,
             metrics=metrics,
@@ -262,7 +259,6 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             volumes=volumes,
             memory_images=memory_images,
             package_access=package_access,
-            link_factory=Link.open,
             clock=clock,
             policy=policy,
             start_slots=start_slots,

@@ -301,8 +301,7 @@ async def _connect_and_wake(supervisor: SandboxSupervisor, template: ResolvedTem
 
 
 async def _connect(supervisor: SandboxSupervisor) -> Link:
-    dependencies = supervisor.dependencies
-    return await supervisor.allocation.connect(dependencies.link_factory, dependencies.package_access.of(supervisor.sandbox))
+    return await supervisor.allocation.connect(supervisor.dependencies.package_access.of(supervisor.sandbox))
 
 
 async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: ResolvedTemplate) -> None:

@@ -34,7 +34,7 @@ from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.operations import Operation
 from sandlot.core.pools.manager import PoolManager
-from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
+from sandlot.core.ports import Clock, ResolvedTemplate
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers, Templates, driver_step
@@ -93,7 +93,6 @@ class LifecycleDependencies:
     volumes: VolumeManager
     memory_images: MemoryImages
     package_access: PackageAccess
-    link_factory: GuestLinkFactory
     clock: Clock
     policy: AdmissionPolicy
     start_slots: asyncio.Semaphore

@@ -33,7 +33,7 @@ from sandlot.core.pools.registry import PoolRegistry
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager, failure_reason
 from sandlot.core.pools.warm import WarmSandboxFactory
-from sandlot.core.ports import Clock, GuestLinkFactory
+from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import Drivers, Templates
@@ -90,7 +90,6 @@ class PoolRefiller:
         drivers: Drivers,
         templates: Templates,
         reservations: Reservations,
-        link_factory: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
@@ -103,7 +102,6 @@ class PoolRefiller:
         self._drivers = drivers
         self._templates = templates
         self._reservations = reservations
-        self._link_factory = link_factory
         self._clock = clock
         self._new_id = new_id
         self._metrics = metrics
@@ -409,7 +407,7 @@ class PoolRefiller:
             reservation = self._reservations.reserve(Purpose.POOL, max_resources, reading)
             fill.allocation = allocation = Allocation(driver, reservation, self._clock, id_)
             try:
-                entry = await make(WarmSandboxFactory(self._link_factory, self._clock, spec, template), allocation, id_, snapshot)
+                entry = await make(WarmSandboxFactory(self._clock, spec, template), allocation, id_, snapshot)
             except BaseException:
                 self._remove(allocation)
                 raise

@@ -37,7 +37,7 @@ from sandlot.core.pools import models, policy
 from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
 from sandlot.core.pools.template_snapshot_cache import IMAGE, TemplateSnapshot, TemplateSnapshotCache, take_in_thread
 from sandlot.core.pools.warm import WarmSandboxFactory, verify_restored
-from sandlot.core.ports import Clock, GuestLinkFactory
+from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers, Templates
@@ -105,7 +105,6 @@ class TemplateSnapshotManager:
         drivers: Drivers,
         templates: Templates,
         reservations: Reservations,
-        link_factory: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
@@ -115,7 +114,6 @@ class TemplateSnapshotManager:
         self._drivers = drivers
         self._templates = templates
         self._reservations = reservations
-        self._link_factory = link_factory
         self._clock = clock
         self._new_id = new_id
         self._metrics = metrics
@@ -219,7 +217,7 @@ class TemplateSnapshotManager:
         if state.unusable_key == key:
             await asyncio.to_thread(self._cache.remove, key)
             state.unusable_key = ""
-        factory = WarmSandboxFactory(self._link_factory, self._clock, PoolSpec(spec.template, spec.isolation, spec.limits), template)
+        factory = WarmSandboxFactory(self._clock, PoolSpec(spec.template, spec.isolation, spec.limits), template)
         snapshot = await self._open(key, driver)
         while snapshot is None:
             lock = await take_in_thread(self._cache.lock, key, os.close)

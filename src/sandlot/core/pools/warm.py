@@ -17,7 +17,7 @@ from typing import Final
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pool import PreparedPoolEntry, WarmSandbox
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
-from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
+from sandlot.core.ports import Clock, ResolvedTemplate
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import driver_step
 from sandlot.core.resources.start_steps import ExitedError
@@ -37,7 +37,6 @@ _STEP_TIMEOUT_S: Final = 60.0
 class WarmSandboxFactory:
     """Makes warm sandboxes of one spec."""
 
-    link_factory: GuestLinkFactory
     clock: Clock
     spec: PoolSpec
     template: ResolvedTemplate
@@ -130,7 +129,7 @@ class WarmSandboxFactory:
 
     async def _connect(self, allocation: Allocation, id_: SandboxId, snapshot_key: str = "") -> WarmSandbox:
         try:
-            allocation.link = await allocation.connect(self.link_factory, {})
+            allocation.link = await allocation.connect({})
         except ExitedError as error:
             raise _ended_early(error.exit) from None
         return WarmSandbox(id_, self.spec, self.template, allocation, self.clock.monotonic_s(), snapshot_key)

@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from sandlot.core.ports import Clock, GuestLinkFactory
+from sandlot.core.ports import Clock
 from sandlot.core.resources.drivers import driver_step
 from sandlot.core.resources.reservations import Purpose, Reservation
 from sandlot.core.resources.start_steps import connect_guest
@@ -243,7 +243,7 @@ class Allocation:
             each.release()
         self._headroom.clear()
 
-    async def connect(self, link_factory: GuestLinkFactory, services: Mapping[str, Service]) -> Link:
+    async def connect(self, services: Mapping[str, Service]) -> Link:
         """Connect to the guest of the instance, and return the link. The caller sets :attr:`link`.
 
         Raises:
@@ -252,7 +252,7 @@ class Allocation:
         """
         if self.instance is None or self.exited is None:
             raise SandboxEndedError(f"Sandbox {self.sandbox} has no processes on the host.")
-        return await connect_guest(self.instance, self.exited, link_factory, services)
+        return await connect_guest(self.instance, self.exited, services)
 
     def take(self, resource: PreparedSandbox) -> None:
         """Take ownership of a prepared sandbox, in place of an earlier resource."""

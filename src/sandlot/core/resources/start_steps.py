@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from sandlot.core.ports import GuestLinkFactory
 from sandlot.core.resources.drivers import STEP_TIMEOUT_S
 from sandlot.host.blocking import outlast_cancellation
 from sandlot.link.client import Link
@@ -26,7 +25,6 @@ class ExitedError(Exception):
 async def connect_guest(
     instance: Instance,
     exited: asyncio.Future[Exit],
-    link_factory: GuestLinkFactory,
     services: Mapping[str, Service],
     *,
     timeout_s: float = STEP_TIMEOUT_S,
@@ -36,7 +34,6 @@ async def connect_guest(
     Args:
         instance: The instance.
         exited: Future that is done when the processes of the instance have ended.
-        link_factory: Opens a link over a byte stream.
         services: Services of the host that the guest may use, by name.
         timeout_s: Seconds until the attempt is aborted.
 
@@ -46,7 +43,7 @@ async def connect_guest(
     """
 
     async def connect() -> Link:
-        return await link_factory(await instance.connect(), services=services)
+        return await Link.open(await instance.connect(), services=services)
 
     connecting = asyncio.create_task(connect())
     ends: set[asyncio.Future[Any]] = {exited, connecting}

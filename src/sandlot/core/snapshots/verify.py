@@ -18,13 +18,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
 from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Reservations
@@ -38,6 +37,9 @@ from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import Network
+
+if TYPE_CHECKING:
+    from sandlot.core.snapshots.manager import SnapshotManager
 
 PAUSE_S: Final = 10.0
 """Seconds until a verification is tried again."""
@@ -63,42 +65,6 @@ _STOPPING: Final = frozenset({ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_S
 _log = structlog.get_logger("sandlot.core")
 
 
-class VerifiableSnapshots(Protocol):
-    """Records of snapshots, and start sources for sandboxes, as the verifier needs them. Implemented by ``SnapshotManager``."""
-
-    async def current(self, id_: SnapshotId) -> SnapshotRecord | None:
-        """Return the record of a snapshot; None if the snapshot was deleted."""
-        ...
-
-    async def start_source(self, record: SnapshotRecord) -> StartSource:
-        """Return the source for a sandbox that starts from a snapshot.
-
-        Raises:
-            ConflictError: No sandbox can start from the snapshot (``snapshot_unusable``).
-        """
-        ...
-
-    async def check_layer_quota(self, record: SnapshotRecord) -> None:
-        """Refuse to pack the files of a snapshot whose owner has used up the quota.
-
-        Raises:
-            LimitError: The quota is used up (``quota_exceeded``).
-        """
-        ...
-
-    async def save_layer(self, record: SnapshotRecord, size_bytes: int) -> None:
-        """Record that the files of a snapshot were packed, unless the snapshot was deleted.
-
-        Raises:
-            LimitError: The packed files would exceed the quota of the snapshot's owner (``quota_exceeded``). Nothing is recorded.
-        """
-        ...
-
-    async def save_problem(self, record: SnapshotRecord) -> None:
-        """Save the problem of a snapshot that cannot be restored, unless the snapshot was deleted."""
-        ...
-
-
 class SnapshotVerifier:
     """Verifies the snapshots of a queue, one after the other.
 
@@ -112,7 +78,7 @@ class SnapshotVerifier:
         manager: SandboxManager,
         memory_images: MemoryImages,
         leases: FolderLeases,
-        snapshots: VerifiableSnapshots,
+        snapshots: SnapshotManager,
         drivers: Drivers,
         templates: Templates,
         reservations: Reservations,

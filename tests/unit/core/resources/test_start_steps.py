@@ -4,51 +4,49 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 
 from sandlot.core.resources.start_steps import ExitedError, connect_guest
-from sandlot.model.ports import Exit, ExitReason
+from sandlot.link.client import Link
+from sandlot.model.ports import Exit, ExitReason, Instance
+from sandlot.testing.memory.driver import MemoryInstance
+from sandlot.testing.memory.guest import MemoryGuest, MemoryStream
 from tests.support.node import NodeState, open_node, run_pending, settled
 from tests.unit.core.pools.test_manager import NO_SNAPSHOTS, create_pool
 
-TURNS = 12
-"""Turns of the event loop in which a cancellation is tried: more than a closing link takes."""
+TURNS = 20
+"""Turns of the event loop in which a cancellation is tried: more than a link takes to open and to close."""
 
 
-class SilentInstance:
-    """An instance that is connected at once. Its guest never responds, or responds too late."""
-
-    async def connect(self) -> None:
-        """Return a stream that nothing reads."""
-
-
-class LateLinks:
-    """Factory of a link that is opened only when the attempt to connect is cancelled, and takes three turns to close.
+class LateInstance:
+    """An instance whose guest is reached only when the attempt to connect is cancelled.
 
     Attributes:
-        closing: Event that is set when the attempt is cancelled.
-        is_closed: True once the late link is closed.
+        cancelled: Event that is set when the attempt is cancelled.
+        stream: Stream to the guest; None until the attempt is cancelled.
     """
 
-    def __init__(self) -> None:
-        self.closing = asyncio.Event()
-        self.is_closed = False
+    def __init__(self, guest: MemoryGuest) -> None:
+        self._guest = guest
+        self.cancelled = asyncio.Event()
+        self.stream: MemoryStream | None = None
 
-    async def __call__(self, _stream: Any, *, services: Any) -> Any:  # noqa: ANN401 - a link
-        del services
+    async def connect(self) -> MemoryStream:
+        """Wait until the caller is cancelled. Then return a stream to the guest all the same, three turns later."""
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            self.closing.set()
+            self.cancelled.set()
         await turns(3)
-        return self
+        self.stream = self._guest.connect()
+        return self.stream
 
-    async def aclose(self) -> None:
-        """Close the link."""
-        await turns(3)
-        self.is_closed = True
+    @property
+    def is_closed(self) -> bool:
+        """True if the guest was reached and the link to it is closed again."""
+        return self.stream is not None and self.stream.is_closed
 
 
 async def turns(count: int) -> None:
@@ -57,37 +55,36 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def connecting(links: LateLinks) -> asyncio.Task[Any]:
-    """Start to connect to the guest of an instance whose processes then end. Return when the late link is about to be closed."""
-    exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(connect_guest(SilentInstance(), exited, links, {}))  # type: ignore[arg-type]
+async def connecting() -> tuple[LateInstance, asyncio.Task[Link]]:
+    """Start to connect to the guest of an instance whose processes then end. Return when the attempt is cancelled and the link is about to open."""
+    instance, exited = LateInstance(MemoryGuest()), asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(connect_guest(cast("Instance", instance), exited, {}))
     await run_pending()
     exited.set_result(Exit(ExitReason.CRASHED, "status 1"))
-    await links.closing.wait()
-    return task
+    await instance.cancelled.wait()
+    return instance, task
 
 
 async def test_late_link_is_closed() -> None:
-    links = LateLinks()
+    instance, task = await connecting()
     with pytest.raises(ExitedError, match="status 1"):
-        await (await connecting(links))
-    assert links.is_closed
+        await task
+    assert instance.is_closed
 
 
 @pytest.mark.parametrize("turn", range(TURNS))
 async def test_cancellation_while_a_late_link_closes_is_not_lost(turn: int) -> None:
-    links = LateLinks()
-    task = await connecting(links)
+    instance, task = await connecting()
     await turns(turn)
     has_ended = task.done()
     task.cancel()
     await asyncio.wait({task})
     assert has_ended or task.cancelled(), f"the cancelled task has raised {task.exception()!r}"
-    assert links.is_closed
+    assert instance.is_closed
 
 
 async def test_turns_cover_the_whole_cleanup() -> None:
-    task = await connecting(LateLinks())
+    _, task = await connecting()
     await turns(TURNS)
     with pytest.raises(ExitedError):
         task.result()
@@ -96,14 +93,14 @@ async def test_turns_cover_the_whole_cleanup() -> None:
 async def test_evicted_fill_records_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fill is evicted at the moment when the end of its sandbox has already ended the attempt to connect."""
     async with open_node(NodeState(tmp_path, capabilities=NO_SNAPSHOTS)) as node:
-        links, refiller = LateLinks(), node.services.pools._refiller  # noqa: SLF001 - the only way to replace the links of one node
-        monkeypatch.setattr(refiller, "_link_factory", links)
+        late, refiller = LateInstance(MemoryGuest()), node.services.pools._refiller  # noqa: SLF001 - evictions have no other entry
+        monkeypatch.setattr(MemoryInstance, "connect", lambda _: late.connect())
         pool = await create_pool(node, warm=1)
         node.clock.advance(1.0)
         await settled(lambda: bool(pool.filling) and bool(node.driver.booted))
         await run_pending()
         node.driver.booted[0].crash()
-        await links.closing.wait()
+        await late.cancelled.wait()
         assert refiller.evict_next() is not None
         await settled(lambda: not pool.filling)
         assert (pool.failures, pool.error) == (0, "")
