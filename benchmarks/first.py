@@ -29,7 +29,7 @@ from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
 from sandlot.model.ids import NodeId, new_node_id, new_sandbox_id
 from sandlot.model.ports import Driver, Instance, PreparedSandbox
-from sandlot.model.specs import Limits, ProcessSpec, RootFs, SandboxSpec, Shape
+from sandlot.model.specs import CellSpec, Limits, ProcessSpec, RootFs, SandboxSpec, Shape
 from sandlot.sdk import AsyncClient, AsyncSandbox
 
 PYTHON = ("/usr/bin/python3", "-c", "print(1)")
@@ -129,7 +129,7 @@ async def by_the_driver(rounds: Rounds, driver: Driver, node: NodeId, root: Root
     link: Link = await rounds.timed(f"{kind} greet", greeted)
     await rounds.timed(f"{kind} wake", lambda: link.wake(identity="bench", hostname="bench", env=env, pids=limits.pids, deadline_s=600))
     await (await link.processes.start(ProcessSpec(TRUE))).result()
-    await (await link.kernels.execute("1")).result()
+    await (await link.kernels.execute(CellSpec("1"))).result()
     for _ in range(CALLS):
         started_s = time.perf_counter()
         result = await (await link.processes.start(ProcessSpec(TRUE))).result()
@@ -141,7 +141,7 @@ async def by_the_driver(rounds: Rounds, driver: Driver, node: NodeId, root: Root
 
 
 async def _cell(link: Link) -> None:
-    await (await link.kernels.execute("print(1)")).result()
+    await (await link.kernels.execute(CellSpec("print(1)"))).result()
 
 
 async def measure(rounds: Rounds, template: str, count: int, folder: Path) -> None:

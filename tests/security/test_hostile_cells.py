@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from sandlot.model.executions import CellError, Display, Output
+from sandlot.model.specs import CellSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.lives import Inside
@@ -29,7 +30,7 @@ async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 async def run(inside: Inside, code: str, timeout_s: float = 120) -> tuple[str, list[str], str]:
     """A cell; its status, the names of its errors, and what it printed or showed last."""
-    call = await inside.link.kernels.execute(code, timeout_s=timeout_s)
+    call = await inside.link.kernels.execute(CellSpec(code, timeout_s=timeout_s))
     errors, text = [], ""
     async for item in call:
         if isinstance(item, CellError):

@@ -23,7 +23,7 @@ from sandlot.link.processes import ProcessCall
 from sandlot.model.executions import Output
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Instance
-from sandlot.model.specs import Limits, ProcessSpec, SandboxSpec, Shape
+from sandlot.model.specs import CellSpec, Limits, ProcessSpec, SandboxSpec, Shape
 
 COUNTER = """
 import itertools, os
@@ -75,12 +75,12 @@ async def chatter(link: Link) -> None:
 async def main(data_dir: Path, node: NodeId, isolation: str, ref: str | None) -> None:
     if ref is None:
         instance, link = await boot(data_dir, node, isolation)
-        await (await link.kernels.execute("kept, runs = 'since the first host', 0")).result()
+        await (await link.kernels.execute(CellSpec("kept, runs = 'since the first host', 0"))).result()
     else:
         instance = await open_driver(isolation, DriverSettings(node=node, data_dir=data_dir)).adopt(ref)
         link = await Link.open(await instance.connect())
     flood = await link.processes.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
-    cell = await link.kernels.execute("import time\nruns += 1\nprint('begun', flush=True)\ntime.sleep(1.5)\nprint('done')\nruns")
+    cell = await link.kernels.execute(CellSpec("import time\nruns += 1\nprint('begun', flush=True)\ntime.sleep(1.5)\nprint('done')\nruns"))
     say(ref=instance.ref, flood=flood.id, cell=cell.id)
     await asyncio.gather(read_flood(flood), link.files.write("/workspace/half", endless()), chatter(link))
 

@@ -15,7 +15,7 @@ from sandlot.link.types import CellResult, ProcessResult
 from sandlot.model.executions import CellError, Display, Output
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Driver, Instance, PreparedSandbox
-from sandlot.model.specs import Limits, ProcessSpec, RootFs, SandboxSpec, Shape, User, shell_argv
+from sandlot.model.specs import CellSpec, Limits, ProcessSpec, RootFs, SandboxSpec, Shape, User, shell_argv
 from sandlot.testing.drivers.harness import restore_snapshot, take_snapshot
 
 PIDS = 64
@@ -46,7 +46,7 @@ class Inside:
 
     async def cell(self, code: str, timeout_s: float | None = 60, kernel: str = "default") -> tuple[str, list[Display | CellError], CellResult]:
         """Run a cell; what it printed, displayed or raised, and its result."""
-        call = await self.link.kernels.execute(code, kernel=kernel, timeout_s=timeout_s)
+        call = await self.link.kernels.execute(CellSpec(code, language=None, context=kernel, timeout_s=timeout_s))
         text, told = bytearray(), []
         async for item in call:
             if isinstance(item, Output):

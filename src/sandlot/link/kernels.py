@@ -12,6 +12,7 @@ from sandlot.link.transport import FrameTransport
 from sandlot.link.types import CellResult, KernelInfo
 from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId, new_process_id
+from sandlot.model.specs import CellSpec
 from sandlot.protocol import schema
 
 _PARSE_EVENT: Mapping[str, Callable[[object], CellStarted | Display | Cleared | CellError]] = {
@@ -81,44 +82,24 @@ class KernelRequests:
         """
         await self._session.request("kernel.remove", {"kernel": id}, parse.nothing)
 
-    async def execute(
-        self,
-        code: str,
-        *,
-        kernel: str = "default",
-        language: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        silent: bool = False,
-        store_history: bool = True,
-        stop_on_error: bool = False,
-        id: ProcessId | None = None,  # noqa: A002 - the field is called id
-    ) -> CellCall:
-        """Execute code in a kernel. Cells of one kernel run one after the other.
+    async def execute(self, cell: CellSpec, *, id: ProcessId | None = None) -> CellCall:  # noqa: A002 - the field is called id
+        """Execute a cell. Cells of one kernel run one after the other.
 
         Args:
-            code: Source code in the language of the kernel.
-            kernel: Id of the context.
-            language: Language that the context must have; None accepts any language. The context must exist, unless ``kernel`` is the id of a default
-                context: ``default`` (python), ``bash`` or ``javascript``. Default contexts are created when they are needed.
-            env: Environment variables for this cell.
-            timeout_s: Seconds that the cell may run before it is interrupted; None sets no timeout.
-            silent: True to hide the value of the last expression and to leave the execution count of the kernel unchanged.
-            store_history: True to increase the execution count of the kernel.
-            stop_on_error: True to abort the cells that wait for the kernel if this cell fails.
+            cell: The cell. Its context must exist, unless it is a default context: default contexts are created when they are needed.
             id: Id of the execution; None creates an id. If the guest already has an execution with this id, the call attaches to that execution.
         """
         self._session.check_usable()
         execution = id or new_process_id()
         args = {
-            "kernel": kernel,
-            "language": language,
-            "code": code,
-            "env": dict(env or {}),
-            "timeout_s": timeout_s,
-            "silent": silent,
-            "store_history": store_history,
-            "stop_on_error": stop_on_error,
+            "kernel": cell.context_id,
+            "language": cell.language,
+            "code": cell.code,
+            "env": dict(cell.env),
+            "timeout_s": cell.timeout_s,
+            "silent": cell.silent,
+            "store_history": cell.store_history,
+            "stop_on_error": cell.stop_on_error,
         }
         return CellCall(self._session.transport, "kernel.execute", args, execution=execution, call_id=bytes.fromhex(execution))
 

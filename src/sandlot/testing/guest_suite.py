@@ -18,8 +18,8 @@ from sandlot.link.processes import InputCall, ProcessCall
 from sandlot.link.types import CellResult, ProcessResult
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.executions import CellError, Display, Output
-from sandlot.model.ids import new_process_id
-from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.model.ids import new_context_id, new_process_id
+from sandlot.model.specs import CellSpec, ProcessSpec, User, shell_argv
 from sandlot.protocol.streams import WINDOW_BYTES
 from sandlot.testing.drivers.harness import ConnectedSandbox, DriverHarness, connect_sandbox
 
@@ -200,27 +200,27 @@ class GuestKernelsSuite:
 
     async def test_cell_prints_displays_its_last_value_and_keeps_variables(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
-        printed, displays, errors, first = await _cell(await link.kernels.execute("x = 41\nprint('hi')\nx + 1"))
+        printed, displays, errors, first = await _cell(await link.kernels.execute(CellSpec("x = 41\nprint('hi')\nx + 1")))
         assert (printed, displays, errors, first.status) == ("hi\n", ["42"], [], "ok")
         assert first.execution_count is not None
-        printed, displays, _, result = await _cell(await link.kernels.execute("x = x + 1; print(x);"))
+        printed, displays, _, result = await _cell(await link.kernels.execute(CellSpec("x = x + 1; print(x);")))
         assert (printed, displays, result.execution_count) == ("42\n", [], first.execution_count + 1)
         await link.kernels.restart()
-        _, _, errors, result = await _cell(await link.kernels.execute("x"))
+        _, _, errors, result = await _cell(await link.kernels.execute(CellSpec("x")))
         assert (errors, result.status, result.execution_count) == (["NameError"], "error", 1)
 
     async def test_failed_cell_reports_its_error(self, sandbox: ConnectedSandbox) -> None:
-        _, _, errors, result = await _cell(await sandbox.link.kernels.execute("1 / 0"))
+        _, _, errors, result = await _cell(await sandbox.link.kernels.execute(CellSpec("1 / 0")))
         assert (errors, result.status) == (["ZeroDivisionError"], "error")
 
     async def test_cell_is_timed_out_and_interrupted_and_the_kernel_survives(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
-        await _cell(await link.kernels.execute("import time; kept = 1"))
-        _, _, errors, result = await _cell(await link.kernels.execute("time.sleep(1000)", timeout_s=0.3))
+        await _cell(await link.kernels.execute(CellSpec("import time; kept = 1")))
+        _, _, errors, result = await _cell(await link.kernels.execute(CellSpec("time.sleep(1000)", timeout_s=0.3)))
         assert (errors, result.status) == (["KeyboardInterrupt"], "timeout")
-        call = await link.kernels.execute("print('begun'); time.sleep(1000)")
+        call = await link.kernels.execute(CellSpec("print('begun'); time.sleep(1000)"))
         assert await _next_output(call) == b"begun\n"
-        waiting = await link.kernels.execute("kept + 1")
+        waiting = await link.kernels.execute(CellSpec("kept + 1"))
         assert await link.kernels.interrupt()
         assert (await _cell(call))[3].status == "error"
         assert (await _cell(waiting))[1] == ["2"]
@@ -228,30 +228,31 @@ class GuestKernelsSuite:
 
     async def test_contexts_are_separate_and_have_their_environment(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
-        made = await link.kernels.create("mine", "python", env={"WORD": "mine"})
-        assert (made.language, made.kernel) == ("python", "mine")
-        printed, *_ = await _cell(await link.kernels.execute("import os; y = 5; print(os.environ['WORD'])", kernel="mine"))
+        context = new_context_id()
+        made = await link.kernels.create(context, "python", env={"WORD": "mine"})
+        assert (made.language, made.kernel) == ("python", context)
+        printed, *_ = await _cell(await link.kernels.execute(CellSpec("import os; y = 5; print(os.environ['WORD'])", context=context)))
         assert printed == "mine\n"
-        assert (await _cell(await link.kernels.execute("y")))[2] == ["NameError"]
+        assert (await _cell(await link.kernels.execute(CellSpec("y"))))[2] == ["NameError"]
         with pytest.raises(ConflictError):
-            await link.kernels.create("mine", "bash")
-        assert {"mine", "default"} <= {info.kernel for info in await link.kernels.list()}
-        await link.kernels.remove("mine")
+            await link.kernels.create(context, "bash")
+        assert {context, "default"} <= {info.kernel for info in await link.kernels.list()}
+        await link.kernels.remove(context)
         with pytest.raises(NotFoundError):
-            await (await link.kernels.execute("y", kernel="mine")).result()
+            await (await link.kernels.execute(CellSpec("y", context=context))).result()
         with pytest.raises((InvalidRequestError, SandlotError)):
             await link.kernels.create("other", "cobol")
 
     async def test_bash_context_keeps_variables_and_reports_its_exit_status(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
-        await _cell(await link.kernels.execute("WORD=kept", language="bash", kernel="bash"))
-        printed, _, errors, result = await _cell(await link.kernels.execute("echo $WORD; false", language="bash", kernel="bash"))
+        await _cell(await link.kernels.execute(CellSpec("WORD=kept", language="bash")))
+        printed, _, errors, result = await _cell(await link.kernels.execute(CellSpec("echo $WORD; false", language="bash")))
         assert (printed, errors, result.status) == ("kept\n", ["ExitStatus"], "error")
 
     async def test_same_id_is_the_same_cell_and_is_attached_to(self, sandbox: ConnectedSandbox) -> None:
         link, id_ = sandbox.link, new_process_id()
-        await _cell(await link.kernels.execute("once = globals().get('once', 0) + 1\nprint('text')\nonce", id=id_))
-        assert (await _cell(await link.kernels.execute("once = globals().get('once', 0) + 1\nprint('text')\nonce", id=id_)))[1] == ["1"]
+        await _cell(await link.kernels.execute(CellSpec("once = globals().get('once', 0) + 1\nprint('text')\nonce"), id=id_))
+        assert (await _cell(await link.kernels.execute(CellSpec("once = globals().get('once', 0) + 1\nprint('text')\nonce"), id=id_)))[1] == ["1"]
         printed, displays, _, result = await _cell(await link.kernels.attach(id_, stdout_from=2))
         assert (printed, displays, result.status) == ("xt\n", ["1"], "ok")
 

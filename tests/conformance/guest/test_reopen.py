@@ -27,7 +27,7 @@ from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import NodeId, ProcessId, new_node_id, new_process_id
 from sandlot.model.ports import Instance
-from sandlot.model.specs import ProcessSpec, shell_argv
+from sandlot.model.specs import CellSpec, ProcessSpec, shell_argv
 from sandlot.protocol import frames, schema, values
 from tests.support.doomed import COUNTER, boot
 from tests.support.traces import NOTHING, settle, traces
@@ -78,10 +78,10 @@ async def shared(isolation: str, tmp_path_factory: pytest.TempPathFactory) -> As
 @pytest.fixture
 async def place(shared: Place) -> AsyncGenerator[Place]:
     """The sandbox, with a variable that must survive whatever the test does."""
-    _, result = await _cell(await shared.link.kernels.execute("kept = 42"))
+    _, result = await _cell(await shared.link.kernels.execute(CellSpec("kept = 42")))
     assert result.status == "ok"
     yield shared
-    shown, _ = await _cell(await shared.link.kernels.execute("kept"))
+    shown, _ = await _cell(await shared.link.kernels.execute(CellSpec("kept")))
     assert [item.data["text/plain"] for item in shown if isinstance(item, Display)] == ["42"]
 
 
@@ -148,9 +148,9 @@ async def test_a_flood_that_nobody_reads_neither_blocks_the_guest_nor_loses_coun
 
 
 async def test_a_cell_in_flight_is_finished_once_and_told_to_the_next_host(place: Place) -> None:
-    await _cell(await place.link.kernels.execute("runs = 0"))
+    await _cell(await place.link.kernels.execute(CellSpec("runs = 0")))
     code = "import time\nruns += 1\nprint('begun', flush=True)\ntime.sleep(0.7)\nprint('done')\nruns"
-    call = await place.link.kernels.execute(code)
+    call = await place.link.kernels.execute(CellSpec(code))
     assert isinstance(await anext(call), CellStarted)
     assert isinstance(first := await anext(call), Output)
     assert first.data.startswith(b"begun")
@@ -158,14 +158,14 @@ async def test_a_cell_in_flight_is_finished_once_and_told_to_the_next_host(place
     link = await place.reopen()
     for again in (
         await link.kernels.attach(call.id),  # whoever knows that it was begun
-        await link.kernels.execute(code, id=call.id),  # whoever does not, and says it again
-        await link.kernels.execute(code, id=call.id),
+        await link.kernels.execute(CellSpec(code), id=call.id),  # whoever does not, and says it again
+        await link.kernels.execute(CellSpec(code), id=call.id),
     ):
         told, result = await _cell(again)
         assert b"".join(item.data for item in told if isinstance(item, Output)) == b"begun\ndone\n"
         assert [item.data["text/plain"] for item in told if isinstance(item, Display)] == ["1"]
         assert result.status == "ok"
-    shown, _ = await _cell(await link.kernels.execute("runs"))
+    shown, _ = await _cell(await link.kernels.execute(CellSpec("runs")))
     assert [item.data["text/plain"] for item in shown if isinstance(item, Display)] == ["1"]
 
 
@@ -218,7 +218,7 @@ async def test_a_host_that_is_killed_is_followed_by_another_again_and_again(tmp_
         told, result = await _cell(await link.kernels.attach(ProcessId(str(said["cell"]))))
         assert b"".join(item.data for item in told if isinstance(item, Output)) == b"begun\ndone\n"
         assert result.status == "ok"
-        shown, _ = await _cell(await link.kernels.execute("(kept, runs)"))
+        shown, _ = await _cell(await link.kernels.execute(CellSpec("(kept, runs)")))
         assert [item.data["text/plain"] for item in shown if isinstance(item, Display)] == [f"('since the first host', {number})"]
         # The flood: goes on from the last byte that the dead host is known to have read.
         known = int(str(said.get("stdout", 0)))

@@ -12,7 +12,7 @@ import pytest
 from sandlot.link.kernels import CellCall
 from sandlot.model.errors import NotFoundError, SandlotError, UnavailableError
 from sandlot.model.executions import Output
-from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.model.specs import CellSpec, ProcessSpec, User, shell_argv
 from sandlot.testing.drivers.harness import take_snapshot
 from tests.support.lives import PIDS, Inside, house, wake
 
@@ -99,7 +99,7 @@ async def test_what_goes_on_in_a_copy_and_what_is_left_behind(tmp_path: Path) ->
         await shown(source, "import os; os.environ['MINE'] = 'cell'; os.environ['BOTH'] = 'cell'; kept = [1]")
         done = await source.link.processes.start(ProcessSpec(shell_argv("echo done")))
         await done.result()
-        over = await source.link.kernels.execute("print('over')")
+        over = await source.link.kernels.execute(CellSpec("print('over')"))
         await over.result()
         ticks = await source.link.processes.start(ProcessSpec(shell_argv("while :; do date +%s.%N >> /tmp/ticks; sleep 0.05; done"), timeout_s=None))
         terminal = await source.link.processes.start(ProcessSpec(("cat",), rows=24, cols=80, timeout_s=None))
@@ -176,7 +176,7 @@ async def test_hours_of_sleep_pass_for_nobody_but_the_clock(tmp_path: Path) -> N
         source = await here.open()
         await wake(source, "sb-source", KEPT="1")
         cell = await source.link.kernels.execute(
-            "import time, asyncio\nfor n in range(1000):\n    print(n, flush=True)\n    time.sleep(0.1)", timeout_s=None
+            CellSpec("import time, asyncio\nfor n in range(1000):\n    print(n, flush=True)\n    time.sleep(0.1)", timeout_s=None)
         )
         limited = await source.link.processes.start(ProcessSpec(shell_argv("sleep 1000"), timeout_s=4))
         await source.link.quiesce()
@@ -205,7 +205,7 @@ async def test_a_guest_that_a_killed_service_left_armed_or_at_rest_is_woken_by_t
         inside = await here.open()
         await wake(inside, "sb-one", LIFE="1")
         await shown(inside, "kept = 1")
-        call = await inside.link.kernels.execute("import time; time.sleep(1); print('late')")
+        call = await inside.link.kernels.execute(CellSpec("import time; time.sleep(1); print('late')"))
         await inside.link.checkpoint(armed=True)
         await inside.link.aclose()
         link = await here.greet(inside.instance)

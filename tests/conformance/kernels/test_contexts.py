@@ -13,7 +13,7 @@ from sandlot.link.types import CellResult, KernelInfo
 from sandlot.model.errors import ConflictError, LimitError, NotFoundError, SandlotError
 from sandlot.model.executions import CellError, CellStarted, Display, Output
 from sandlot.model.ids import new_context_id
-from sandlot.model.specs import ProcessSpec
+from sandlot.model.specs import CellSpec, ProcessSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
@@ -53,7 +53,7 @@ async def told(call: CellCall) -> tuple[str, list[object], CellResult]:
 
 
 async def run(inside: Inside, context: str, code: str, **options: float | bool) -> tuple[str, list[object], CellResult]:
-    return await told(await inside.link.kernels.execute(code, kernel=context, **options))  # type: ignore[arg-type]
+    return await told(await inside.link.kernels.execute(CellSpec(code, language=None, context=context, **options)))  # type: ignore[arg-type]
 
 
 async def kernel_of(inside: Inside, context: str) -> KernelInfo:
@@ -120,16 +120,16 @@ async def test_there_are_only_so_many(inside: Inside) -> None:
 
 
 async def test_waiting_takes_nothing_of_a_cells_own_time(inside: Inside, context: str) -> None:
-    cells = [await inside.link.kernels.execute(f"import time; time.sleep(0.4); print({n})", kernel=context, timeout_s=5) for n in range(2)]
-    cells.append(await inside.link.kernels.execute("print(2)", kernel=context, timeout_s=0.7))
+    cells = [await inside.link.kernels.execute(CellSpec(f"import time; time.sleep(0.4); print({n})", context=context, timeout_s=5)) for n in range(2)]
+    cells.append(await inside.link.kernels.execute(CellSpec("print(2)", context=context, timeout_s=0.7)))
     assert [(await told(cell))[::2] for cell in cells] == [(f"{n}\n", await cells[n].result()) for n in range(3)]
     assert {(await cell.result()).status for cell in cells} == {"ok"}
 
 
 async def test_one_that_waits_is_aborted_and_the_others_run(inside: Inside, context: str) -> None:
-    first = await inside.link.kernels.execute("import time; time.sleep(0.5); print('first')", kernel=context)
-    second = await inside.link.kernels.execute("print('never')", kernel=context)
-    third = await inside.link.kernels.execute("print('third')", kernel=context)
+    first = await inside.link.kernels.execute(CellSpec("import time; time.sleep(0.5); print('first')", context=context))
+    second = await inside.link.kernels.execute(CellSpec("print('never')", context=context))
+    third = await inside.link.kernels.execute(CellSpec("print('third')", context=context))
     assert await inside.link.kernels.interrupt(execution=second.id)
     text, others, result = await told(second)
     assert (text, result.status, result.execution_count) == ("", "aborted", 0)
@@ -139,8 +139,8 @@ async def test_one_that_waits_is_aborted_and_the_others_run(inside: Inside, cont
 
 
 async def test_only_the_execution_that_was_meant_is_interrupted(inside: Inside, context: str) -> None:
-    running = await begun(await inside.link.kernels.execute("import time\ntime.sleep(600)", kernel=context))
-    waiting = await inside.link.kernels.execute("print('after')", kernel=context)
+    running = await begun(await inside.link.kernels.execute(CellSpec("import time\ntime.sleep(600)", context=context)))
+    waiting = await inside.link.kernels.execute(CellSpec("print('after')", context=context))
     assert await inside.link.kernels.interrupt(execution=running.id)
     _, others, result = await told(running)
     assert result.status == "error"
@@ -150,20 +150,20 @@ async def test_only_the_execution_that_was_meant_is_interrupted(inside: Inside, 
 
 
 async def test_a_kernel_that_dies_while_nobody_reads_leaves_its_context_to_the_next(inside: Inside, context: str) -> None:
-    flood = await inside.link.kernels.execute("while True: print('x' * 1000)", kernel=context)
+    flood = await inside.link.kernels.execute(CellSpec("while True: print('x' * 1000)", context=context))
     while (kernel := await kernel_of(inside, context)).state != "busy":  # noqa: ASYNC110 - a kernel killed earlier is replaced
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.5)  # its follower takes nothing, so it stands still by now
     await inside.sh(f"kill -9 {kernel.pid}")
-    text, _, result = await told(await inside.link.kernels.execute("print(1)", kernel=context))
+    text, _, result = await told(await inside.link.kernels.execute(CellSpec("print(1)", context=context)))
     assert (text, result.status) == ("1\n", "ok")
     assert (await flood.result()).status == "died"
 
 
 async def test_an_error_aborts_what_waits_where_that_was_asked_for(inside: Inside, context: str) -> None:
     for stop, expected in ((True, "aborted"), (False, "ok")):
-        failing = await inside.link.kernels.execute("import time; time.sleep(0.3); 1/0", kernel=context, stop_on_error=stop)
-        waiting = await inside.link.kernels.execute("1", kernel=context)
+        failing = await inside.link.kernels.execute(CellSpec("import time; time.sleep(0.3); 1/0", context=context, stop_on_error=stop))
+        waiting = await inside.link.kernels.execute(CellSpec("1", context=context))
         assert (await told(failing))[2].status == "error"
         assert (await told(waiting))[2].status == expected
     assert (await run(inside, context, "1"))[2].status == "ok"
@@ -171,8 +171,8 @@ async def test_an_error_aborts_what_waits_where_that_was_asked_for(inside: Insid
 
 async def test_a_restart_ends_what_runs_and_what_waits(inside: Inside, context: str) -> None:
     await run(inside, context, "kept = 1")
-    running = await begun(await inside.link.kernels.execute("import time; time.sleep(600)", kernel=context))
-    waiting = await inside.link.kernels.execute("1", kernel=context)
+    running = await begun(await inside.link.kernels.execute(CellSpec("import time; time.sleep(600)", context=context)))
+    waiting = await inside.link.kernels.execute(CellSpec("1", context=context))
     await inside.link.kernels.restart(context)
     assert ((await told(running))[2].status, (await told(waiting))[2].status) == ("killed", "aborted")
     assert (await run(inside, context, "kept"))[2].status == "error"
@@ -193,7 +193,7 @@ async def test_an_interrupt_gets_through_and_the_variables_stay(inside: Inside, 
 
 async def test_whoever_does_not_heed_an_interrupt_is_killed_and_the_next_has_a_new_kernel(inside: Inside, context: str) -> None:
     deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"
-    call = await inside.link.kernels.execute(f"{deaf}\nprint('in its middle', flush=True)\nsum(range(10**12))", kernel=context)
+    call = await inside.link.kernels.execute(CellSpec(f"{deaf}\nprint('in its middle', flush=True)\nsum(range(10**12))", context=context))
     async for item in call:
         if isinstance(item, Output):
             break
@@ -208,7 +208,7 @@ async def test_whoever_does_not_heed_an_interrupt_is_killed_and_the_next_has_a_n
 async def test_what_is_written_and_shown_comes_in_its_order(inside: Inside, context: str) -> None:
     shows = "print(f'o{n}', end=' '); print(f'e{n}', file=sys.stderr, end=' '); display(n); os.write(1, f'c{n} '.encode())"
     code = f"import os, sys\nfor n in range(50): {shows}"
-    call = await inside.link.kernels.execute(code, kernel=context)
+    call = await inside.link.kernels.execute(CellSpec(code, context=context))
     words: list[str] = []
     async for item in call:
         if isinstance(item, Output):
@@ -224,7 +224,11 @@ async def test_what_is_written_and_shown_comes_in_its_order(inside: Inside, cont
 async def test_who_does_not_read_stops_his_own_kernel_and_nothing_else(inside: Inside, context: str) -> None:
     size, other = 12_000_000, (await inside.link.kernels.create(new_context_id(), "python")).kernel
     call = await inside.link.kernels.execute(
-        f"import sys\nfor _ in range({size // 1000}): sys.stdout.write('x' * 1000)\nopen('/tmp/through', 'w').close()", kernel=context
+        CellSpec(
+            f"import sys\nfor _ in range({size // 1000}): sys.stdout.write('x' * 1000)\nopen('/tmp/through', 'w').close()",
+            language=None,
+            context=context,
+        )
     )
     async for _ in call:
         break
@@ -238,7 +242,7 @@ async def test_who_does_not_read_stops_his_own_kernel_and_nothing_else(inside: I
 
 
 async def test_one_that_is_interrupted_while_nobody_reads_ends_all_the_same(inside: Inside, context: str) -> None:
-    call = await inside.link.kernels.execute("while True: print('x' * 1000)", kernel=context)
+    call = await inside.link.kernels.execute(CellSpec("while True: print('x' * 1000)", context=context))
     async for _ in call:
         break
     assert await inside.link.kernels.interrupt(execution=call.id)
@@ -248,7 +252,7 @@ async def test_one_that_is_interrupted_while_nobody_reads_ends_all_the_same(insi
 
 async def test_a_cell_is_looked_at_and_gone_on_with_by_offset(inside: Inside, context: str) -> None:
     code = "import os, time\nprint('one'); display(1)\nwhile not os.path.exists('/tmp/two'): time.sleep(0.02)\nprint('two'); display(2)"
-    call = await begun(await inside.link.kernels.execute(code, kernel=context))
+    call = await begun(await inside.link.kernels.execute(CellSpec(code, context=context)))
     async for item in call:
         if isinstance(item, Display):
             break

@@ -16,6 +16,7 @@ import pytest
 from sandlot.link.types import CellResult
 from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output
 from sandlot.model.ids import new_context_id, new_process_id
+from sandlot.model.specs import CellSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
@@ -52,7 +53,7 @@ class Context:
 
     async def run(self, code: str, *, silent: bool = False, store_history: bool = True, stop_on_error: bool = False, timeout_s: float = 60) -> Told:
         call = await self.inside.link.kernels.execute(
-            code, kernel=self.id, silent=silent, store_history=store_history, stop_on_error=stop_on_error, timeout_s=timeout_s
+            CellSpec(code, context=self.id, silent=silent, store_history=store_history, stop_on_error=stop_on_error, timeout_s=timeout_s)
         )
         events = [event async for event in call if isinstance(event, Event)]
         return Told(events, await call.result())
@@ -131,7 +132,7 @@ async def test_without_store_history_a_result_is_shown_and_nothing_counted(kerne
 async def test_stop_on_error_aborts_what_waits(kernel: Context) -> None:
     link = kernel.inside.link
     calls = [
-        await link.kernels.execute(code, kernel=kernel.id, stop_on_error=True, id=new_process_id())
+        await link.kernels.execute(CellSpec(code, context=kernel.id, stop_on_error=True), id=new_process_id())
         for code in ("import time; time.sleep(0.5); 1 / 0", "ran = 'second'", "ran = 'third'")
     ]
     assert [(await call.result()).status for call in calls] == ["error", "aborted", "aborted"]
@@ -155,7 +156,7 @@ async def test_an_interrupt_is_a_keyboard_interrupt_and_leaves_the_state(kernel:
         "print('up', flush=True)\n!sleep 300",
         "print('up', flush=True)\nimport re; re.match('(a+)+$', 'a' * 60 + 'b')",
     ):
-        call = await kernel.inside.link.kernels.execute(code, kernel=kernel.id)
+        call = await kernel.inside.link.kernels.execute(CellSpec(code, context=kernel.id))
         errors = []
         async for event in call:
             if isinstance(event, Output) and event.data == b"up\n":

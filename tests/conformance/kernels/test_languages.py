@@ -10,6 +10,7 @@ import pytest
 from sandlot.link.kernels import CellCall
 from sandlot.link.types import CellResult
 from sandlot.model.executions import CellError, CellStarted, Display, Output
+from sandlot.model.specs import CellSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
@@ -50,7 +51,7 @@ async def listen(call: CellCall, told: Told, until: str | None = None) -> Told:
 
 
 async def run(inside: Inside, language: str, code: str, **options: float) -> Told:
-    return await listen(await inside.link.kernels.execute(code, kernel=language, **options), Told())  # type: ignore[arg-type]
+    return await listen(await inside.link.kernels.execute(CellSpec(code, language=None, context=language, **options)), Told())  # type: ignore[arg-type]
 
 
 async def test_bash_keeps_its_state_and_tells_exit_statuses(inside: Inside) -> None:
@@ -93,7 +94,7 @@ async def test_an_interrupt_ends_a_cell_and_keeps_the_state(inside: Inside) -> N
         ("javascript", "var kept = 'yes'; console.log('on'); for (;;) {}", "console.log(kept)"),
         ("javascript", "var kept = 'yes'; console.log('on'); await new Promise(() => {})", "console.log(kept)"),
     ):
-        call = await inside.link.kernels.execute(code, kernel=language)
+        call = await inside.link.kernels.execute(CellSpec(code, language=None, context=language))
         told = await listen(call, Told(), until="on\n")
         await inside.link.kernels.interrupt(language)
         await listen(call, told)

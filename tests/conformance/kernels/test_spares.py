@@ -11,7 +11,7 @@ import pytest
 
 from sandlot.model.executions import Display, Output
 from sandlot.model.ids import new_context_id
-from sandlot.model.specs import MIB, User
+from sandlot.model.specs import MIB, CellSpec, User
 from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
@@ -46,7 +46,7 @@ async def pid_of(inside: Inside, context: str) -> int:
 
 
 async def value(inside: Inside, context: str, code: str) -> object:
-    call = await inside.link.kernels.execute(code, kernel=context)
+    call = await inside.link.kernels.execute(CellSpec(code, context=context))
     shown = [item async for item in call if isinstance(item, Display)]
     assert (await call.result()).status == "ok"
     return shown[-1].data["text/plain"] if shown else None
@@ -154,12 +154,12 @@ async def test_kernel_that_ends_before_its_first_message_is_replaced_by_a_plain_
     site += "if os.fstat(fd).st_size == 1:\n    os._exit(1)\nos.close(fd)\n"
     await inside.sh(f'mkdir {folder}; echo "{site}" > {folder}/sitecustomize.py')
     context = await new(inside, PYTHONPATH=folder)
-    call = await inside.link.kernels.execute("get_ipython()", kernel=context)
+    call = await inside.link.kernels.execute(CellSpec("get_ipython()", context=context))
     output = b"".join([item.data async for item in call if isinstance(item, Output)]).decode()
     assert (await call.result()).status == "error", "a plain kernel has no IPython"
     assert "did not start" in output
     assert "plain" in output
-    call = await inside.link.kernels.execute("import os; os._exit(1)", kernel=context)
+    call = await inside.link.kernels.execute(CellSpec("import os; os._exit(1)", context=context))
     assert (await call.result()).status == "died"
     assert await value(inside, context, "get_ipython() is None") == "False", "the plain one is used for one kernel"
     await remove(inside, context)

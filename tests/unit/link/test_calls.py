@@ -12,7 +12,7 @@ from sandlot.link.processes import ProcessCall
 from sandlot.model.errors import ConflictError, InvalidRequestError, LimitError, SandboxEndedError, SandlotError
 from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import ProcessSpec
+from sandlot.model.specs import CellSpec, ProcessSpec
 from sandlot.protocol.streams import WINDOW_BYTES
 from tests.unit.link.peer import PeerCall, ended, linked, until
 
@@ -273,7 +273,8 @@ async def test_cell_reports_its_events_in_order() -> None:
 
     async with linked({"kernel.execute": execute}) as (link, peer):
         cell = await link.kernels.execute(
-            "1/0", kernel="k", language="python", env={"A": "b"}, timeout_s=1.5, silent=True, store_history=False, stop_on_error=True, id=ID
+            CellSpec("1/0", "python", {"A": "b"}, 1.5, "ctx-0123456789abcdef", silent=True, store_history=False, stop_on_error=True),
+            id=ID,
         )
         assert await collect(cell) == [
             CellStarted(3),
@@ -290,7 +291,7 @@ async def test_cell_reports_its_events_in_order() -> None:
         call = peer.calls[-1]
         assert (call.id.hex(), cell.id) == (ID, ID)
         assert call.args == {
-            "kernel": "k",
+            "kernel": "ctx-0123456789abcdef",
             "language": "python",
             "code": "1/0",
             "env": {"A": "b"},
@@ -304,7 +305,7 @@ async def test_cell_reports_its_events_in_order() -> None:
 async def test_request_that_cannot_be_encoded_is_refused_and_the_link_continues() -> None:
     async with linked({"process.signal": _running}) as (link, peer):
         with pytest.raises(LimitError, match="too large"):
-            await link.kernels.execute("x" * (9 * MIB))
+            await link.kernels.create("default", "python", env={"A": "x" * (9 * MIB)})
         with pytest.raises(InvalidRequestError, match="cannot be sent"):
             await link.processes.signal(ID, 2**70)
         assert await link.processes.signal(ID, 2)

@@ -13,7 +13,7 @@ from sandlot.model.errors import TimeoutExceededError
 from sandlot.model.executions import ProcessInfo
 from sandlot.model.files import Entry, Listing
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import ProcessSpec, User
+from sandlot.model.specs import CellSpec, ProcessSpec, User
 from sandlot.protocol import schema
 from tests.unit.link.peer import ENTRY, PeerCall, linked
 
@@ -145,7 +145,7 @@ async def test_all_requests_match_the_schema() -> None:
             link.connect_port(8000),
         ):
             await _drain(made)
-        for cell in (await link.kernels.execute("1"), await link.kernels.attach(ID)):
+        for cell in (await link.kernels.execute(CellSpec("1")), await link.kernels.attach(ID)):
             await _drain(cell.result())
         assert {call.name for call in peer.calls} == schema.CALLS.keys()
         for call in peer.calls:

@@ -17,7 +17,7 @@ from sandlot.link.types import LinkClosedReason
 from sandlot.model.errors import SandboxEndedError
 from sandlot.model.executions import Output
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import ProcessSpec
+from sandlot.model.specs import CellSpec, ProcessSpec
 from sandlot.protocol import frames, schema, values
 from sandlot.protocol.streams import COST_MIN, WINDOW_BYTES
 from tests.unit.link.peer import ENTRY, PeerCall, Pipes, ended, linked, stat, until
@@ -271,7 +271,7 @@ async def _ask(link: Link, kind: str) -> None:
     elif kind == "input":
         await (await link.processes.open_input(ID)).wait()
     elif kind == "cell":
-        await (await link.kernels.execute("1")).result()
+        await (await link.kernels.execute(CellSpec("1"))).result()
     elif kind == "read":
         await _collect(await link.files.read("/f", length=10))
     elif kind == "stat":
@@ -364,7 +364,7 @@ async def test_memory_of_unread_small_frames_is_limited() -> None:
 async def test_guest_that_never_reads_blocks_only_its_own_callers() -> None:
     async with linked({}) as (deaf, peer), linked({"file.stat": stat}) as (honest, _):
         peer.reads.clear()
-        asking = [asyncio.create_task(deaf.kernels.execute("#" * MIB)) for _ in range(10)]
+        asking = [asyncio.create_task(deaf.kernels.execute(CellSpec("#" * MIB))) for _ in range(10)]
         writing = asyncio.create_task(deaf.files.write("/f", b"x" * 10 * MIB))
         for _ in range(20):
             assert (await honest.files.stat("/f")).path == "/f"

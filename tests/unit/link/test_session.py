@@ -13,7 +13,7 @@ import pytest
 from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
-from sandlot.model.specs import ProcessSpec
+from sandlot.model.specs import CellSpec, ProcessSpec
 from sandlot.protocol import frames, handshake
 from tests.unit.link.peer import ENTRY, Peer, PeerCall, Pipes, ended, linked, pipes, stat, until
 
@@ -158,7 +158,7 @@ async def test_quiesce_resets_all_streams_and_only_wake_is_served() -> None:
             link.processes.start(ProcessSpec(("true",))),
             link.files.read("/f"),
             link.files.write("/f", b""),
-            link.kernels.execute("1"),
+            link.kernels.execute(CellSpec("1")),
         ):
             with pytest.raises(UnavailableError, match="suspended"):
                 await call

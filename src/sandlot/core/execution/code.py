@@ -261,17 +261,7 @@ class CodeService:
         with executions.counted(execution):
             async with sandbox.connection() as link:
                 execution.was_sent = True
-                call = await link.kernels.execute(
-                    cell.code,
-                    kernel=cell.context_id,
-                    language=cell.language,
-                    env=dict(cell.env),
-                    timeout_s=cell.timeout_s,
-                    silent=cell.silent,
-                    store_history=cell.store_history,
-                    stop_on_error=cell.stop_on_error,
-                    id=execution.id,
-                )
+                call = await link.kernels.execute(cell, id=execution.id)
                 if confirm:
                     await _confirm(link, call)
                     if cell.context is not None:

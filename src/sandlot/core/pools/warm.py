@@ -25,7 +25,7 @@ from sandlot.link.client import Link
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Exit
-from sandlot.model.specs import Network, ProcessSpec, SandboxSpec, Shape
+from sandlot.model.specs import CellSpec, Network, ProcessSpec, SandboxSpec, Shape
 
 NEUTRAL_IDENTITY: Final = "template"
 """Identity and host name of a sandbox until it is claimed. The wake request of the claim replaces both."""
@@ -160,7 +160,7 @@ async def verify_restored(factory: WarmSandboxFactory, warm: WarmSandbox) -> Non
         if result.exit_code != 0:
             raise HostError(f"A template snapshot failed its verification: the command 'true' ended with exit code {result.exit_code}.")
         if has_python:
-            cell = await warm.link.kernels.execute("print(1)", language="python", timeout_s=_STEP_TIMEOUT_S)
+            cell = await warm.link.kernels.execute(CellSpec("print(1)", language="python", timeout_s=_STEP_TIMEOUT_S))
             outcome = await cell.result()
             if str(outcome.status) != "ok":
                 raise HostError(f"A template snapshot failed its verification: the cell 'print(1)' ended with status {outcome.status}.")
