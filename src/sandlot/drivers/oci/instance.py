@@ -10,16 +10,17 @@ import asyncio
 import contextlib
 import errno
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandlot.drivers.oci.exit_reason import DESTROYED, SAVED, Evidence, explain
 from sandlot.drivers.oci.headroom import freeze, kill_all
 from sandlot.drivers.oci.host_resources import SandboxHostResources, attach_error
 from sandlot.drivers.oci.record import Record
-from sandlot.drivers.oci.runtime import Engine, EngineError, Program, RunningOciRuntime, Runtime
+from sandlot.drivers.oci.runtime import Engine, EngineError, LastSnapshot, Program, RunningOciRuntime, Runtime
 from sandlot.drivers.oci.snapshots import image_files
 from sandlot.drivers.oci.snapshots.take import SnapshotRequest, take_snapshot
 from sandlot.host.blocking import finished, run_blocking
@@ -38,6 +39,15 @@ _FULL_SHARE = 0.98
 """A disk counts as full when this share of its image is allocated. Because of metadata and fragments, the image never reaches its full size."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A snapshot that was taken of a sandbox: the size of the runtime's objects in it, the sandbox's disk space before, and the time after."""
+
+    state_bytes: int
+    disk_bytes: int
+    at_s: float
+
+
 class OciInstance:
     """One live sandbox; created by the driver.
 
@@ -49,7 +59,7 @@ class OciInstance:
         find_program: Function that returns the program of the runtime. It may block, and may raise HostError.
     """
 
-    __slots__ = ("_changing", "_end", "_find_program", "_record", "_resources", "_runtime", "_saved", "_started", "_stream", "ref")
+    __slots__ = ("_changing", "_end", "_find_program", "_record", "_resources", "_runtime", "_saved", "_started", "_stream", "_taken", "ref")
 
     def __init__(
         self, resources: SandboxHostResources, record: Record, started: Started, runtime: Runtime, find_program: Callable[[], Program]
@@ -61,6 +71,7 @@ class OciInstance:
         self._runtime = runtime
         self._find_program = find_program
         self._saved = False
+        self._taken: _Taken | None = None
         self._stream: PipeStream | None = None
         self._changing = asyncio.Lock()
         self._end: asyncio.Task[Exit] = asyncio.get_running_loop().create_task(self._watch())
@@ -207,7 +218,11 @@ class OciInstance:
             memory = await run_blocking(self._resources.cgroup.memory)
         except FileNotFoundError:
             raise await self._ended_error() from None
-        needed = self._runtime.snapshot_headroom(memory, self._runtime.group_limits(self._record.limits).memory_bytes)
+        last = None
+        if (taken := self._taken) is not None:
+            written_bytes = await run_blocking(self._runtime.disk_bytes, self._started) - taken.disk_bytes
+            last = LastSnapshot(taken.state_bytes, max(0, written_bytes), time.monotonic() - taken.at_s)
+        needed = self._runtime.snapshot_headroom(memory, self._runtime.group_limits(self._record.limits).memory_bytes, last)
         left = self.headroom_bytes
         return HeadroomRange(max(needed.least_bytes, left), max(needed.most_bytes, left))
 
@@ -253,6 +268,7 @@ class OciInstance:
         async with self._changing:
             await self._check_live()
             running = RunningOciRuntime(self._resources.folder, self._started, self._find_program())
+            disk_bytes = await run_blocking(self._runtime.disk_bytes, self._started)
             try:
                 size = await take_snapshot(self._resources, running, engine, self._record, request)
             except (EngineError, OSError) as error:
@@ -263,6 +279,8 @@ class OciInstance:
                 self._saved = True
                 await kill_all(self._resources.cgroup)
                 await self.wait()
+            elif state_bytes := (await run_blocking(image_files.sizes, request.into)).get(image_files.STATE):
+                self._taken = _Taken(state_bytes, disk_bytes, time.monotonic())
             return size
 
     async def usage(self) -> Usage:

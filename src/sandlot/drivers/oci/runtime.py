@@ -95,6 +95,21 @@ class RunningOciRuntime:
     program: Program
 
 
+@dataclass(frozen=True, slots=True)
+class LastSnapshot:
+    """The last snapshot that a running sandbox has outlasted.
+
+    Args:
+        state_bytes: Size of the objects of the runtime's kernel in the snapshot.
+        written_bytes: Growth of the sandbox's disk since the snapshot.
+        age_s: Seconds since the snapshot.
+    """
+
+    state_bytes: int
+    written_bytes: int
+    age_s: float
+
+
 class Engine(Protocol):
     """Commands to a runtime that is running: start, save and restore.
 
@@ -183,12 +198,13 @@ class Runtime(Protocol):
         """Return the limits of the control group that enforce a sandbox's limits. Pure."""
         ...
 
-    def snapshot_headroom(self, memory: GroupMemory, limit_bytes: int) -> HeadroomRange:
+    def snapshot_headroom(self, memory: GroupMemory, limit_bytes: int, last: LastSnapshot | None) -> HeadroomRange:
         """Return the headroom for a snapshot of a running sandbox. Pure.
 
         Args:
             memory: Memory of the sandbox now.
             limit_bytes: Memory limit of the sandbox's control group, without headroom.
+            last: Last snapshot of the sandbox since the service was started and the sandbox was started or restored. None: there was none.
         """
         ...
 

@@ -20,6 +20,7 @@ from sandlot.drivers.oci.instance import OciInstance, limits_of_group
 from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Engine, EngineError, Program, RunningOciRuntime, Runtime
+from sandlot.drivers.oci.snapshots.image_files import STATE
 from sandlot.host.cgroup_layout import CPU_PERIOD_US, GroupLimits, Hierarchy, Layout, cpu_quota_us
 from sandlot.host.cgroups import Cgroup
 from sandlot.host.launcher import Started
@@ -138,6 +139,20 @@ _MAIN_THREAD_ENDS = (
     "ctypes.CDLL(None).syscall(60, 0)\n"
 )
 """A process that the kernel is ending, while its pidfd does not report the end yet: one of its threads still runs."""
+
+
+async def test_second_snapshot_needs_no_headroom_for_the_garbage_of_the_first(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    def write_objects(image: Path) -> None:
+        with (image / STATE).open("wb") as file:
+            file.truncate(100 * MIB)
+
+    instance, group = live(tmp_path, SavingRunsc(saving=write_objects), process.pid)
+    below_its_limit(group)
+    (group / "memory.stat").write_text(f"anon {800 * MIB}\nshmem 0\n")
+    first = await instance.snapshot_headroom()
+    await instance.snapshot(tmp_path / "image", keep_running=True, headroom_bytes=0)
+    assert (await instance.snapshot_headroom()).least_bytes < first.least_bytes // 2
+    instance.abandon()
 
 
 async def test_snapshot_of_a_sandbox_that_is_ending_reports_the_end(tmp_path: Path) -> None:

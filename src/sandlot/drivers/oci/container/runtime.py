@@ -20,7 +20,7 @@ from typing import Any
 from sandlot.drivers.oci.container.config import oci_config
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
 from sandlot.drivers.oci.paths import VIEW_DISK, VIEW_FOLDER
-from sandlot.drivers.oci.runtime import Engine, Program, RuntimePlanInputs, content_sha256, find_programs
+from sandlot.drivers.oci.runtime import Engine, LastSnapshot, Program, RuntimePlanInputs, content_sha256, find_programs
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import GroupMemory
 from sandlot.host.id_ranges import IDS
@@ -100,7 +100,12 @@ class Crun:
         """Return the limits of the control group that enforce a sandbox's limits."""
         return group_limits(limits)
 
-    def snapshot_headroom(self, memory: GroupMemory, limit_bytes: int) -> HeadroomRange:  # noqa: ARG002 - part of the interface
+    def snapshot_headroom(
+        self,
+        memory: GroupMemory,  # noqa: ARG002 - part of the interface
+        limit_bytes: int,  # noqa: ARG002
+        last: LastSnapshot | None,  # noqa: ARG002
+    ) -> HeadroomRange:
         """Return an empty range, because crun does not support snapshots."""
         return HeadroomRange()
 

@@ -22,7 +22,7 @@ from sandlot.drivers.oci.gvisor import headroom
 from sandlot.drivers.oci.gvisor.config import HUB, oci_config
 from sandlot.drivers.oci.gvisor.plan import KERNEL_OOM_SCORE, group_limits, stage_plan
 from sandlot.drivers.oci.paths import VIEW_DISK, VIEW_FOLDER, VIEW_PROGRAM
-from sandlot.drivers.oci.runtime import Engine, Program, RuntimePlanInputs, content_sha256, find_programs, run_program
+from sandlot.drivers.oci.runtime import Engine, LastSnapshot, Program, RuntimePlanInputs, content_sha256, find_programs, run_program
 from sandlot.drivers.oci.snapshots.command_line import CliEngine
 from sandlot.drivers.oci.snapshots.control_socket import ControlEngine
 from sandlot.host.cgroup_layout import GroupLimits
@@ -112,9 +112,9 @@ class Runsc:
         """Return the limits of the control group that enforce a sandbox's limits."""
         return group_limits(limits)
 
-    def snapshot_headroom(self, memory: GroupMemory, limit_bytes: int) -> HeadroomRange:
+    def snapshot_headroom(self, memory: GroupMemory, limit_bytes: int, last: LastSnapshot | None) -> HeadroomRange:
         """Return the headroom for a snapshot of a running sandbox (``headroom.py``)."""
-        return headroom.for_snapshot(memory, limit_bytes)
+        return headroom.for_snapshot(memory, limit_bytes, last)
 
     def uncollected_bytes(self, memory: GroupMemory) -> int:
         """Return the memory that a sandbox may need until gVisor has collected the garbage of a snapshot or restore (``headroom.py``)."""
