@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandlot import Execution, Sandbox
-from sandlot.core.oneshot.params import Comparison
 from sandlot.core.oneshot.verdict import matches
+from sandlot.model.programs import Comparison
 
 PYTHON = "/usr/bin/python3"
 EXPLAINED: Mapping[str, str] = {

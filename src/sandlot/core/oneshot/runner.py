@@ -21,7 +21,6 @@ import signal as signals
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
 
 import structlog
 
@@ -29,22 +28,19 @@ from sandlot.core.execution.output import OutputCollector
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.files import files
 from sandlot.core.manager import SandboxManager
-from sandlot.core.oneshot.params import Comparison, OneShotParams, language_of
-from sandlot.core.oneshot.verdict import Observation, Result, grade
+from sandlot.core.oneshot.verdict import Observation, grade
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import RETRY_AFTER_S
-from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, InternalError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.executions import Channel, Output, OutputGap
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.programs import DEFAULT_CONCURRENCY, BatchItem, Comparison, OneShotParams, Result, check_batch, language_of
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
 
-MAX_ITEMS = 1000
-DEFAULT_CONCURRENCY = 4
-MAX_CONCURRENCY = 32
 ROOM_TIMEOUT_S = 5.0
 """Seconds that a run waits for room for its sandbox, for example until the sandbox of the previous run is removed."""
 BATCH_ROOM_TIMEOUT_S = 120.0
@@ -64,18 +60,6 @@ _GRADED_INLINE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KIB
 comparison takes more than a few milliseconds (numbers: about 3 us for each word)."""
 
 _log = structlog.get_logger("sandlot.core")
-
-
-@dataclass(frozen=True, slots=True)
-class BatchItem:
-    """Result or error of one item of a batch.
-
-    Args:
-        index: Index of the item, from 0.
-    """
-
-    index: int
-    outcome: Result | SandlotError
 
 
 class OneShotRunner:
@@ -206,24 +190,6 @@ class OneShotRunner:
             await process.close()
         observation.stdout, observation.stderr = (output.captures[channel].text() for channel in Channel)
         return observation
-
-
-def check_batch(items: int, concurrency: int) -> None:
-    """Refuse a batch that is empty or too large.
-
-    Args:
-        items: Number of programs, 1 to ``MAX_ITEMS``.
-        concurrency: Maximum number of programs that run at once, 1 to ``MAX_CONCURRENCY``.
-
-    Raises:
-        InvalidRequestError: One of the numbers is out of bounds.
-    """
-    for field, value, most, hint in (
-        ("items", items, MAX_ITEMS, "Send at least one program, and split a larger batch into several batches."),
-        ("concurrency", concurrency, MAX_CONCURRENCY, f"Pass a concurrency from 1 to {MAX_CONCURRENCY}."),
-    ):
-        if not 1 <= value <= most:
-            raise InvalidRequestError(f"`{field}` of the batch is {value}; it must be from 1 to {most}.", hint=hint, fields={"field": field})
 
 
 def _create_params(params: OneShotParams, principal: Principal) -> CreateSandboxParams:

@@ -16,17 +16,14 @@ import re
 import signal as signals
 from dataclasses import dataclass
 from decimal import Decimal
-from enum import StrEnum
 
-from sandlot.core.oneshot.params import DEFAULT_TOLERANCE, Comparison, OneShotParams, language_of
 from sandlot.model.errors import SandboxEndedError
 from sandlot.model.executions import ProcessOutcome
 from sandlot.model.ids import ProcessId
 from sandlot.model.ports import ExitReason
-from sandlot.model.specs import KIB
+from sandlot.model.programs import DEFAULT_TOLERANCE, Comparison, OneShotParams, Result, Status, language_of
+from sandlot.model.programs import KILLED_EXIT_CODE as KILLED
 
-KILLED = 128 + signals.SIGKILL
-"""Exit code of a killed program, as in a shell."""
 MAX_NUMBER_CHARS = 1000
 """Largest length of a word that is compared as a number; longer words are compared as text."""
 
@@ -36,59 +33,6 @@ _WORDS_AT_ONCE = 1000
 """Number of words that are first compared as lists. Most words are equal, and comparing lists is a hundred times as fast as comparing numbers."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 _WHITE_SPACE = " \t\r\n\v\f"
-
-
-class Status(StrEnum):
-    """Outcome of a one-shot run."""
-
-    COMPLETED = "completed"
-    """The program exited with 0. Its output is the expected output, if one was given."""
-    WRONG_ANSWER = "wrong_answer"
-    """The program exited with 0, and its output is not the expected output."""
-    RUNTIME_ERROR = "runtime_error"
-    """The program exited with another code than 0, or a signal ended the program."""
-    TIMEOUT = "timeout"
-    """The program was killed at its timeout."""
-    MEMORY_EXCEEDED = "memory_exceeded"
-    """The program, one of its processes or the whole sandbox was killed at the memory limit, and the program failed. If a process was killed
-    but the program exited with 0, the program has handled the loss and is graded like any other."""
-    OUTPUT_LIMIT = "output_limit"
-    """The program was killed because it wrote more than ``output_bytes``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Result of a one-shot run.
-
-    Args:
-        status: Outcome of the run.
-        stdout: Standard output, up to the output limit.
-        stderr: Standard error, up to the output limit.
-        exit_code: Exit code as in a shell: 128 + signal if a signal ended the program.
-        signal: Number of the signal that ended the program; None if the program exited.
-        duration_s: Seconds from the start to the end of the program.
-        cpu_s: Processor time of the program and of the children that it waited for; None if unknown.
-        peak_bytes: Largest resident memory of the program or of a child that it waited for; None if unknown.
-        detail: Explanation for people: the exceeded limit, or the cause of a failure. Empty if the status needs no explanation.
-        execution: Id of the run in the execution log; None if the program did not start.
-    """
-
-    status: Status
-    language: str
-    stdout: str
-    stderr: str
-    exit_code: int
-    signal: int | None
-    duration_s: float
-    cpu_s: float | None = None
-    peak_bytes: int | None = None
-    detail: str = ""
-    execution: ProcessId | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """Approximate memory that the result takes, in bytes."""
-        return len(self.stdout) + len(self.stderr) + KIB
 
 
 @dataclass(slots=True)

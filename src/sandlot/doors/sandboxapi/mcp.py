@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from sandlot import __version__
 from sandlot.core.node import Node
-from sandlot.core.oneshot.params import OneShotParams
 from sandlot.doors.sandboxapi import sessions, translate
 from sandlot.doors.sandboxapi.wire import (
     BatchBody,
@@ -35,6 +34,7 @@ from sandlot.doors.sandboxapi.wire import (
 )
 from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
+from sandlot.model.programs import OneShotParams
 from sandlot.web.bodies import Answer, Body
 from sandlot.web.errors import validation
 

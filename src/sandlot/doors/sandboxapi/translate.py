@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from sandlot.core.oneshot.params import OneShotParams
-from sandlot.core.oneshot.verdict import KILLED, Result, Status
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.sandboxapi.wire import CodeAnswer, ExecuteAnswer, ExecuteBody, InstallAnswer, LanguageAnswer, SessionAnswer
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.executions import CodeResult, CommandResult
 from sandlot.model.packages import InstallParams
+from sandlot.model.programs import KILLED_EXIT_CODE, OneShotParams, Result, Status
 from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S
 
@@ -250,7 +249,7 @@ def _cell(done: CodeResult, timeout_s: float) -> tuple[str, int, str]:
         case "oom":
             return (
                 RUNTIME_ERROR,
-                KILLED,
+                KILLED_EXIT_CODE,
                 "The interpreter of this session was killed because it took too much memory. Its variables are gone; files stay.",
             )
         case "aborted":
@@ -258,7 +257,7 @@ def _cell(done: CodeResult, timeout_s: float) -> tuple[str, int, str]:
         case _:
             return (
                 RUNTIME_ERROR,
-                KILLED,
+                KILLED_EXIT_CODE,
                 "The interpreter of this session ended. Its variables are gone; files stay, and the next call starts a new one.",
             )
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.core.oneshot import runner
-from sandlot.core.oneshot.params import Comparison, OneShotParams, check_tolerance
-from sandlot.core.oneshot.verdict import Result, Status, grade, matches
+from sandlot.core.oneshot.verdict import grade, matches
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.programs import Comparison, OneShotParams, Result, Status, check_tolerance
 from sandlot.model.specs import Limits
 from tests.support.node import NodeState, open_node
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from sandlot.core.admission import SINGLE_USE_METADATA
-from sandlot.core.oneshot.params import OneShotParams
-from sandlot.core.oneshot.verdict import Observation, Result, Status, grade
+from sandlot.core.oneshot.verdict import Observation, grade
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.executions import ProcessOutcome
 from sandlot.model.ids import new_process_id
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.programs import OneShotParams, Result, Status
 from sandlot.model.specs import Limits
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver

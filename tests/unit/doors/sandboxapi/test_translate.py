@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.oneshot.verdict import Result, Status
 from sandlot.doors.sandboxapi import translate
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.executions import CellError, CodeResult, CodeStatus
 from sandlot.model.ids import new_process_id
 from sandlot.model.output_capture import OutputCapture
+from sandlot.model.programs import Result, Status
 from tests.support.cases import cases
 
 KNOWN = {"completed", "wrong_answer", "runtime_error", "timeout", "compile_error"}

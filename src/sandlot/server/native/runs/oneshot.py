@@ -12,12 +12,22 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, ValidationError
 
 from sandlot.core.node import Node
-from sandlot.core.oneshot import runner
-from sandlot.core.oneshot.params import DEFAULT_OUTPUT_BYTES, DEFAULT_TOLERANCE, MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, Comparison, OneShotParams
-from sandlot.core.oneshot.runner import BatchItem
-from sandlot.core.oneshot.verdict import Result
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.output_capture import COPIES
+from sandlot.model.programs import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_OUTPUT_BYTES,
+    DEFAULT_TOLERANCE,
+    MAX_CONCURRENCY,
+    MAX_ITEMS,
+    MAX_OUTPUT_BYTES,
+    MAX_TIMEOUT_S,
+    BatchItem,
+    Comparison,
+    OneShotParams,
+    Result,
+    check_batch,
+)
 from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_TEMPLATE, Limits
 from sandlot.server.native.common import also, node_of, principal_of, reply, unless_gone
@@ -84,8 +94,8 @@ class OneShotBody(Body):
 class BatchBody(Body):
     """Many programs to run once. One that makes no sense fails alone, so they are looked at one by one."""
 
-    items: Annotated[list[dict[str, Any]], Field(max_length=runner.MAX_ITEMS)] = Field(description="Each as for POST /v1/execute.")
-    concurrency: int = Field(default=runner.DEFAULT_CONCURRENCY, description=f"How many run at once, up to {runner.MAX_CONCURRENCY}.")
+    items: Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] = Field(description="Each as for POST /v1/execute.")
+    concurrency: int = Field(default=DEFAULT_CONCURRENCY, description=f"How many run at once, up to {MAX_CONCURRENCY}.")
 
 
 class OneShotAnswer(Answer):
@@ -160,7 +170,7 @@ async def run(body: OneShotBody, request: Request) -> Response:
 async def run_batch(body: BatchBody, request: Request) -> Response:
     """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
     node = node_of(request)
-    runner.check_batch(len(body.items), body.concurrency)
+    check_batch(len(body.items), body.concurrency)
     runs = node.one_shots.run_batch(principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = errors.request_id(request)
     if streams.LINES in request.headers.get("accept", ""):

@@ -1,19 +1,22 @@
-"""Parameters of a one-shot run. The parameters are frozen, and their constructor refuses invalid values."""
+"""One-shot runs: parameters, results and batches. The parameters are frozen, and their constructor refuses invalid values."""
 
 from __future__ import annotations
 
 import math
 import posixpath
+import signal as signals
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
+from sandlot.model.ids import ProcessId
 from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import (
     DEFAULT_COMMAND_TIMEOUT_S,
     DEFAULT_TEMPLATE,
+    KIB,
     MAX_CODE_BYTES,
     MIB,
     WORKSPACE,
@@ -30,6 +33,11 @@ DEFAULT_OUTPUT_BYTES = 1 * MIB
 MAX_OUTPUT_BYTES = 8 * MIB
 MAX_FILES = 100
 DEFAULT_TOLERANCE = 1e-6
+KILLED_EXIT_CODE = 128 + signals.SIGKILL
+"""Exit code of a killed program, as in a shell."""
+MAX_ITEMS = 1000
+DEFAULT_CONCURRENCY = 4
+MAX_CONCURRENCY = 32
 
 
 class Comparison(StrEnum):
@@ -169,3 +177,86 @@ def _check_files(files: Mapping[str, bytes], program: str) -> None:
 def _check_range(name: str, value: float, smallest: float, largest: float) -> None:
     if not smallest <= value <= largest:  # NaN is refused too, because no comparison with NaN is true
         raise InvalidRequestError(f"`{name}` is {value:g}; it must be from {smallest:g} to {largest:g}.", fields={"field": name})
+
+
+class Status(StrEnum):
+    """Outcome of a one-shot run."""
+
+    COMPLETED = "completed"
+    """The program exited with 0. Its output is the expected output, if one was given."""
+    WRONG_ANSWER = "wrong_answer"
+    """The program exited with 0, and its output is not the expected output."""
+    RUNTIME_ERROR = "runtime_error"
+    """The program exited with another code than 0, or a signal ended the program."""
+    TIMEOUT = "timeout"
+    """The program was killed at its timeout."""
+    MEMORY_EXCEEDED = "memory_exceeded"
+    """The program, one of its processes or the whole sandbox was killed at the memory limit, and the program failed. If a process was killed
+    but the program exited with 0, the program has handled the loss and is graded like any other."""
+    OUTPUT_LIMIT = "output_limit"
+    """The program was killed because it wrote more than ``output_bytes``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of a one-shot run.
+
+    Args:
+        status: Outcome of the run.
+        stdout: Standard output, up to the output limit.
+        stderr: Standard error, up to the output limit.
+        exit_code: Exit code as in a shell: 128 + signal if a signal ended the program.
+        signal: Number of the signal that ended the program; None if the program exited.
+        duration_s: Seconds from the start to the end of the program.
+        cpu_s: Processor time of the program and of the children that it waited for; None if unknown.
+        peak_bytes: Largest resident memory of the program or of a child that it waited for; None if unknown.
+        detail: Explanation for people: the exceeded limit, or the cause of a failure. Empty if the status needs no explanation.
+        execution: Id of the run in the execution log; None if the program did not start.
+    """
+
+    status: Status
+    language: str
+    stdout: str
+    stderr: str
+    exit_code: int
+    signal: int | None
+    duration_s: float
+    cpu_s: float | None = None
+    peak_bytes: int | None = None
+    detail: str = ""
+    execution: ProcessId | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Approximate memory that the result takes, in bytes."""
+        return len(self.stdout) + len(self.stderr) + KIB
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """Result or error of one item of a batch.
+
+    Args:
+        index: Index of the item, from 0.
+    """
+
+    index: int
+    outcome: Result | SandlotError
+
+
+def check_batch(items: int, concurrency: int) -> None:
+    """Refuse a batch that is empty or too large.
+
+    Args:
+        items: Number of programs, 1 to ``MAX_ITEMS``.
+        concurrency: Maximum number of programs that run at once, 1 to ``MAX_CONCURRENCY``.
+
+    Raises:
+        InvalidRequestError: One of the numbers is out of bounds.
+    """
+    for name, value, most, hint in (
+        ("items", items, MAX_ITEMS, "Send at least one program, and split a larger batch into several batches."),
+        ("concurrency", concurrency, MAX_CONCURRENCY, f"Pass a concurrency from 1 to {MAX_CONCURRENCY}."),
+    ):
+        if not 1 <= value <= most:
+            raise InvalidRequestError(f"`{name}` of the batch is {value}; it must be from 1 to {most}.", hint=hint, fields={"field": name})
