@@ -1,4 +1,4 @@
-"""Principals of requests, the quotas of API keys, and signed URLs.
+"""Principals of requests, and the quotas of API keys.
 
 Invariants:
 - Everything that a request creates belongs to the principal's owner. An owner is an API key or the operator of the machine.
@@ -8,22 +8,13 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final, NewType
-
-from sandlot.model.specs import User
 
 OwnerId = NewType("OwnerId", str)
 """Id of an API key (12 hexadecimal digits), or ``local``."""
 
 LOCAL: Final = OwnerId("local")
 """Owner for clients of the Unix socket: root, or the user that the service runs as."""
-
-URL_METHODS: Final = ("GET", "PUT")
-"""HTTP methods for which a URL can be signed."""
-DEFAULT_URL_LIFETIME_S: Final = 3600.0
-MAX_URL_LIFETIME_S: Final = 7 * 24 * 3600.0
-"""Longest lifetime of a signed URL: 7 days, as with presigned URLs of Amazon S3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,35 +80,3 @@ class Principal:
 
 OPERATOR: Final = Principal(owner=LOCAL, name="operator", operator=True, quota=UNBOUNDED)
 """Principal of clients of the Unix socket."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Permission to access one file of a sandbox, for which a URL is signed.
-
-    Args:
-        method: One of ``URL_METHODS``: ``GET`` to read the file, ``PUT`` to write it.
-        sandbox: Id of the sandbox.
-        path: Absolute path inside the sandbox.
-        user: User that reads or writes the file.
-        lifetime_s: Seconds until the URL expires, 1 to 604,800.
-    """
-
-    method: str
-    sandbox: str
-    path: str
-    user: User = User.USER
-    lifetime_s: float = DEFAULT_URL_LIFETIME_S
-
-
-@dataclass(frozen=True, slots=True)
-class SignedUrl:
-    """A signed URL.
-
-    Args:
-        query: Query of the URL.
-        expires_at: Time of expiry, UTC.
-    """
-
-    query: str
-    expires_at: datetime

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode
 
-from sandlot.model.access import MAX_URL_LIFETIME_S, URL_METHODS, OwnerId, Principal
+from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ForbiddenError, InvalidRequestError
+from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS
 from sandlot.model.specs import User, check_path
 
 _FIELDS = ("sandbox", "path", "user", "key", "expires", "signature")

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sandlot.core.files.signed_urls import UrlSigner
-from sandlot.model.access import MAX_URL_LIFETIME_S, URL_METHODS, OwnerId, Principal
+from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError
+from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS
 from sandlot.model.specs import User
 
 SIGNER = Principal(owner=OwnerId("0123456789ab"), name="someone")

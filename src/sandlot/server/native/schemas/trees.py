@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from sandlot.core.files.watch import BufferedFolderWatch
-from sandlot.model.access import DEFAULT_URL_LIFETIME_S
 from sandlot.model.files import FileEvent as FolderEvent
 from sandlot.model.files import Unpacked
+from sandlot.model.signed_urls import DEFAULT_URL_LIFETIME_S
 from sandlot.server.native.schemas.base import Answer, Body, Text, UserName
 from sandlot.server.native.schemas.files import PathQuery
 
