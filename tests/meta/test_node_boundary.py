@@ -1,7 +1,11 @@
-"""Only values cross the node boundary: built-in types, types of ``sandlot.model`` and a few of the standard library."""
+"""Only values cross the node boundary: built-in types, types of ``sandlot.model`` and a few of the standard library.
+
+Unit tests of the surface above it use the scripted node, unless they need behaviour.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import types
 import typing
@@ -17,6 +21,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.ids import NodeId
+from tests.meta.tree import ROOT, modules, name
 
 MODULES = {"builtins", "types", "typing", "collections.abc", "contextlib", "datetime"}
 """Modules whose types may cross, besides ``sandlot.model``; ``types`` for ``None``."""
@@ -42,6 +47,15 @@ NOT_MOVED = {
 }
 """Service -> operations whose signatures have other types; ``ALL`` while most operations of a service do. Must become empty."""
 
+SURFACE = ("tests/unit/server", "tests/unit/web", "tests/unit/doors")
+IN_MEMORY = ("sandlot.testing.memory.", "tests.support.node.")
+"""Modules of the node in memory, which unit tests of the surface do not import."""
+NEEDS_BEHAVIOUR = {
+    "tests/unit/server/test_compose.py": "its subject is a whole service, built on a driver",
+    "tests/unit/web/test_sockets.py": "not converted: its tunnels need an operation by id",
+}
+"""Test module -> reason why it imports the node in memory."""
+
 
 def services(node: type) -> dict[str, type]:
     """Return the services of a node by the name of the field. A field of ``sandlot.model`` is a value, not a service."""
@@ -51,12 +65,12 @@ def services(node: type) -> dict[str, type]:
 
 def operations(service: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield the public methods and properties of a service, inherited ones included."""
-    for name, member in inspect.getmembers_static(service):
-        if not name.startswith("_"):
+    for operation, member in inspect.getmembers_static(service):
+        if not operation.startswith("_"):
             if isinstance(member, property) and member.fget is not None:
-                yield name, member.fget
+                yield operation, member.fget
             elif isinstance(member, staticmethod | classmethod | types.FunctionType):
-                yield name, inspect.unwrap(getattr(service, name))
+                yield operation, inspect.unwrap(getattr(service, operation))
 
 
 def types_of(hint: Any) -> Iterator[Any]:  # noqa: ANN401 - whatever stands in an annotation
@@ -88,17 +102,27 @@ def foreign(operation: Callable[..., Any]) -> set[str]:
 def offenders(node: type) -> dict[str, dict[str, set[str]]]:
     """Return service -> operation -> types that must not cross the boundary."""
     found = {
-        service: {name: bad for name, operation in operations(type_) if (bad := foreign(operation))} for service, type_ in services(node).items()
+        service: {operation: bad for operation, function in operations(type_) if (bad := foreign(function))}
+        for service, type_ in services(node).items()
     }
     return {service: bad for service, bad in found.items() if bad}
 
 
+def imports(path: Path) -> Iterator[str]:
+    """Yield the modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def test_only_values_cross_the_boundary() -> None:
     found = [
-        f"{service}.{name}: {', '.join(sorted(bad))}"
+        f"{service}.{operation}: {', '.join(sorted(bad))}"
         for service, bad_operations in offenders(Node).items()
-        for name, bad in bad_operations.items()
-        if not NOT_MOVED.get(service, set()) & {name, ALL}
+        for operation, bad in bad_operations.items()
+        if not NOT_MOVED.get(service, set()) & {operation, ALL}
     ]
     assert found == []
 
@@ -106,8 +130,15 @@ def test_only_values_cross_the_boundary() -> None:
 def test_every_exception_is_needed() -> None:
     found = offenders(Node)
     needed = {service: {*bad, ALL} for service, bad in found.items()}
-    unneeded = [f"{service}.{name}" for service, names in NOT_MOVED.items() for name in names if name not in needed.get(service, set())]
+    unneeded = [f"{service}.{each}" for service, rows in NOT_MOVED.items() for each in rows if each not in needed.get(service, set())]
     assert unneeded == []
+
+
+def test_unit_tests_of_the_surface_do_not_import_the_node_in_memory() -> None:
+    importers = {
+        name(path) for folder in SURFACE for path in modules(ROOT / folder) if any(f"{each}.".startswith(IN_MEMORY) for each in imports(path))
+    }
+    assert importers == NEEDS_BEHAVIOUR.keys()
 
 
 def test_types_are_found_in_containers_callables_and_properties() -> None:

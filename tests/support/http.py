@@ -6,6 +6,7 @@ import base64
 import json
 import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,11 @@ Told = tuple[str, dict[str, Any]]
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of ``http://`` and of Unix sockets: without it each client reads all certificates of the system, for 60 ms."""
+
+
+def unix_client(path: Path) -> httpx.AsyncClient:
+    """Return a client of a Unix socket."""
+    return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path), verify=NO_TLS), base_url="http://sandlot", timeout=60)
 
 
 def short(value: object) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from socket import socket
 from typing import Any
 
 import httpx
@@ -16,8 +19,11 @@ from sandlot.core.records.metrics import Metrics
 from sandlot.model.access import OwnerId, Principal
 from sandlot.server.app import create_app
 from sandlot.server.compose import Service
+from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
+from sandlot.web import listen
 from sandlot.web.auth import OWNER
+from tests.support.http import unix_client
 from tests.support.scripted_node import ScriptedNode
 
 
@@ -55,6 +61,29 @@ def local_client(app: ASGIApp, headers: Mapping[str, str] | None = None) -> http
     return httpx.AsyncClient(transport=httpx.ASGITransport(from_peer), base_url="http://sandlot", headers=headers)
 
 
+@asynccontextmanager
+async def serve_scripted(
+    node: ScriptedNode, folder: Path, settings: Settings | None = None, listeners: Sequence[socket] = (), keys: KnownKeys | None = None
+) -> AsyncIterator[Service]:
+    """Serve a scripted node on the unix socket of the settings, as a whole service is served.
+
+    Args:
+        node: Scripted node. The operations of the start and the end of a service are scripted here.
+        folder: Data directory.
+        settings: Other settings.
+        listeners: Further sockets.
+        keys: API keys.
+    """
+    service = scripted_service(node.services, replace(settings or Settings(), data_dir=folder / "data"), keys)
+    service.settings.socket.parent.mkdir(parents=True)
+    async with answering(service, [listen.unix_socket(service.settings.socket), *listeners]):
+        yield service
+        node.script("manager.refuse", None)
+        node.script("registry.count", 0)
+        node.script("events.close", None)
+        node.script("manager.aclose", None)
+
+
 @pytest.fixture
 def scripted() -> Iterator[ScriptedNode]:
     """A scripted node; a call that was not scripted and a result that was not used fail the test."""
@@ -65,6 +94,20 @@ def scripted() -> Iterator[ScriptedNode]:
 
 @pytest.fixture
 async def api(scripted: ScriptedNode) -> AsyncIterator[httpx.AsyncClient]:
-    """The operator's client of an app on the scripted node. A response is complete when it arrives; for streams use ``served``."""
+    """The operator's client of an app on the scripted node. A response is complete when it arrives; :func:`served` streams."""
     async with local_client(create_app(scripted_service(scripted.services))) as client:
+        yield client
+
+
+@pytest.fixture
+async def served(scripted: ScriptedNode, folder: Path) -> AsyncIterator[Service]:
+    """A service with the scripted node, reachable on its unix socket."""
+    async with serve_scripted(scripted, folder) as service:
+        yield service
+
+
+@pytest.fixture
+async def local(served: Service) -> AsyncIterator[httpx.AsyncClient]:
+    """The operator's client of the unix socket of ``served``."""
+    async with unix_client(served.settings.socket) as client:
         yield client

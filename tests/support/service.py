@@ -32,7 +32,7 @@ from sandlot.web import listen
 from tests.support import marks
 from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
-from tests.support.http import NO_TLS
+from tests.support.http import NO_TLS, unix_client
 from tests.support.node import MemoryTemplates, NoPackages, SandboxesFacade
 
 BASE = CreateSandboxParams(template="base", limits=Limits(pids=32768))
@@ -185,7 +185,3 @@ async def tcp_client(service: Service, key: str | None = None) -> AsyncIterator[
     base, headers = f"http://127.0.0.1:{listener.getsockname()[1]}", {} if key is None else {"Authorization": f"Bearer {key}"}
     async with answering(service, [listener]), httpx.AsyncClient(base_url=base, headers=headers, timeout=60, trust_env=False, verify=NO_TLS) as http:
         yield http
-
-
-def unix_client(path: Path) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path), verify=NO_TLS), base_url="http://sandlot", timeout=60)

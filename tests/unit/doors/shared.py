@@ -12,7 +12,8 @@ import httpx
 
 from sandlot.server.serve import answering
 from sandlot.web import listen
-from tests.support.service import Bench, bench, unix_client
+from tests.support.http import unix_client
+from tests.support.service import Bench, bench
 
 
 @dataclass

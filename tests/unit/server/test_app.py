@@ -9,8 +9,8 @@ import httpx
 from tests.support.service import Bench
 
 
-async def test_the_description_is_complete(http: httpx.AsyncClient) -> None:
-    described = (await http.get("/openapi.json")).json()
+async def test_the_description_is_complete(api: httpx.AsyncClient) -> None:
+    described = (await api.get("/openapi.json")).json()
     operations = [(path, method, what) for path, methods in described["paths"].items() for method, what in methods.items()]
     assert len(operations) > 20
     for path, method, what in operations:
@@ -35,5 +35,5 @@ async def test_every_route_refuses_rubbish_in_one_shape(at: Bench, http: httpx.A
     assert (await http.get(f"/v1/sandboxes/{box}")).json()["state"] == "running"
 
 
-async def test_unused_ways_to_describe_it_are_off(http: httpx.AsyncClient) -> None:
-    assert (await http.get("/redoc")).status_code == 404
+async def test_unused_ways_to_describe_it_are_off(api: httpx.AsyncClient) -> None:
+    assert (await api.get("/redoc")).status_code == 404

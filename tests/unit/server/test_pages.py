@@ -7,12 +7,14 @@ import re
 
 import httpx
 
+from sandlot.server.app import create_app
 from sandlot.server.pages import FILES
-from tests.support.service import Bench, tcp_client
+from tests.support.scripted_app import local_client, scripted_service
+from tests.support.scripted_node import ScriptedNode
 
 
-async def test_no_key_is_needed(at: Bench) -> None:
-    async with tcp_client(at.service) as http:
+async def test_no_key_is_needed(scripted: ScriptedNode) -> None:
+    async with local_client(create_app(scripted_service(scripted.services)), headers={}) as http:
         assert (await http.get("/v1/version")).status_code == 401
         for path in ("/openapi.json", "/docs", "/docs/start.js", *(f"/docs/{name}" for name in FILES)):
             answer = await http.get(path)
@@ -21,13 +23,13 @@ async def test_no_key_is_needed(at: Bench) -> None:
             assert answer.headers["x-content-type-options"] == "nosniff", path
 
 
-async def test_the_page_loads_nothing_from_elsewhere_and_says_so_to_the_browser(http: httpx.AsyncClient) -> None:
-    page = await http.get("/docs")
+async def test_the_page_loads_nothing_from_elsewhere_and_says_so_to_the_browser(api: httpx.AsyncClient) -> None:
+    page = await api.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     assert len(loaded) == 4
     for name in loaded:
-        found = await http.get(f"/{name}")
+        found = await api.get(f"/{name}")
         assert found.status_code == 200, name
         # ... and none of it is run or used unless its type is what the tag expects (nosniff).
         expected = {"js": "text/javascript", "css": "text/css", "png": "image/png"}[name.rpartition(".")[2]]
@@ -38,8 +40,8 @@ async def test_the_page_loads_nothing_from_elsewhere_and_says_so_to_the_browser(
     assert "<script>" not in page.text
 
 
-async def test_what_the_page_starts_shows_the_document(http: httpx.AsyncClient) -> None:
-    start = (await http.get("/docs/start.js")).text
+async def test_what_the_page_starts_shows_the_document(api: httpx.AsyncClient) -> None:
+    start = (await api.get("/docs/start.js")).text
     (url,) = re.findall(r'url: ("[^"]+")', start)
-    assert (await http.get(f"/{json.loads(url)}")).json()["info"]["title"] == "Sandlot"
-    assert "isOAS31" in (await http.get("/docs/swagger-ui-bundle.js")).text, "a Swagger UI that cannot show OpenAPI 3.1"
+    assert (await api.get(f"/{json.loads(url)}")).json()["info"]["title"] == "Sandlot"
+    assert "isOAS31" in (await api.get("/docs/swagger-ui-bundle.js")).text, "a Swagger UI that cannot show OpenAPI 3.1"

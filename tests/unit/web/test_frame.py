@@ -16,16 +16,17 @@ from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.registry import SandboxRegistry
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.specs import MIB
+from sandlot.server.compose import Service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.web import frame, listen, streams
 from sandlot.web.auth import OWNER
 from tests.support.http import NO_TLS
-from tests.support.node import settled
+from tests.support.scripted_app import serve_scripted
+from tests.support.scripted_node import ScriptedNode
 from tests.support.service import BASE, Bench, bench, client, tcp_client
 from tests.support.until import until
 
@@ -42,16 +43,16 @@ class NoKeys:
         return contextlib.nullcontext()
 
 
-async def test_every_answer_has_an_id_of_its_own_or_the_clients(http: httpx.AsyncClient) -> None:
-    first, second = await http.get("/healthz"), await http.get("/nope")
+async def test_every_answer_has_an_id_of_its_own_or_the_clients(local: httpx.AsyncClient) -> None:
+    first, second = await local.get("/healthz"), await local.get("/nope")
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
     assert second.json()["request_id"] == second.headers["x-request-id"]
-    assert (await http.get("/nope", headers={"X-Request-Id": "mine-1.2_3"})).json()["request_id"] == "mine-1.2_3"
+    assert (await local.get("/nope", headers={"X-Request-Id": "mine-1.2_3"})).json()["request_id"] == "mine-1.2_3"
     for wrong in ("a b", "x" * 65, "<script>"):
-        assert (await http.get("/healthz", headers={"X-Request-Id": wrong})).headers["x-request-id"] != wrong
+        assert (await local.get("/healthz", headers={"X-Request-Id": wrong})).headers["x-request-id"] != wrong
 
 
-async def test_a_body_that_is_too_large_is_answered_and_the_connection_lives_on(http: httpx.AsyncClient) -> None:
+async def test_a_body_that_is_too_large_is_answered_and_the_connection_lives_on(local: httpx.AsyncClient) -> None:
     content = b'{"code": "' + b"x" * (10 * MIB) + b'"}'
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -59,20 +60,20 @@ async def test_a_body_that_is_too_large_is_answered_and_the_connection_lives_on(
             yield content[at : at + 65536]
 
     for sent in (content, pieces()):
-        response = await http.post(CODE, content=sent, headers={"Content-Type": "application/json"})
+        response = await local.post(CODE, content=sent, headers={"Content-Type": "application/json"})
         assert (response.status_code, response.json()["code"]) == (413, "too_large")
         assert "file" in response.json()["hint"]
         assert "connection" not in response.headers
-        assert (await http.get("/healthz")).status_code == 200
+        assert (await local.get("/healthz")).status_code == 200
 
 
-async def test_a_body_without_end_is_cut_off_after_its_answer(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_without_end_is_cut_off_after_its_answer(served: Service, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame, "DRAIN_MAX_BYTES", MIB)
-    sent, answered = await asyncio.to_thread(_send_without_end, at.service.settings.socket)
+    sent, answered = await asyncio.to_thread(_send_without_end, served.settings.socket)
     assert sent < 100 * MIB
     assert answered.startswith(b"HTTP/1.1 413 ")
     assert b"connection: close" in answered
-    assert (await http.get("/healthz")).status_code == 200
+    assert (await local.get("/healthz")).status_code == 200
 
 
 def _send_without_end(path: Path) -> tuple[int, bytes]:
@@ -124,7 +125,6 @@ async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
     request = asyncio.create_task(framed(scope, receive, send))
     await begun.wait()
     await at.service.api_keys.revoke("stolen")
-    await settled(request.done)
     await request
     assert sent[0]["status"] == 401
 
@@ -157,7 +157,7 @@ def principal(at: Bench, secret: str) -> Principal:
     return found
 
 
-async def test_over_tcp_answers_are_not_delayed(at: Bench) -> None:
+async def test_over_tcp_answers_are_not_delayed(scripted: ScriptedNode, folder: Path) -> None:
     seen: list[int] = []
     made = listen.Protocol.connection_made
 
@@ -169,25 +169,22 @@ async def test_over_tcp_answers_are_not_delayed(at: Bench) -> None:
     listener = listen.tcp_socket("127.0.0.1", 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listen, "Protocol", Watched)
-        async with answering(at.service, [listener]), httpx.AsyncClient(verify=NO_TLS) as anybody:
+        async with serve_scripted(scripted, folder, listeners=[listener]), httpx.AsyncClient(verify=NO_TLS) as anybody:
             await anybody.get(f"http://127.0.0.1:{listener.getsockname()[1]}/healthz")
     assert seen
     assert all(seen)
 
 
-async def test_a_defect_is_told_without_its_inside(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise KeyError("the secret")
-
-    monkeypatch.setattr(SandboxRegistry, "page", fails)
+async def test_a_defect_is_told_without_its_inside(scripted: ScriptedNode, local: httpx.AsyncClient) -> None:
+    scripted.script("webhooks.list", KeyError("the secret"))
     with capture_logs() as logs:  # formatting the traceback of a whole service takes seconds
-        response = await http.get("/v1/sandboxes")
+        response = await local.get("/v1/webhooks")
     assert any(entry.get("exc_info") for entry in logs), "the traceback is in the log"
     assert response.status_code == 500
     assert response.json()["code"] == "internal"
     assert "secret" not in response.text
     assert "Traceback" not in response.text
-    assert (await http.get("/healthz")).status_code == 200
+    assert (await local.get("/healthz")).status_code == 200
 
 
 async def test_uploads_have_a_limit_of_their_own(folder: Path) -> None:

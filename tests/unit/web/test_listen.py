@@ -14,11 +14,15 @@ import httpx
 import pytest
 
 from sandlot.model.errors import HostError, InvalidRequestError
-from sandlot.server.serve import answering
+from sandlot.model.records import WebhookRecord
+from sandlot.server.compose import Service
 from sandlot.server.settings import Settings
+from sandlot.testing.stores.webhooks import webhook
 from sandlot.web import listen
-from tests.support.http import NO_TLS
-from tests.support.service import Bench, bench, unix_client
+from tests.support.http import NO_TLS, unix_client
+from tests.support.scripted_app import serve_scripted
+from tests.support.scripted_node import ScriptedNode
+from tests.support.service import Bench
 from tests.support.until import until
 
 
@@ -85,29 +89,29 @@ def test_a_peer_of_another_user_is_not_the_owner(folder: Path) -> None:
         os.waitpid(child, 0)
 
 
-async def test_a_head_without_end_is_refused(at: Bench, http: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+async def test_a_head_without_end_is_refused(served: Service, local: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
     for head in (
         b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 200_000,
         b"GET /" + b"y" * 200_000,
         b"GET /healthz HTTP/1.1\r\n" + b"x: y\r\n" * 30_000,
     ):
         with subtests.test(head=head[:30]):
-            reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+            reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
             writer.write(head)
             answered = await reader.read(1000)
             assert answered.startswith(b"HTTP/1.1 431 ")
             writer.close()
-            assert (await http.get("/healthz")).status_code == 200
+            assert (await local.get("/healthz")).status_code == 200
 
 
-async def test_a_head_that_does_not_come_is_not_waited_for(at: Bench, monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient) -> None:
+async def test_a_head_that_does_not_come_is_not_waited_for(served: Service, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient) -> None:
     monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.2)
     for begun in (b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nhost: x\r\n"):
-        reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+        reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
         writer.write(begun)
         assert await reader.read() == b""
         writer.close()
-    assert (await http.get("/healthz")).status_code == 200
+    assert (await local.get("/healthz")).status_code == 200
 
 
 async def received(reader: asyncio.StreamReader) -> bytes:
@@ -117,70 +121,70 @@ async def received(reader: asyncio.StreamReader) -> bytes:
     return data
 
 
-async def test_pipelined_requests_are_all_answered(at: Bench, http: httpx.AsyncClient) -> None:
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+async def test_pipelined_requests_are_all_answered(served: Service, local: httpx.AsyncClient) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
     writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
     answered = b""
     while answered.count(b'"status":"ok"') < 50:
         answered += await received(reader)
     writer.close()
-    assert (await http.get("/healthz")).status_code == 200
+    assert (await local.get("/healthz")).status_code == 200
 
 
 async def test_head_that_begins_during_a_response_has_the_full_time_after_the_response(
-    at: Bench, monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient
+    scripted: ScriptedNode, served: Service, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient
 ) -> None:
     monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.5)
-    body = b'{"command": "sleep 0.9; echo done"}'
-    path = f"/v1/sandboxes/{(await at.sandbox()).id}/processes".encode()
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
-    writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%sGET /hea" % (path, len(body), body))
-    await asyncio.sleep(0.7)  # the time-out passes while the command runs, and would pass again soon after the response
+    found: asyncio.Future[WebhookRecord] = asyncio.Future()
+    scripted.script("webhooks.get", found)
+    reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
+    writer.write(b"GET /v1/webhooks/w HTTP/1.1\r\nhost: x\r\n\r\nGET /hea")
+    await asyncio.sleep(0.7)  # the time-out passes while the operation runs, and would pass again soon after the response
     monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 30)
+    found.set_result(webhook())
     answered = b""
-    while b'"stdout":"done\\n"' not in answered:
+    while b'"delivered":0' not in answered:
         answered += await received(reader)
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(0.6)
     writer.write(b"lthz HTTP/1.1\r\nhost: x\r\n\r\n")
     while b'"status":"ok"' not in answered:
         answered += await received(reader)
     writer.close()
-    assert (await http.get("/healthz")).status_code == 200
+    assert (await local.get("/healthz")).status_code == 200
 
 
 async def test_head_that_stays_incomplete_after_a_response_is_not_waited_for(
-    at: Bench, monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient
+    served: Service, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient
 ) -> None:
     monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.2)
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
     writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /hea")
     answered = await reader.read()  # up to the end: the service closes the connection
     writer.close()
     assert answered.count(b"HTTP/1.1 200 ") == 1
     assert b'"status":"ok"' in answered
-    assert (await http.get("/healthz")).status_code == 200
+    assert (await local.get("/healthz")).status_code == 200
 
 
-async def test_what_is_no_http_is_refused(at: Bench, http: httpx.AsyncClient) -> None:
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+async def test_what_is_no_http_is_refused(served: Service, local: httpx.AsyncClient) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
     writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
     assert (await reader.read(1000)).startswith(b"HTTP/1.1 400 ")
     writer.close()
-    assert (await http.get("/healthz")).status_code == 200
+    assert (await local.get("/healthz")).status_code == 200
 
 
 @pytest.fixture
-async def small(folder: Path) -> AsyncIterator[tuple[Bench, str, int]]:
+async def small(scripted: ScriptedNode, folder: Path) -> AsyncIterator[tuple[Service, str, int]]:
     """A service that takes eight connections on each of its sockets, and where its TCP is."""
-    async with bench(folder, Settings(max_connections=8)) as at:
-        tcp = listen.tcp_socket("127.0.0.1", 0)
-        host, port = tcp.getsockname()
-        async with answering(at.service, [listen.unix_socket(at.service.settings.socket), tcp]):
-            yield at, host, port
+    tcp = listen.tcp_socket("127.0.0.1", 0)
+    host, port = tcp.getsockname()
+    async with serve_scripted(scripted, folder, Settings(max_connections=8), [tcp]) as service:
+        yield service, host, port
 
 
-async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_alone(small: tuple[Bench, str, int]) -> None:
-    at, host, port = small
+async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_alone(small: tuple[Service, str, int]) -> None:
+    service, host, port = small
     held = [await asyncio.open_connection(host, port) for _ in range(8)]
     reader, writer = await asyncio.open_connection(host, port)
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")  # to its end: it was closed
@@ -188,7 +192,7 @@ async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_a
     assert b"\r\nretry-after: 1\r\n" in head
     assert (json.loads(body)["code"], json.loads(body)["retryable"]) == ("busy", True)
     writer.close()
-    async with unix_client(at.service.settings.socket) as local:
+    async with unix_client(service.settings.socket) as local:
         assert (await local.get("/healthz")).status_code == 200
     for _, other in held:
         other.close()

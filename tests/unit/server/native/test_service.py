@@ -7,12 +7,13 @@ import os
 import httpx
 
 from sandlot import __version__
+from tests.support.scripted_node import ScriptedNode
 from tests.support.service import Bench
 
 
-async def test_who_it_is(at: Bench, http: httpx.AsyncClient) -> None:
-    assert (await http.get("/healthz")).json() == {"status": "ok", "version": __version__}
-    assert (await http.get("/v1/version")).json() == {"version": __version__, "generation": 1, "node": at.service.node.id, "pid": os.getpid()}
+async def test_who_it_is(scripted: ScriptedNode, api: httpx.AsyncClient) -> None:
+    assert (await api.get("/healthz")).json() == {"status": "ok", "version": __version__}
+    assert (await api.get("/v1/version")).json() == {"version": __version__, "generation": 1, "node": scripted.services.id, "pid": os.getpid()}
 
 
 async def test_what_there_is(http: httpx.AsyncClient) -> None:
