@@ -36,7 +36,6 @@ NOT_MOVED = {
     "processes": {ALL},
     "stdin": {ALL},
     "packages": {ALL},
-    "one_shots": {ALL},
     "files": {"inject", "injects", "keep"},
     "events": {"subscribe"},
     "executions": {"begin", "keep_open", "reopen", "take_open"},
