@@ -17,9 +17,8 @@ from typing import Any
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.node import Node
 from sandlot.core.pools.manager import PoolManager, PoolStatus
-from sandlot.core.ports import PackageIndex, ResolvedTemplate, Template
+from sandlot.core.ports import PackageIndex, ResolvedTemplate
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.resources.reservations import NodeCapacity
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.recipe import builtin
 from sandlot.model.access import OPERATOR, OwnerId, Principal
@@ -27,6 +26,7 @@ from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.repositories import Store
 from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.service import Capacity, TemplateInfo
 from sandlot.model.specs import Limits, RootFs
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings
@@ -60,10 +60,10 @@ class MemoryTemplates:
         """Return all names that a request may use."""
         return self._recipes
 
-    def all(self) -> Sequence[Template]:
+    def all(self) -> Sequence[TemplateInfo]:
         """Return all templates."""
         return [
-            Template(name, recipe.description, None if name in self.missing else self._base(name).root.digest)
+            TemplateInfo(name, recipe.description, None if name in self.missing else self._base(name).root.digest)
             for name, recipe in sorted(self._recipes.items())
         ]
 
@@ -147,7 +147,7 @@ class SandboxesFacade:
         """Return the live sandboxes that a principal may see, on demand with those that ended lately."""
         return self._registry.list(principal, ended=ended)
 
-    async def capacity(self) -> NodeCapacity:
+    async def capacity(self) -> Capacity:
         """Return the capacity of the node."""
         return await self._reservations.capacity()
 
@@ -213,7 +213,7 @@ class ReservationsFacade:
         """Return the sum of all reservations."""
         return (await self._reservations.capacity()).reserved
 
-    async def capacity(self) -> NodeCapacity:
+    async def capacity(self) -> Capacity:
         """Return the capacity of the node."""
         return await self._reservations.capacity()
 

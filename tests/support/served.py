@@ -12,8 +12,9 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from sandlot.core.ports import ResolvedTemplate, Template
+from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import RootFs
 from sandlot.server import compose, serve
 from sandlot.server.__main__ import main
@@ -34,8 +35,8 @@ class Folders:
     def names(self) -> Collection[str]:
         return sorted(path.name for path in self._folder.iterdir())
 
-    def all(self) -> Sequence[Template]:
-        return [Template(name=name, description="", digest=self._digest(name)) for name in self.names()]
+    def all(self) -> Sequence[TemplateInfo]:
+        return [TemplateInfo(name=name, description="", digest=self._digest(name)) for name in self.names()]
 
     def find(self, name: str) -> ResolvedTemplate:
         return self.base(name)

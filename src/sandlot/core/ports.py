@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sandlot.link.services import GuestStream
+from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import RootFs
 
 
@@ -47,22 +48,6 @@ class SystemClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    """Template from which sandboxes start.
-
-    Args:
-        description: Description for users, in one line.
-        digest: SHA-256 of the root filesystem image, in hexadecimal; None until the image is built.
-        building: Current step of the build, as a text for users; None if no build is running.
-    """
-
-    name: str
-    description: str
-    digest: str | None
-    building: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ResolvedTemplate:
     """Root filesystem and environment that a template gives its sandboxes.
 
@@ -81,7 +66,7 @@ class TemplateStore(Protocol):
         """Return the names of all templates."""
         ...
 
-    def all(self) -> Sequence[Template]:
+    def all(self) -> Sequence[TemplateInfo]:
         """Return all templates."""
         ...
 

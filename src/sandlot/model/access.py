@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NewType
 
+from sandlot.model.errors import ErrorCode, LimitError
+
 OwnerId = NewType("OwnerId", str)
 """Id of an API key (12 hexadecimal digits), or ``local``."""
 
@@ -80,3 +82,70 @@ class Principal:
 
 OPERATOR: Final = Principal(owner=LOCAL, name="operator", operator=True, quota=UNBOUNDED)
 """Principal of clients of the Unix socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUsage:
+    """Part of a quota that an owner uses.
+
+    Args:
+        sandboxes: Number of live sandboxes.
+        cpus: Sum of the CPU limits of the live sandboxes, in cores.
+        memory_bytes: Sum of the memory limits of the live sandboxes.
+        disk_bytes: Sum of the disk limits of the live sandboxes.
+        executions_per_month: Executions that began in the current calendar month (UTC).
+        snapshots: Number of snapshots, unfinished snapshots included.
+        snapshot_bytes: Disk space of all snapshots together.
+        volumes: Number of volumes.
+        volume_bytes: Sum of the sizes of all volumes.
+        pools: Number of private pools.
+    """
+
+    sandboxes: int
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int
+    executions_per_month: int
+    snapshots: int
+    snapshot_bytes: int
+    volumes: int
+    volume_bytes: int
+    pools: int
+
+
+def check_upload(quota: Quota, size_bytes: int) -> None:
+    """Refuse an upload that is larger than a quota allows.
+
+    Args:
+        quota: Quota of the caller.
+        size_bytes: Announced size, or the number of bytes that have arrived so far.
+    """
+    if quota.upload_bytes is not None and size_bytes > quota.upload_bytes:
+        raise quota_exceeded(
+            "upload_bytes",
+            f"The upload has more than {quota.upload_bytes} bytes, the quota of this key for one upload.",
+            "Send the data in parts, or ask the operator for a larger quota.",
+            limit=quota.upload_bytes,
+            used=0,
+            requested=size_bytes,
+        )
+
+
+def quota_exceeded(
+    quota: str, message: str, hint: str, *, limit: float, used: float, requested: float | None, retry_after_s: int | None = None
+) -> LimitError:
+    """Return the error of an exceeded quota.
+
+    Args:
+        quota: Name of the field of :class:`Quota`.
+        message: Message of the error.
+        hint: Hint of the error.
+        limit: Value of the quota.
+        used: Part of the quota that is in use.
+        requested: Requested amount; None if the amount is unlimited or unknown.
+        retry_after_s: Seconds after which the request may fit; None if waiting does not help.
+    """
+    fields: dict[str, float | str | None] = {"quota": quota, "limit": limit, "used": used, "requested": requested}
+    if retry_after_s is not None:
+        fields["retry_after_s"] = retry_after_s
+    return LimitError(message, code=ErrorCode.QUOTA_EXCEEDED, hint=hint, fields=fields)

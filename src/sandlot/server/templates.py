@@ -8,10 +8,11 @@ from collections.abc import Collection, Sequence
 
 import structlog
 
-from sandlot.core.ports import ResolvedTemplate, Template
+from sandlot.core.ports import ResolvedTemplate
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.model.errors import ErrorCode, UnavailableError
+from sandlot.model.service import TemplateInfo
 
 _log = structlog.get_logger("sandlot.server")
 
@@ -33,10 +34,10 @@ class ImageTemplates:
         """Return the names of all templates."""
         return self._recipes
 
-    def all(self) -> Sequence[Template]:
+    def all(self) -> Sequence[TemplateInfo]:
         """Return all templates and the state of their builds."""
         return [
-            Template(
+            TemplateInfo(
                 name=name,
                 description=recipe.description,
                 digest=None if (image := self._store.find(name)) is None else image.digest,

@@ -24,10 +24,9 @@ import structlog
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandlot.core.access.quotas import check_upload
 from sandlot.core.node import Node
 from sandlot.core.records.metrics import Metrics
-from sandlot.model.access import UNBOUNDED
+from sandlot.model.access import UNBOUNDED, check_upload
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import LimitError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sandlot.model.access import Quota
-from sandlot.model.errors import ErrorCode, LimitError
+from sandlot.model.access import Quota, quota_exceeded
 from sandlot.model.specs import Limits
 
 RETRY_AFTER_S: Final = 5
@@ -183,41 +182,3 @@ def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
             requested=warm,
         )
     check_live(quota, limits, [], warm)
-
-
-def check_upload(quota: Quota, size_bytes: int) -> None:
-    """Refuse an upload that is larger than a quota allows.
-
-    Args:
-        quota: Quota of the caller.
-        size_bytes: Announced size, or the number of bytes that have arrived so far.
-    """
-    if quota.upload_bytes is not None and size_bytes > quota.upload_bytes:
-        raise quota_exceeded(
-            "upload_bytes",
-            f"The upload has more than {quota.upload_bytes} bytes, the quota of this key for one upload.",
-            "Send the data in parts, or ask the operator for a larger quota.",
-            limit=quota.upload_bytes,
-            used=0,
-            requested=size_bytes,
-        )
-
-
-def quota_exceeded(
-    quota: str, message: str, hint: str, *, limit: float, used: float, requested: float | None, retry_after_s: int | None = None
-) -> LimitError:
-    """Return the error of an exceeded quota.
-
-    Args:
-        quota: Name of the field of :class:`Quota`.
-        message: Message of the error.
-        hint: Hint of the error.
-        limit: Value of the quota.
-        used: Part of the quota that is in use.
-        requested: Requested amount; None if the amount is unlimited or unknown.
-        retry_after_s: Seconds after which the request may fit; None if waiting does not help.
-    """
-    fields: dict[str, float | str | None] = {"quota": quota, "limit": limit, "used": used, "requested": requested}
-    if retry_after_s is not None:
-        fields["retry_after_s"] = retry_after_s
-    return LimitError(message, code=ErrorCode.QUOTA_EXCEEDED, hint=hint, fields=fields)

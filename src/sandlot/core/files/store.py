@@ -19,12 +19,11 @@ from typing import Any
 
 import structlog
 
-from sandlot.core.access.quotas import check_upload
 from sandlot.core.concurrency import TaskSet
 from sandlot.core.files import files
 from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota
+from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota, check_upload
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED, Entry, check_filename, check_media_type, tidy_filename
 from sandlot.model.ids import FILE_ID, SandboxId, new_file_id

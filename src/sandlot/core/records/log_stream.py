@@ -4,7 +4,7 @@ Invariants:
 - The output comes from the execution log, which keeps the beginning and the end of each stream, even after the sandbox has ended. The output of a
   background process appears when the process has ended.
 - Reading sends no request to the sandbox, does not wake the sandbox and does not count as activity.
-- One read is limited to the newest executions: :data:`MAX_RUNS` executions or :data:`MAX_CHARS` characters.
+- One read is limited to the newest executions: :data:`~sandlot.model.history.MAX_LOG_EXECUTIONS` executions or :data:`MAX_CHARS` characters.
 - A follower gets the existing output first and then the new output, each byte once. A follower that is too slow gets the number of lost bytes.
 - The output that waits for one follower is limited and counts against the memory for client data. Without followers, this module keeps no output.
 """
@@ -17,19 +17,19 @@ from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 
-from sandlot.core.records.execution_log import ExecutionLog, LogEntry
+from sandlot.core.records.execution_log import ExecutionLog
+from sandlot.core.records.execution_log import LogEntry as OpenLogEntry
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.errors import NotFoundError
 from sandlot.model.executions import RUNNING, Channel, Output, OutputGap
+from sandlot.model.history import MAX_LOG_EXECUTIONS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import ProcessId
 from sandlot.model.records import ExecutionRecord
 from sandlot.model.repositories import Position
 from sandlot.model.specs import KIB, MIB
 
-MAX_RUNS = 200
 MAX_CHARS = 1 * MIB
 PAGE = 50
 MAX_WAITING_BYTES = 512 * KIB
@@ -40,55 +40,6 @@ MAX_PROGRESS = 4096
 """Maximum number of executions whose progress one follower remembers."""
 POLL_S = 1.0
 """Interval at which a follower checks whether the sandbox has ended, or the service is stopping."""
-
-CHANNELS: Mapping[str, Collection[int]] = {"stdout": (Channel.STDOUT,), "stderr": (Channel.STDERR,), "both": (Channel.STDOUT, Channel.STDERR)}
-"""Name of the streams in a request -> channels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Output that one execution wrote to one of its streams up to now.
-
-    Args:
-        execution: Id of the execution.
-        at: Start of the execution.
-        channel: 1 for standard output, 2 for standard error.
-        text: Kept output. If a part is missing, a line in its place states the number of missing bytes.
-        omitted: Number of bytes that are not kept.
-        end: Number of bytes that a running execution has written to the stream so far; None for an execution that has ended.
-    """
-
-    execution: ProcessId
-    at: datetime
-    channel: int
-    text: str
-    omitted: int
-    end: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Wrote:
-    """New output of an execution. Bytes that are not UTF-8 are replaced by U+FFFD."""
-
-    execution: ProcessId
-    channel: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Missed:
-    """Output that the follower lost because the execution wrote faster than the follower read."""
-
-    execution: ProcessId
-    channel: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """End of an execution and of its output."""
-
-    execution: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +133,10 @@ class _Progress:
         return self.decoders[channel]
 
 
-async def read(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]) -> tuple[Sequence[Entry], bool]:
+async def read(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]) -> tuple[Sequence[LogEntry], bool]:
     """Return the output of a sandbox's executions up to now, and True if older output was left out."""
     records, more = await _newest(execution_log, sandbox, principal)
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     chars = 0
     for record in records:
         found = _entries(record, execution_log.running.get(ProcessId(record.id)), channels)
@@ -199,7 +150,7 @@ async def read(execution_log: ExecutionLog, sandbox: Sandbox, principal: Princip
 
 async def follow(
     execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]
-) -> AsyncIterator[Entry | Wrote | Missed | Over]:
+) -> AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]:
     """Yield the existing output of a sandbox's executions, and then new output until the sandbox ends.
 
     Raises:
@@ -232,7 +183,7 @@ async def follow(
 async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal) -> tuple[list[ExecutionRecord], bool]:
     records: list[ExecutionRecord] = []
     chars, before = 0, None
-    while len(records) < MAX_RUNS and chars <= MAX_CHARS:
+    while len(records) < MAX_LOG_EXECUTIONS and chars <= MAX_CHARS:
         page = await execution_log.page(principal, sandbox=sandbox.id, before=before, limit=PAGE)
         for record in page:
             # The execution may have ended since the store was read.
@@ -247,7 +198,7 @@ async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Prin
     return records, True
 
 
-def _entries(record: ExecutionRecord, running: LogEntry | None, channels: Collection[int]) -> list[Entry]:
+def _entries(record: ExecutionRecord, running: OpenLogEntry | None, channels: Collection[int]) -> list[LogEntry]:
     """Return the output of one execution: from its log entry while the execution runs, otherwise from its record. Pure."""
     id_, entries = ProcessId(record.id), []
     texts: Mapping[int, tuple[str, int]] = {
@@ -257,15 +208,15 @@ def _entries(record: ExecutionRecord, running: LogEntry | None, channels: Collec
     for channel in channels:
         if running is not None:
             kept = running.captures[channel]
-            entry = Entry(id_, record.created_at, channel, kept.text(), kept.omitted, kept.held_bytes + kept.omitted)
+            entry = LogEntry(id_, record.created_at, channel, kept.text(), kept.omitted, kept.held_bytes + kept.omitted)
         else:
-            entry = Entry(id_, record.created_at, channel, *texts[channel], None if record.status != RUNNING else 0)
+            entry = LogEntry(id_, record.created_at, channel, *texts[channel], None if record.status != RUNNING else 0)
         if entry.text:
             entries.append(entry)
     return entries
 
 
-def _skip(progress: dict[ProcessId, _Progress], entry: Entry) -> None:
+def _skip(progress: dict[ProcessId, _Progress], entry: LogEntry) -> None:
     """Record that the follower has received the output of an entry."""
     execution = progress.setdefault(entry.execution, _Progress())
     if entry.end is None:
@@ -274,7 +225,7 @@ def _skip(progress: dict[ProcessId, _Progress], entry: Entry) -> None:
         execution.ends[entry.channel] = entry.end
 
 
-def _new_items(piece: Piece, progress: dict[ProcessId, _Progress], channels: Collection[int]) -> list[Wrote | Missed | Over]:
+def _new_items(piece: Piece, progress: dict[ProcessId, _Progress], channels: Collection[int]) -> list[LogOutput | LogGap | LogEnd]:
     """Return the part of a piece that the follower does not have yet, and update the progress."""
     event, execution = piece.event, progress.setdefault(piece.execution, _Progress())
     while len(progress) > MAX_PROGRESS:
@@ -282,16 +233,16 @@ def _new_items(piece: Piece, progress: dict[ProcessId, _Progress], channels: Col
     if execution.is_complete:
         return []
     if event is None:
-        rest: list[Wrote | Missed | Over] = [
-            Wrote(piece.execution, channel, text) for channel in channels if (text := execution.decoder(channel).decode(b"", True))
+        rest: list[LogOutput | LogGap | LogEnd] = [
+            LogOutput(piece.execution, channel, text) for channel in channels if (text := execution.decoder(channel).decode(b"", True))
         ]
-        return [*rest, Over(piece.execution)]
+        return [*rest, LogEnd(piece.execution)]
     begin = execution.ends.get(event.channel, 0)
     end = event.offset + (event.bytes if isinstance(event, OutputGap) else len(event.data))
     if event.channel not in channels or end <= begin:
         return []
     execution.ends[event.channel] = end
     if isinstance(event, OutputGap):
-        return [Missed(piece.execution, event.channel, end - max(begin, event.offset))]
+        return [LogGap(piece.execution, event.channel, end - max(begin, event.offset))]
     text = execution.decoder(event.channel).decode(event.data[max(0, begin - event.offset) :])
-    return [Wrote(piece.execution, event.channel, text)] if text else []
+    return [LogOutput(piece.execution, event.channel, text)] if text else []

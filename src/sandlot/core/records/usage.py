@@ -17,10 +17,9 @@ from typing import Final
 
 import structlog
 
-from sandlot.core.access.quotas import quota_exceeded
 from sandlot.core.ports import Clock
 from sandlot.core.records.write_behind import WriteBehind
-from sandlot.model.access import OwnerId, Quota
+from sandlot.model.access import OwnerId, Quota, quota_exceeded
 from sandlot.model.errors import SandlotError
 from sandlot.model.repositories import ExecutionRepository
 

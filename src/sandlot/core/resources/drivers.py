@@ -14,10 +14,11 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from sandlot.core.ports import ResolvedTemplate, Template, TemplateStore
+from sandlot.core.ports import ResolvedTemplate, TemplateStore
 from sandlot.host.blocking import run_in_own_thread
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, TimeoutExceededError
 from sandlot.model.ports import Capabilities, Driver, DriverCapability
+from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import SandboxSpec
 
 STEP_TIMEOUT_S: Final = 60.0
@@ -89,7 +90,7 @@ class Templates:
         """Return the names of all templates."""
         return self._store.names()
 
-    async def list(self) -> list[Template]:
+    async def list(self) -> list[TemplateInfo]:
         """Return all templates and the state of their builds."""
         return list(await asyncio.to_thread(self._store.all))
 

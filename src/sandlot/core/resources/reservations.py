@@ -42,6 +42,7 @@ from sandlot.core.ports import Clock
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ports import HeadroomRange, HostReading, Resources
+from sandlot.model.service import Capacity as NodeCapacity
 from sandlot.model.specs import GIB, MIB, Limits
 
 READING_MAX_AGE_S: Final = 1.0
@@ -97,22 +98,6 @@ class OvercommitConfig:
     disk_reserve_bytes: int | None = None
     pids_reserve: int | None = None
     suspend_reserve_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCapacity:
-    """Capacity of a node, and the part of it that is reserved.
-
-    Args:
-        allocatable: Maximum total of all reservations at present.
-        available: ``allocatable - reserved``, never negative.
-        sandboxes: Number of reservations of sandboxes, warm and prepared sandboxes included.
-    """
-
-    allocatable: Resources
-    reserved: Resources
-    available: Resources
-    sandboxes: int
 
 
 def host_reserve(reading: HostReading, overcommit: OvercommitConfig) -> Resources:

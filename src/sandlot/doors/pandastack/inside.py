@@ -21,7 +21,6 @@ from sandlot.core.node import Node
 from sandlot.core.ports import Clock
 from sandlot.core.records import log_stream
 from sandlot.core.records.execution_log import ExecutionDescription
-from sandlot.core.records.log_stream import Missed, Over
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Command, Decoder
@@ -29,6 +28,7 @@ from sandlot.doors.pandastack.wire import EntryAnswer, ExecAnswer, ExecBody, Run
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.executions import OutputGap
+from sandlot.model.history import LOG_CHANNELS, LogEnd, LogGap
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S, CellSpec, User
 from sandlot.web import errors
 from sandlot.web.asking import node_of
@@ -105,7 +105,7 @@ async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:
 
 async def logs(node: Node, principal: Principal, sandbox: Sandbox, stream_: str) -> str:
     """What the runs of a sandbox wrote, as one text."""
-    entries, _ = await log_stream.read(node.executions, sandbox, principal, log_stream.CHANNELS[stream_])
+    entries, _ = await log_stream.read(node.executions, sandbox, principal, LOG_CHANNELS[stream_])
     return "".join(entry.text if entry.text.endswith("\n") else f"{entry.text}\n" for entry in entries)
 
 
@@ -181,13 +181,13 @@ async def _lines(node: Node, principal: Principal, sandbox: Sandbox, stream_: st
     """Lines as events; what has no end is told when its run ends, or when it is long."""
     rest: dict[tuple[str, int], str] = {}
     with suppress(UnavailableError):  # the service stops: the stream ends
-        async for item in log_stream.follow(node.executions, sandbox, principal, log_stream.CHANNELS[stream_]):
-            if isinstance(item, Over):
+        async for item in log_stream.follow(node.executions, sandbox, principal, LOG_CHANNELS[stream_]):
+            if isinstance(item, LogEnd):
                 for key in [key for key in rest if key[0] == item.execution]:
                     yield _line(rest.pop(key))
                 continue
             key = (item.execution, item.channel)
-            text = f"[... {item.bytes} bytes omitted ...]\n" if isinstance(item, Missed) else item.text
+            text = f"[... {item.bytes} bytes omitted ...]\n" if isinstance(item, LogGap) else item.text
             *lines, tail = (rest.pop(key, "") + text).split("\n")
             for line in lines:
                 yield _line(line)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack.wire import (
     CreateBody,
@@ -31,6 +30,7 @@ from sandlot.model.files import Entry
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, UpdateSandboxParams
+from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import DEFAULT_TEMPLATE, MAX_TIMEOUT_S, MIB, Limits, VolumeMount
 from sandlot.model.states import State
 from sandlot.model.volumes import VolumeInfo
@@ -209,7 +209,7 @@ def volume(found: VolumeInfo) -> VolumeAnswer:
     return VolumeAnswer(id=found.id, name=found.name, size_mb=found.size_bytes // MIB, size_bytes=found.size_bytes, created_at=time(found.created_at))
 
 
-def template(found: Template) -> TemplateAnswer:
+def template(found: TemplateInfo) -> TemplateAnswer:
     """What is told of a template: a sandbox of it has the limits that nobody has asked to be others."""
     limits = Limits()
     return TemplateAnswer(name=found.name, description=found.description, cpu=math.ceil(limits.cpus), memory_mb=limits.memory_bytes // MIB)

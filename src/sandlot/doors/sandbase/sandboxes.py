@@ -12,7 +12,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.node import Node
-from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import translate
@@ -20,6 +19,7 @@ from sandlot.doors.sandbase.wire import PauseBody, RefreshBody, ResumeBody, Sand
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.ports import DriverCapability
 from sandlot.model.sandboxes import UpdateSandboxParams
+from sandlot.model.service import TemplateInfo
 from sandlot.model.states import is_terminal
 from sandlot.web.asking import node_of, principal_of, sandbox_of, unless_gone
 
@@ -154,7 +154,7 @@ def live(request: Request, sandbox: str) -> Sandbox:
     return box
 
 
-async def _template(request: Request, asked: str) -> tuple[str, Template]:
+async def _template(request: Request, asked: str) -> tuple[str, TemplateInfo]:
     known = await node_of(request).templates.list()
     for name, about in translate.templates(known):
         if asked in {name, about.name}:

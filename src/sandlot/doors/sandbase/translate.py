@@ -12,7 +12,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody
@@ -20,6 +19,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, 
 from sandlot.model.executions import CommandResult
 from sandlot.model.files import Entry
 from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxUsage, check_reserved_names
+from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import MIB, WORKSPACE, Limits, Network, OnTimeout, ProcessSpec
 from sandlot.model.states import State
 
@@ -92,7 +92,7 @@ def names(known: Collection[str]) -> list[str]:
     return sorted({*known, *(theirs for theirs, (own, _) in TEMPLATES.items() if own in known)})
 
 
-def template(theirs: str, about: Template) -> dict[str, Any]:
+def template(theirs: str, about: TemplateInfo) -> dict[str, Any]:
     """A template."""
     limits = Limits()
     return {
@@ -110,7 +110,7 @@ def template(theirs: str, about: Template) -> dict[str, Any]:
     }
 
 
-def templates(known: Sequence[Template]) -> list[tuple[str, Template]]:
+def templates(known: Sequence[TemplateInfo]) -> list[tuple[str, TemplateInfo]]:
     """All templates, each by the name that Sandbase has for it, or ours where it has none."""
     called = {own: theirs for theirs, (own, _) in TEMPLATES.items()}
     return [(called.get(each.name, each.name), each) for each in known]

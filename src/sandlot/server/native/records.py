@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from sandlot.core.records import log_stream
-from sandlot.core.records.log_stream import Entry, Missed, Over, Wrote
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord
 from sandlot.model.repositories import Position
@@ -77,23 +77,23 @@ async def get_execution(execution: str, request: Request) -> Response:
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
     node, principal = node_of(request), principal_of(request)
-    box, channels = await node.registry.load(sandbox, principal), log_stream.CHANNELS[query.stream]
+    box, channels = await node.registry.load(sandbox, principal), LOG_CHANNELS[query.stream]
     if streams.wanted(request):
         return streams.events(request, _log_events(box.id, log_stream.follow(node.executions, box, principal, channels)), _nothing)
     entries, more = await log_stream.read(node.executions, box, principal, channels)
     return reply(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in entries], more=more))
 
 
-async def _log_events(sandbox: SandboxId, told: AsyncIterator[Entry | Wrote | Missed | Over]) -> AsyncIterator[streams.Event]:
+async def _log_events(sandbox: SandboxId, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[streams.Event]:
     async for item in told:
         match item:
-            case Entry():
+            case LogEntry():
                 yield streams.event("entry", LogEntryAnswer.of(item).model_dump(mode="json"))
-            case Wrote():
+            case LogOutput():
                 yield streams.event("output", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "text": item.text})
-            case Missed():
+            case LogGap():
                 yield streams.event("lost", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "bytes": item.bytes})
-            case Over():
+            case LogEnd():
                 yield streams.event("over", {"execution": item.execution})
     yield streams.event("ended", {"sandbox": sandbox})
 

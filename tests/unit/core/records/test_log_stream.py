@@ -10,12 +10,13 @@ import pytest
 from sandlot.core.node import Node
 from sandlot.core.records import log_stream
 from sandlot.core.records.execution_log import ExecutionLog
-from sandlot.core.records.log_stream import Entry, LogFollower, Missed, Over, Wrote
+from sandlot.core.records.log_stream import LogFollower
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import UnavailableError
 from sandlot.model.executions import Output, OutputGap
+from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import NodeId, new_process_id, new_sandbox_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, shell_argv
@@ -23,7 +24,7 @@ from tests.support.clock import ManualClock
 from tests.support.service import Bench
 from tests.support.until import until
 
-BOTH = log_stream.CHANNELS["both"]
+BOTH = LOG_CHANNELS["both"]
 
 
 @pytest.fixture
@@ -46,16 +47,16 @@ async def run(node: Node, sandbox: Sandbox, command: str, clock: ManualClock) ->
 class Followed:
     """Items that a follower has received."""
 
-    def __init__(self, told: AsyncIterator[Entry | Wrote | Missed | Over]) -> None:
-        self.items: list[Entry | Wrote | Missed | Over] = []
+    def __init__(self, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> None:
+        self.items: list[LogEntry | LogOutput | LogGap | LogEnd] = []
         self.task = asyncio.create_task(self._take(told))
 
-    async def _take(self, told: AsyncIterator[Entry | Wrote | Missed | Over]) -> None:
+    async def _take(self, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> None:
         async for item in told:
             self.items.append(item)
 
     def text(self, channel: int = 1) -> str:
-        return "".join(item.text for item in self.items if isinstance(item, Entry | Wrote) and item.channel == channel)
+        return "".join(item.text for item in self.items if isinstance(item, LogEntry | LogOutput) and item.channel == channel)
 
 
 async def test_one_read_is_limited(
@@ -95,7 +96,7 @@ async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, executi
     await run(at.node, sandbox, "echo after; echo bad >&2", clock)
     await until(lambda: followed.text() == "before\nhalf a line ä\nafter\n")
     await until(lambda: followed.text(2) == "bad\n")
-    await until(lambda: sum(isinstance(item, Over) for item in followed.items) == 2)
+    await until(lambda: sum(isinstance(item, LogEnd) for item in followed.items) == 2)
     sandbox.request_end(Exit(ExitReason.KILLED, "a test"))
     await followed.task
     assert not execution_log.listeners
@@ -123,10 +124,10 @@ async def test_slow_follower_gets_the_number_of_lost_bytes(sandbox: Sandbox, exe
         entry.add(Output(1, offset, b"12345"))
     entry.add(OutputGap(1, 7, 30))
     entry.end("exited", exit_code=0)
-    assert isinstance(first := await follower, Wrote)
+    assert isinstance(first := await follower, LogOutput)
     rest = [await anext(told) for _ in range(2)]
-    assert isinstance(gap := rest[0], Missed)
-    assert (len(first.text) + gap.bytes, rest[1]) == (37, Over(entry.id))
+    assert isinstance(gap := rest[0], LogGap)
+    assert (len(first.text) + gap.bytes, rest[1]) == (37, LogEnd(entry.id))
     await told.aclose()  # type: ignore[attr-defined]
 
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.ports import Template
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.control.bodies import TeamQuery, TemplatesQuery
 from sandlot.doors.e2bwords import ENVD_VERSION, NEXT, moment, told
 from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError, UnsupportedError
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
+from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import MIB, Limits
 from sandlot.web import cursors
 from sandlot.web.asking import node_of, principal_of
@@ -85,11 +85,11 @@ def _check_team(query: TeamQuery) -> None:
         )
 
 
-async def _known(request: Request) -> Sequence[Template]:
+async def _known(request: Request) -> Sequence[TemplateInfo]:
     return await node_of(request).templates.list()
 
 
-async def _find(request: Request, name: str) -> Template | SnapshotRecord:
+async def _find(request: Request, name: str) -> TemplateInfo | SnapshotRecord:
     """A template by either name, or a snapshot.
 
     Raises:
@@ -105,7 +105,7 @@ async def _find(request: Request, name: str) -> Template | SnapshotRecord:
         raise translate.no_template(name, [each.name for each in known]) from None
 
 
-def _template(template: Template) -> dict[str, Any]:
+def _template(template: TemplateInfo) -> dict[str, Any]:
     status = "ready" if template.digest is not None else "building" if template.building else "waiting"
     return _told(template.name, translate.names_of(template.name), template.digest or "", Limits(), _LONG_AGO, status)
 

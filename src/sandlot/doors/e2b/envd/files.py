@@ -14,14 +14,13 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.responses import JSONResponse
 
-from sandlot.core.access.quotas import check_upload
 from sandlot.core.files import files
 from sandlot.core.files.files import FileDownload
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import access
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.wire import FilesQuery
-from sandlot.model.access import Quota
+from sandlot.model.access import Quota, check_upload
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.specs import KIB, User
 from sandlot.web.asking import body_of, principal_of, while_connected

@@ -14,12 +14,12 @@ from uuid import UUID, uuid5
 from fastapi import Query, Request, Response
 
 from sandlot.core.records import log_stream
-from sandlot.core.records.log_stream import Entry
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.control.wire import LogLine, LogProcess, LogProcessesAnswer, LogsAnswer, LogsQuery
 from sandlot.doors.tensorlake.translate import milliseconds, refuse
 from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, any_sandbox
 from sandlot.model.executions import Channel
+from sandlot.model.history import LOG_CHANNELS, MAX_LOG_EXECUTIONS, LogEntry
 from sandlot.web.asking import node_of, principal_of
 from sandlot.web.bodies import reply
 
@@ -57,7 +57,7 @@ async def processes(sandbox: str, request: Request) -> Response:
     box = await any_sandbox(request, sandbox)
     node, principal = node_of(request), principal_of(request)
     counted = Counter(process for process, _ in _lines(box, await _entries(request, box)))
-    records = [record for record in await node.executions.page(principal, sandbox=box.id, limit=log_stream.MAX_RUNS) if counted[record.id]]
+    records = [record for record in await node.executions.page(principal, sandbox=box.id, limit=MAX_LOG_EXECUTIONS) if counted[record.id]]
     told = [
         LogProcess(
             processId=record.id,
@@ -74,12 +74,12 @@ async def processes(sandbox: str, request: Request) -> Response:
     return reply(LogProcessesAnswer(processes=told))
 
 
-async def _entries(request: Request, sandbox: Sandbox) -> Sequence[Entry]:
-    entries, _ = await log_stream.read(node_of(request).executions, sandbox, principal_of(request), log_stream.CHANNELS["both"])
+async def _entries(request: Request, sandbox: Sandbox) -> Sequence[LogEntry]:
+    entries, _ = await log_stream.read(node_of(request).executions, sandbox, principal_of(request), LOG_CHANNELS["both"])
     return entries
 
 
-def _lines(sandbox: Sandbox, entries: Sequence[Entry]) -> list[tuple[str, LogLine]]:
+def _lines(sandbox: Sandbox, entries: Sequence[LogEntry]) -> list[tuple[str, LogLine]]:
     """What runs wrote, line by line, each with its run. Pure."""
     return [
         (

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sandlot.core.records.log_stream import Entry
+from sandlot.model.history import LogEntry
 from sandlot.model.records import EventRecord, ExecutionRecord
 from sandlot.server.native.schemas.base import Answer, Query, Text
 
@@ -125,7 +125,7 @@ class LogEntryAnswer(Answer):
     running: bool = Field(description="Whether it may write more.")
 
     @classmethod
-    def of(cls, entry: Entry) -> LogEntryAnswer:
+    def of(cls, entry: LogEntry) -> LogEntryAnswer:
         """What is told of it."""
         return cls(
             execution=entry.execution,

@@ -6,8 +6,8 @@ from typing import Self
 
 from pydantic import Field
 
-from sandlot.core.resources.reservations import NodeCapacity
 from sandlot.model.ports import Resources
+from sandlot.model.service import Capacity
 from sandlot.server.native.schemas.base import Answer
 
 
@@ -80,7 +80,7 @@ class CapacityAnswer(Answer):
     max_sandboxes: int
 
     @classmethod
-    def of(cls, found: NodeCapacity, max_sandboxes: int) -> Self:
+    def of(cls, found: Capacity, max_sandboxes: int) -> Self:
         """The figures, told."""
         total, promised, free = (ResourcesAnswer.of(each) for each in (found.allocatable, found.reserved, found.available))
         return cls(total=total, promised=promised, free=free, sandboxes=found.sandboxes, max_sandboxes=max_sandboxes)

@@ -1,0 +1,61 @@
+"""Facts about a node that its clients see: versions, capacity and templates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sandlot.model.ids import NodeId
+from sandlot.model.ports import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceInfo:
+    """A running service.
+
+    Args:
+        version: Version of Sandlot.
+        generation: Generation of the protocol between the service and its guests.
+        node: Id of the node.
+        pid: Process id of the service.
+        max_sandboxes: Maximum number of live sandboxes.
+        sandboxes: Number of live sandboxes.
+    """
+
+    version: str
+    generation: int
+    node: NodeId
+    pid: int
+    max_sandboxes: int
+    sandboxes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Capacity of a node, and the part of it that is reserved.
+
+    Args:
+        allocatable: Maximum total of all reservations at present.
+        available: ``allocatable - reserved``, never negative.
+        sandboxes: Number of reservations of sandboxes, warm and prepared sandboxes included.
+    """
+
+    allocatable: Resources
+    reserved: Resources
+    available: Resources
+    sandboxes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInfo:
+    """Template from which sandboxes start.
+
+    Args:
+        description: Description for users, in one line.
+        digest: SHA-256 of the root filesystem image, in hexadecimal; None until the image is built.
+        building: Current step of the build, as a text for users; None if no build is running.
+    """
+
+    name: str
+    description: str
+    digest: str | None
+    building: str | None = None
