@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.web.errors import BodyRefusedError
 from sandlot.web.listen import HUNG_UP
@@ -31,15 +30,6 @@ def principal_of(request: HTTPConnection) -> Principal:
     """Who sent a request; the frame around it has found that out."""
     principal: Principal = request.scope["state"]["principal"]
     return principal
-
-
-def sandbox_of(request: HTTPConnection, sandbox: str) -> Sandbox:
-    """The sandbox that a request is about.
-
-    Raises:
-        NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
-    """
-    return node_of(request).registry.find(sandbox, principal_of(request))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -25,7 +25,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandlot.core.node import Node
-from sandlot.core.records.metrics import Metrics
 from sandlot.model.access import UNBOUNDED, check_upload
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import LimitError, SandlotError, UnavailableError
@@ -33,6 +32,7 @@ from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors, sockets
 from sandlot.web.auth import Admission, Keyring, Signatures, authenticate
 from sandlot.web.errors import BodyRefusedError
+from sandlot.web.metrics import RequestMetrics
 from sandlot.web.telling import Teller, Tellers
 
 JSON_MAX_BYTES = 8 * MIB
@@ -75,7 +75,7 @@ class Frame:
         keys: Keyring,
         upload_max_bytes: int,
         buffers: BufferBudget,
-        metrics: Metrics,
+        metrics: RequestMetrics,
         tellers: Tellers = errors.OURS,
         signatures: Signatures | None = None,
         node: Node | None = None,
@@ -212,7 +212,7 @@ class _Exchange:
             errors.note(self._scope, error)
             await errors.answer(error, self.id, teller=self._teller)(self._scope, self.receive, self.send)
 
-    def log(self, metrics: Metrics) -> None:
+    def log(self, metrics: RequestMetrics) -> None:
         took_s = time.perf_counter() - self._began_s
         failure = self._scope["state"].get("failure")
         route = getattr(self._scope.get("route"), "path", None)  # a door's says nothing of the door's prefix

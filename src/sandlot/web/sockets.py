@@ -35,12 +35,12 @@ from websockets.datastructures import Headers
 from websockets.frames import Close, CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 
-from sandlot.core.records.metrics import Metrics
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors
 from sandlot.web.auth import Admission, Keyring, authenticate
 from sandlot.web.bodies import Query
+from sandlot.web.metrics import RequestMetrics
 from sandlot.web.telling import Teller
 
 if TYPE_CHECKING:
@@ -266,7 +266,15 @@ async def fail(client: WebSocket, error: SandlotError) -> None:
 
 
 async def framed(
-    app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, teller: Teller, metrics: Metrics, keys: Keyring, admit: Admission | None = None
+    app: ASGIApp,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    *,
+    teller: Teller,
+    metrics: RequestMetrics,
+    keys: Keyring,
+    admit: Admission | None = None,
 ) -> None:
     """Serve one socket.
 

@@ -21,7 +21,7 @@ from sandlot.model.ports import DriverCapability
 from sandlot.model.sandboxes import UpdateSandboxParams
 from sandlot.model.service import TemplateInfo
 from sandlot.model.states import is_terminal
-from sandlot.web.asking import node_of, principal_of, sandbox_of, unless_gone
+from sandlot.web.asking import node_of, principal_of, unless_gone
 
 E2B = "e2b-"
 """How the clients of E2B call themselves: e2b-python-sdk/2.63.0, e2b-js-sdk/2.30.0."""
@@ -148,7 +148,7 @@ def live(request: Request, sandbox: str) -> Sandbox:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
         SandboxEndedError: It has ended.
     """
-    box = sandbox_of(request, sandbox)
+    box = node_of(request).registry.find(sandbox, principal_of(request))
     if box.ended.is_set() or box.end_requested.is_set():
         raise box.ended_error()
     return box

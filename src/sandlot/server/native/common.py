@@ -6,11 +6,13 @@ from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel
+from starlette.requests import HTTPConnection
 
+from sandlot.core.sandbox import Sandbox
 from sandlot.server.compose import Service
 from sandlot.server.native.schemas.events import STREAMS
 from sandlot.web import errors, streams
-from sandlot.web.asking import body_of, node_of, principal_of, sandbox_of, unless_gone, while_connected
+from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
 from sandlot.web.bodies import reply
 
 __all__ = [
@@ -89,3 +91,12 @@ def _event_streams(stream: str) -> dict[str, Any]:
 
 def _event(name: str, data: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "required": ["event", "data"], "properties": {"event": {"const": name}, "id": {"type": "string"}, "data": data}}
+
+
+def sandbox_of(request: HTTPConnection, sandbox: str) -> Sandbox:
+    """The sandbox that a request is about.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
+    """
+    return node_of(request).registry.find(sandbox, principal_of(request))

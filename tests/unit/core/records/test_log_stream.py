@@ -70,7 +70,7 @@ async def test_one_read_is_limited(
     entries, more = await log_stream.read(execution_log, sandbox, OPERATOR, BOTH)
     assert ([entry.text for entry in entries], more) == (["3\n", "4\n"], True)
     monkeypatch.setattr(log_stream, "MAX_CHARS", 1000)
-    monkeypatch.setattr(log_stream, "MAX_RUNS", 3)
+    monkeypatch.setattr(log_stream, "MAX_LOG_EXECUTIONS", 3)
     entries, more = await log_stream.read(execution_log, sandbox, OPERATOR, BOTH)
     assert (len(entries), more) == (4, True)
 
