@@ -36,7 +36,7 @@ NOT_MOVED = {
     "processes": {ALL},
     "stdin": {ALL},
     "packages": {ALL},
-    "files": {"inject", "injects", "keep"},
+    "file_store": {"inject_in", "injects", "keep_in"},
     "events": {"subscribe"},
     "executions": {"begin", "keep_open", "reopen", "take_open"},
     "snapshots": {"create_sandbox", "start_source"},

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.execution.helpers import is_helper
-from sandlot.core.files import watch as folder_watch
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError
-from sandlot.model.specs import MIB, User
+from sandlot.model.specs import MIB
 from sandlot.model.states import State as Life
 from sandlot.server.compose import Service
 from tests.support.saving import BASE, cell, check, fill, fill_up, make, place, real_service, saved, shell, small_disk
@@ -95,16 +94,16 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
         async with sandbox.connection() as link:
             return sum(info.running and is_helper(info.argv) for info in await link.processes.list())
 
-    sandbox = await make(core_service)
-    watcher = await folder_watch.create(sandbox, "/workspace", user=User.USER)
-    watch = await folder_watch.watch(sandbox, "/workspace", user=User.USER)
+    sandbox, watches = await make(core_service), core_service.node.watches
+    watcher = await watches.create(OPERATOR, sandbox.id, "/workspace")
+    watch = await watches.watch(OPERATOR, sandbox.id, "/workspace")
     await core_service.node.manager.hibernate(OPERATOR, sandbox.id)
     with pytest.raises(ConflictError):
         await anext(aiter(watch))
     await watch.aclose()
     await asyncio.sleep(0.5)  # a wake would have begun by now
     assert sandbox.state is Life.HIBERNATED
-    assert [event.kind for event in await folder_watch.take(sandbox, watcher.id)] == ["overflow"]
+    assert [event.kind for event in await watches.take(OPERATOR, sandbox.id, watcher.id)] == ["overflow"]
 
     async def one() -> bool:
         return await programs(sandbox) == 1
@@ -113,7 +112,7 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
     await shell(core_service.node, sandbox, "echo > /workspace/seen")
 
     async def seen() -> bool:
-        return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await folder_watch.take(sandbox, watcher.id)]
+        return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await watches.take(OPERATOR, sandbox.id, watcher.id)]
 
     await until(seen)
     await core_service.node.manager.kill(OPERATOR, sandbox.id)

@@ -1,9 +1,9 @@
-"""Background tasks and keyed locks, which several services of core use."""
+"""Background tasks, keyed locks and closing of streams, which several services of core use."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -78,6 +78,54 @@ class TaskSet:
     def _log_defect(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and not isinstance(task.exception(), SandlotError):
             self._log_failure(task)
+
+
+class StreamCloser:
+    """Closes a stream, also while the consumer of the stream waits for the next value."""
+
+    __slots__ = ("_consumer", "_consumer_left", "_is_closed", "_is_interrupted")
+
+    def __init__(self) -> None:
+        self._consumer: asyncio.Task[Any] | None = None
+        self._consumer_left = asyncio.Event()
+        self._is_closed = False
+        self._is_interrupted = False
+
+    async def wait_next(self, step: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Wait for the next value of the stream.
+
+        Args:
+            step: Returns the next value, or raises ``StopAsyncIteration`` at the end. The step is cancelled if the stream is closed meanwhile.
+
+        Raises:
+            StopAsyncIteration: The stream has ended or is closed.
+        """
+        if self._is_closed:
+            raise StopAsyncIteration
+        consumer = asyncio.current_task()
+        assert consumer is not None  # noqa: S101 - a coroutine runs in a task
+        cancel_requests = consumer.cancelling()
+        self._consumer = consumer
+        try:
+            return await step()
+        except asyncio.CancelledError:
+            if self._is_interrupted and consumer.uncancel() <= cancel_requests:
+                raise StopAsyncIteration from None
+            raise
+        finally:
+            self._consumer = None
+            self._consumer_left.set()
+
+    async def aclose(self) -> None:
+        """End the stream, and wait until the consumer has left. Idempotent."""
+        self._is_closed = True
+        if self._consumer is None:
+            return
+        if not self._is_interrupted:
+            self._is_interrupted = True
+            self._consumer_left.clear()
+            self._consumer.cancel()
+        await self._consumer_left.wait()
 
 
 class KeyedLock:

@@ -9,8 +9,11 @@ from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.packages import PackageInstaller
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.execution.stdin import StdinManager
-from sandlot.core.files.signed_urls import UrlSigner
+from sandlot.core.files.files import FileService
+from sandlot.core.files.signed_urls import TokenService
 from sandlot.core.files.store import FileStore
+from sandlot.core.files.watch import WatchService
+from sandlot.core.forwarding.tunnels import TunnelService
 from sandlot.core.lifecycle.mounts import MountManager
 from sandlot.core.manager import SandboxManager
 from sandlot.core.oneshot.runner import OneShotRunner
@@ -55,7 +58,10 @@ class Node:
     one_shots: OneShotRunner
     clock: Clock
     buffers: BufferBudget
-    files: FileStore
+    files: FileService
+    watches: WatchService
+    file_store: FileStore
+    tunnels: TunnelService
     events: EventFeed
     webhooks: WebhookManager
     executions: ExecutionLog
@@ -64,6 +70,6 @@ class Node:
     volumes: VolumeManager
     mounts: MountManager
     forks: ForkManager
-    url_signer: UrlSigner
+    tokens: TokenService
     api_keys: ApiKeys
     execution_counter: MonthlyExecutionCounter

@@ -90,7 +90,7 @@ class Scheduler:
         policy: AdmissionPolicy,
         pools: PoolManager,
         volumes: VolumeManager,
-        files: FileStore,
+        file_store: FileStore,
         api_keys: ApiKeys,
         buffers: BufferBudget,
         clock: Clock,
@@ -103,7 +103,7 @@ class Scheduler:
         self._policy = policy
         self._pools = pools
         self._volumes = volumes
-        self._files = files
+        self._file_store = file_store
         self._api_keys = api_keys
         self._buffers = buffers
         self._clock = clock
@@ -151,7 +151,7 @@ class Scheduler:
         capabilities = await self._drivers.capabilities(spec.isolation)
         admission.check_host(capabilities, volumes=bool(volumes))
         quotas.check_lifetime(principal.quota, params.timeout_s)
-        setup = [await self._files.injects(principal, params.files)] if params.files else []
+        setup = [await self._file_store.injects(principal, params.files)] if params.files else []
         takes = self._drivers[spec.isolation].max_resources(params.limits)
         pool_spec = PoolSpec(spec.template, spec.isolation, params.limits)
         has_pools = source is None and (not volumes or capabilities.can(DriverCapability.CONFIGURE_VOLUMES))

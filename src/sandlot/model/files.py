@@ -6,8 +6,10 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.streams import Stream
 
 MAX_TRACKED_FOLDERS = 16
 """Maximum number of folders that are compared for one execution."""
@@ -51,6 +53,15 @@ class Entry:
     target: str | None
 
 
+class Download(Stream[bytes], Protocol):
+    """Content of a file that is being read."""
+
+    @property
+    def entry(self) -> Entry:
+        """Size, times and permissions of the file when it was opened."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """One page of the entries of a folder.
@@ -92,6 +103,20 @@ class FileEvent:
     path: str
     folder: bool = False
     source: str | None = None
+
+
+class FolderWatch(Stream[FileEvent], Protocol):
+    """Events of one folder. The stream ends after the event ``gone``."""
+
+    @property
+    def by(self) -> str:
+        """Method of the watch, ``inotify`` or ``scan``. A scan may miss changes that are undone within a second."""
+        ...
+
+    @property
+    def root(self) -> str:
+        """Path of the folder with all symbolic links resolved. The paths of all events begin with this path."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

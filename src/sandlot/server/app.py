@@ -77,7 +77,7 @@ def create_app(serving: Service) -> FastAPI:
         buffers=serving.node.buffers,
         metrics=serving.node.metrics,
         tellers=TELLERS,
-        signatures=serving.node.url_signer,
+        signatures=serving.node.tokens,
         node=serving.node,
     )
     return app

@@ -27,8 +27,11 @@ from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.execution.packages import PackageInstaller
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.execution.stdin import StdinManager
-from sandlot.core.files.signed_urls import UrlSigner
+from sandlot.core.files.files import FileService
+from sandlot.core.files.signed_urls import TokenService
 from sandlot.core.files.store import FileStore
+from sandlot.core.files.watch import WatchService
+from sandlot.core.forwarding.tunnels import TunnelService
 from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import MountManager
@@ -162,12 +165,15 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         await api_keys.refresh()
         counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
         await counter.refresh()
-        files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes, check_room=reservations.check_disk_pressure)
-        await files.open()
         execution_log, events = ExecutionLog(store.executions, node_id, clock, metrics), EventFeed(store.events)
         recorder = SandboxRecorder(store, node_id, clock, events, metrics)
+        buffers = BufferBudget(settings.buffer_bytes)
+        registry = SandboxRegistry(recorder, buffers, clock)
+        metrics.count_sandboxes(registry.live_states)
+        file_store = FileStore(store.files, blobs, registry, clock, max_bytes=settings.upload_max_bytes, check_room=reservations.check_disk_pressure)
+        await file_store.open()
         retention = Retention(store, settings.keep, clock, metrics)
-        await opened.enter_async_context(_writing(metrics, api_keys, counter, files, execution_log, events, recorder, retention))
+        await opened.enter_async_context(_writing(metrics, api_keys, counter, file_store, execution_log, events, recorder, retention))
 
         # Resources of the node
         if packages is None:
@@ -183,9 +189,6 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             max_suspended_s=settings.keep_resting_s,
         )
         start_slots, new_id = asyncio.Semaphore(policy.max_creates), functools.partial(new_sandbox_id, node_id)
-        buffers = BufferBudget(settings.buffer_bytes)
-        registry = SandboxRegistry(recorder, buffers, clock)
-        metrics.count_sandboxes(registry.live_states)
         volumes = VolumeManager(store.volumes, VolumeFiles(settings.volumes), node_id, clock, events, reservations=reservations, registry=registry)
         memory_images = MemoryImages(settings.saved)
 
@@ -243,7 +246,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             policy=policy,
             pools=pools,
             volumes=volumes,
-            files=files,
+            file_store=file_store,
             api_keys=api_keys,
             buffers=buffers,
             clock=clock,
@@ -288,7 +291,10 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             events=events,
             executions=execution_log,
             execution_counter=counter,
-            files=files,
+            files=FileService(registry),
+            watches=WatchService(registry),
+            file_store=file_store,
+            tunnels=TunnelService(registry),
             metrics=metrics,
             buffers=buffers,
             drivers=driver_set,
@@ -329,7 +335,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
                 node=node_id,
             ),
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
-            url_signer=UrlSigner(state.secret(settings.data_dir), clock.now, api_keys.principal_of),
+            tokens=TokenService(state.secret(settings.data_dir), registry, clock.now, api_keys.principal_of),
         )
         await opened.enter_async_context(_running(node, refiller, memory_images, executions, keep=keep))
         opened.callback(images.stop)
@@ -341,7 +347,7 @@ async def _writing(
     metrics: Metrics,
     api_keys: ApiKeys,
     counter: MonthlyExecutionCounter,
-    files: FileStore,
+    file_store: FileStore,
     execution_log: ExecutionLog,
     events: EventFeed,
     recorder: SandboxRecorder,
@@ -360,7 +366,7 @@ async def _writing(
         for loop in loops:
             loop.cancel()
         # A commit cannot be interrupted, so a store that does not respond can hold each of these tasks for minutes.
-        last_writes = [asyncio.create_task(work) for work in (execution_log.aclose(), counter.writer.close(), files.commits.wait())]
+        last_writes = [asyncio.create_task(work) for work in (execution_log.aclose(), counter.writer.close(), file_store.commits.wait())]
         _, pending = await asyncio.wait([*loops, *last_writes], timeout=LAST_WRITE_S)
         if pending:
             _log.error("records.lost", hint="The store does not respond, so the last records are lost. Check the database.")

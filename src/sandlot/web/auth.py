@@ -52,7 +52,7 @@ class Keyring(Verifier, Protocol):
 class Signatures(Protocol):
     """Who knows which URLs were signed."""
 
-    def principal(self, method: str, query: bytes) -> Principal:
+    def principal_of_url(self, method: str, query: bytes) -> Principal:
         """Who a request by a signed URL is made for.
 
         Raises:
@@ -92,7 +92,7 @@ def authenticate(scope: Mapping[str, Any], keys: Verifier, signatures: Signature
         AuthenticationError: It needs a key and has none, or one that is not known.
     """
     if scope["path"] == SIGNED_PATH and signatures is not None:
-        return signatures.principal(scope["method"], scope["query_string"])
+        return signatures.principal_of_url(scope["method"], scope["query_string"])
     if scope.get("state", {}).get("peer") == OWNER:
         return OPERATOR
     if scope["path"] in OPEN_PATHS:

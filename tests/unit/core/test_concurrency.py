@@ -1,13 +1,14 @@
-"""Background tasks and keyed locks of core."""
+"""Background tasks, keyed locks and closing of streams."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 import structlog.testing
 
-from sandlot.core.concurrency import KeyedLock, TaskSet
+from sandlot.core.concurrency import KeyedLock, StreamCloser, TaskSet
 from sandlot.model.errors import NotFoundError
 
 
@@ -91,3 +92,52 @@ async def test_cancelled_waiter_leaves_the_lock_to_the_next_and_nothing_is_kept(
     await next_
     assert cancelled.cancelled()
     assert locks._locks == {}  # noqa: SLF001 - nothing else shows that keys do not pile up
+
+
+async def test_closed_stream_ends_a_waiting_consumer() -> None:
+    closer, waits = StreamCloser(), asyncio.Event()
+
+    async def step() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    consumer = asyncio.create_task(_ended(closer, step))
+    await waits.wait()
+    await asyncio.gather(closer.aclose(), closer.aclose())
+    assert await consumer
+    assert await _ended(closer, step), "a closed stream has no next value"
+
+
+async def test_cancelled_consumer_of_a_closed_stream_stays_cancelled() -> None:
+    closer, waits = StreamCloser(), asyncio.Event()
+
+    async def step() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    consumer = asyncio.create_task(_ended(closer, step))
+    await waits.wait()
+    consumer.cancel()
+    await closer.aclose()
+    with pytest.raises(asyncio.CancelledError):
+        await consumer
+
+
+async def test_consumer_is_not_cancelled_after_its_last_step() -> None:
+    closer = StreamCloser()
+
+    async def consume() -> str:
+        assert await closer.wait_next(lambda: asyncio.sleep(0, "value")) == "value"
+        await closer.aclose()
+        await asyncio.sleep(0)
+        return "done"
+
+    assert await asyncio.create_task(consume()) == "done"
+
+
+async def _ended(closer: StreamCloser, step: Callable[[], Awaitable[None]]) -> bool:
+    try:
+        await closer.wait_next(step)
+    except StopAsyncIteration:
+        return True
+    return False

@@ -11,8 +11,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable
+from typing import Self
 
+from sandlot.core.concurrency import StreamCloser
 from sandlot.core.execution import helpers
 from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
@@ -26,42 +28,38 @@ _MAX_NUMBER = (1 << 63) - 1
 
 
 class ArchiveStream:
-    """An archive that is being packed. Iterate over its bytes, then close the stream."""
+    """An archive that is being packed."""
 
-    __slots__ = ("_helper",)
+    __slots__ = ("_closer", "_helper")
 
     def __init__(self, helper: GuestHelper) -> None:
         self._helper = helper
+        self._closer = StreamCloser()
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the archive in pieces. While the caller does not read, at most one stream window is buffered.
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next piece of the archive. While the caller does not read, at most one stream window is buffered.
 
         Raises:
             SandlotError: A file could not be read, or the sandbox has ended. The archive is incomplete.
         """
-        async for piece in self._helper:
-            if isinstance(piece, bytes):
-                yield piece
+        return await self._closer.wait_next(self._next_piece)
 
     async def aclose(self) -> None:
         """Stop packing. Idempotent."""
+        await self._closer.aclose()
         self._helper.close()
+
+    async def _next_piece(self) -> bytes:
+        while not isinstance(piece := await anext(self._helper), bytes):
+            pass
+        return piece
 
 
 async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = False) -> ArchiveStream:
-    """Start to pack a folder or a single file.
-
-    Args:
-        sandbox: Sandbox that has the folder or file.
-        path: Absolute path. If the last part of the path is a symbolic link, the link is followed.
-        user: User that reads the files.
-        compress: True to compress the archive with gzip.
-
-    Raises:
-        NotFoundError: The path does not exist (``path_not_found``).
-        ForbiddenError: The user may not read the path (``permission_denied``).
-        InvalidRequestError: The path is neither a file nor a folder.
-    """
+    """Start to pack a folder or a file of a live sandbox: :meth:`sandlot.core.files.files.FileService.pack`."""
     check_path(path)
     helper = await helpers.start(sandbox, PACK, {"path": path, "gzip": compress}, user=user)
     try:
@@ -74,20 +72,7 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
 
 
 async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User) -> Unpacked:
-    """Unpack an archive, plain or compressed with gzip, in a folder.
-
-    Args:
-        sandbox: Sandbox to unpack in.
-        path: Absolute path of the folder. The folder and its parents are created if they do not exist.
-        chunks: Bytes of the archive, read as fast as the sandbox writes.
-        user: User that writes and owns the files.
-
-    Raises:
-        InvalidRequestError: The data is not an archive, is damaged, or has an entry outside of the folder; the message names the entry.
-        LimitError: The disk of the sandbox is full (``disk_full``), or the archive has more than 100,000 entries (``too_large``).
-        ForbiddenError: The user may not write to the folder (``permission_denied``).
-        SandlotError: The sandbox has ended. Exceptions that ``chunks`` raises are passed on.
-    """
+    """Unpack an archive in a live sandbox: :meth:`sandlot.core.files.files.FileService.unpack`."""
     check_path(path)
     helper = await helpers.start(sandbox, UNPACK, {"path": path, "entries": MAX_ENTRIES}, user=user)
     result = await helper.feed(chunks)

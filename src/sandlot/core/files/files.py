@@ -1,63 +1,156 @@
-"""Read, write, list, move and remove files of a sandbox. The guest accesses the files inside the sandbox, with the rights of a given user."""
+"""Read, write, list, move and delete files of a sandbox. The guest accesses the files inside the sandbox, with the rights of a given user.
+
+Invariants:
+- The sandbox is found before the first chunk of an upload is read.
+- Uploads and downloads are streamed with backpressure. No whole file is in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable
+from typing import Self
 
+from sandlot.core.concurrency import StreamCloser
+from sandlot.core.files import archives
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.link.files import FileReader
-from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnavailableError
-from sandlot.model.files import Entry, Listing
+from sandlot.model.access import Principal
+from sandlot.model.errors import InvalidRequestError, SandboxEndedError, UnavailableError
+from sandlot.model.files import Download, Entry, Listing, Unpacked
 from sandlot.model.specs import User, check_path
+from sandlot.model.streams import Stream
 from sandlot.protocol.schema import LIMITS
 
 MAX_MODE = 0o7777
 
 
-class FileDownload:
-    """A file that is being read. Iterate over its content, then close the download."""
+class FileService:
+    """Files and folders of sandboxes.
 
-    __slots__ = ("_hold", "_reader", "_sandbox")
+    All operations take absolute paths, and the user whose rights apply. They raise ``NotFoundError`` for a path that does not exist
+    (``path_not_found``), ``ForbiddenError`` for a path that the user may not access (``permission_denied``), and ``InvalidRequestError`` for an
+    invalid path or a path of the wrong kind.
+    """
+
+    def __init__(self, registry: SandboxRegistry) -> None:
+        self._registry = registry
+
+    async def read(
+        self, principal: Principal, sandbox: str, path: str, *, offset: int = 0, length: int | None = None, user: User = User.USER
+    ) -> Download:
+        """Open a file, and read at most ``length`` bytes from the position ``offset``. If ``length`` is None, read to the end."""
+        return await read(self._registry.find(sandbox, principal), path, user=user, offset=offset, length=length)
+
+    async def write(
+        self,
+        principal: Principal,
+        sandbox: str,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        parents: bool = True,
+        append: bool = False,
+        user: User = User.USER,
+    ) -> Entry:
+        """Write a file. The old content is replaced in one step, after the last chunk. If the call is cancelled, the old file stays.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            path: Absolute path.
+            chunks: The content, read as fast as the sandbox writes.
+            mode: Permission bits. None: the bits of the existing file, or the bits that the umask gives a new file.
+            parents: Create missing parent folders.
+            append: Append to the existing content instead of replacing the content.
+            user: User that writes the file.
+
+        Raises:
+            LimitError: The disk of the sandbox is full (``disk_full``).
+            Exception: Reading ``chunks`` raised this exception.
+        """
+        live = self._registry.find(sandbox, principal)
+        return await write(live, path, chunks, user=user, mode=mode, parents=parents, append=append)
+
+    async def list(self, principal: Principal, sandbox: str, path: str, *, offset: int = 0, user: User = User.USER) -> Listing:
+        """Return at most 1,000 entries of a folder, sorted by name, after the first ``offset`` entries."""
+        return await listing(self._registry.find(sandbox, principal), path, user=user, offset=offset)
+
+    async def stat(self, principal: Principal, sandbox: str, path: str, *, follow: bool = True, user: User = User.USER) -> Entry:
+        """Return type, size, times and permissions of a path. If ``follow`` is True, a symbolic link in the last part of the path is followed."""
+        return await stat(self._registry.find(sandbox, principal), path, user=user, follow=follow)
+
+    async def make_directory(
+        self, principal: Principal, sandbox: str, path: str, *, parents: bool = True, mode: int | None = None, user: User = User.USER
+    ) -> Entry:
+        """Create a folder. If ``parents`` is True, create missing parents, and raise no error if the folder exists already."""
+        return await make_directory(self._registry.find(sandbox, principal), path, user=user, parents=parents, mode=mode)
+
+    async def move(self, principal: Principal, sandbox: str, path: str, to: str, *, overwrite: bool = False, user: User = User.USER) -> Entry:
+        """Move or rename a file or folder, and return its entry at the new path."""
+        return await move(self._registry.find(sandbox, principal), path, to, user=user, overwrite=overwrite)
+
+    async def delete(self, principal: Principal, sandbox: str, path: str, *, recursive: bool = False, user: User = User.USER) -> int:
+        """Delete a file or folder, and return the number of deleted entries. A folder that is not empty needs ``recursive``."""
+        return await remove(self._registry.find(sandbox, principal), path, user=user, recursive=recursive)
+
+    async def pack(self, principal: Principal, sandbox: str, path: str, *, compress: bool = False, user: User = User.USER) -> Stream[bytes]:
+        """Pack a folder or a single file as a tar archive, compressed with gzip if ``compress`` is True.
+
+        If the last part of the path is a symbolic link, the link is followed. If the iteration raises an error, the archive is incomplete and has no
+        end marker.
+        """
+        return await archives.pack(self._registry.find(sandbox, principal), path, user=user, compress=compress)
+
+    async def unpack(self, principal: Principal, sandbox: str, path: str, chunks: AsyncIterable[bytes], *, user: User = User.USER) -> Unpacked:
+        """Unpack a tar archive, plain or compressed with gzip, in a folder. The folder and its parents are created if they do not exist.
+
+        The chunks are read as fast as the sandbox writes. If the call fails or is cancelled, entries that are already unpacked remain.
+
+        Raises:
+            InvalidRequestError: The data is not an archive, is damaged, or has an entry outside of the folder; the message names the entry.
+            LimitError: The disk of the sandbox is full (``disk_full``), or the archive has more than 100,000 entries (``too_large``).
+            Exception: Reading ``chunks`` raised this exception.
+        """
+        return await archives.unpack(self._registry.find(sandbox, principal), path, chunks, user=user)
+
+
+class FileDownload:
+    """A file that is being read."""
+
+    __slots__ = ("_closer", "_hold", "_reader", "_sandbox")
 
     def __init__(self, sandbox: Sandbox, reader: FileReader) -> None:
         self._sandbox = sandbox
         self._hold = Hold(sandbox.activity)
         self._reader = reader
+        self._closer = StreamCloser()
 
     @property
     def entry(self) -> Entry:
         """Size, times and permissions of the file when it was opened."""
         return self._reader.entry
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the content in pieces. While the caller does not read, at most one stream window is buffered."""
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next piece of the content. While the caller does not read, at most one stream window is buffered."""
         try:
-            async for piece in self._reader:
-                yield piece
+            return await self._closer.wait_next(self._reader.__anext__)
         except (SandboxEndedError, UnavailableError) as error:
             raise await self._sandbox.explain(error) from None
 
     async def aclose(self) -> None:
         """Stop reading. Idempotent."""
         self._hold.release()
+        await self._closer.aclose()
         await self._reader.aclose()
 
 
 async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, length: int | None = None) -> FileDownload:
-    """Open a file for reading.
-
-    Args:
-        sandbox: Sandbox that has the file.
-        path: Absolute path.
-        user: User that reads the file.
-        offset: Position of the first byte.
-        length: Maximum number of bytes; None reads to the end.
-
-    Raises:
-        NotFoundError: The path does not exist (``path_not_found``).
-        ForbiddenError: The user may not read the file (``permission_denied``).
-        InvalidRequestError: The path is invalid or not a regular file, or a number is out of range.
-    """
+    """Open a file of a live sandbox: :meth:`FileService.read`."""
     check_path(path)
     _check_range("offset", offset)
     if length is not None:
@@ -69,20 +162,7 @@ async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, leng
 async def write(
     sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User, mode: int | None = None, parents: bool = True, append: bool = False
 ) -> Entry:
-    """Write a file. Unless ``append`` is set, the old content is replaced in one step, after the last chunk.
-
-    Args:
-        sandbox: Sandbox to write in.
-        path: Absolute path.
-        chunks: The content, read as fast as the sandbox writes.
-        user: User that writes the file.
-        mode: Permission bits. None: the bits of the existing file, or the bits that the umask gives a new file.
-        parents: Create missing parent folders.
-        append: Append to the existing content.
-
-    Raises:
-        SandlotError: As for :func:`read`, or the disk of the sandbox is full (``disk_full``).
-    """
+    """Write a file of a live sandbox: :meth:`FileService.write`."""
     check_path(path)
     _check_mode(mode)
     async with sandbox.connection(None) as link:
@@ -90,7 +170,7 @@ async def write(
 
 
 async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -> Listing:
-    """Return at most 1,000 entries of a folder, sorted by name, after the first ``offset`` entries."""
+    """List a folder of a live sandbox: :meth:`FileService.list`."""
     check_path(path)
     _check_range("offset", offset)
     async with sandbox.connection() as link:
@@ -98,32 +178,14 @@ async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -
 
 
 async def stat(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> Entry:
-    """Return type, size, times and permissions of a path.
-
-    Args:
-        sandbox: Sandbox that has the path.
-        path: Absolute path.
-        user: User that reads the entry.
-        follow: If the last part of the path is a symbolic link, return the entry that the link points to.
-    """
+    """Return the entry of a path in a live sandbox: :meth:`FileService.stat`."""
     check_path(path)
     async with sandbox.connection() as link:
         return await link.files.stat(path, user=user, follow=follow)
 
 
-async def exists(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> bool:
-    """Return whether a path exists. If ``follow`` is False, a symbolic link whose target is missing counts as an existing path."""
-    try:
-        await stat(sandbox, path, user=user, follow=follow)
-    except NotFoundError as error:
-        if error.code is ErrorCode.PATH_NOT_FOUND:
-            return False
-        raise
-    return True
-
-
 async def make_directory(sandbox: Sandbox, path: str, *, user: User, parents: bool = True, mode: int | None = None) -> Entry:
-    """Create a folder. If ``parents`` is True, create missing parents, and raise no error if the folder exists already."""
+    """Create a folder in a live sandbox: :meth:`FileService.make_directory`."""
     check_path(path)
     _check_mode(mode)
     async with sandbox.connection() as link:
@@ -131,7 +193,7 @@ async def make_directory(sandbox: Sandbox, path: str, *, user: User, parents: bo
 
 
 async def move(sandbox: Sandbox, path: str, to: str, *, user: User, overwrite: bool = False) -> Entry:
-    """Move or rename a file or folder."""
+    """Move a file or folder of a live sandbox: :meth:`FileService.move`."""
     check_path(path)
     check_path(to)
     async with sandbox.connection() as link:
@@ -139,7 +201,7 @@ async def move(sandbox: Sandbox, path: str, to: str, *, user: User, overwrite: b
 
 
 async def remove(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> int:
-    """Remove a file or folder and return the number of removed entries."""
+    """Delete a file or folder of a live sandbox: :meth:`FileService.delete`."""
     check_path(path)
     async with sandbox.connection() as link:
         return await link.files.remove(path, user=user, recursive=recursive)

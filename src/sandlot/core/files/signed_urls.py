@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode
 
+from sandlot.core.registry import SandboxRegistry
 from sandlot.model.access import OwnerId, Principal
-from sandlot.model.errors import ForbiddenError, InvalidRequestError
-from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS
+from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError
+from sandlot.model.ids import SandboxId
+from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS, Grant, SignedUrl
 from sandlot.model.specs import User, check_path
 
 _FIELDS = ("sandbox", "path", "user", "key", "expires", "signature")
@@ -34,8 +36,8 @@ secret, and the signature of a URL must never be valid as a token."""
 
 
 @dataclass(frozen=True, slots=True)
-class _SignedGrant:
-    """The values that the signature of a URL covers.
+class _SignedValues:
+    """Values that the signature of a URL covers.
 
     Args:
         method: ``GET`` to read the file, ``PUT`` to write it.
@@ -54,7 +56,7 @@ class _SignedGrant:
     expires_s: int
 
 
-class UrlSigner:
+class TokenService:
     """Makes and checks signed URLs and sandbox tokens.
 
     Args:
@@ -63,37 +65,33 @@ class UrlSigner:
         principal_of: Function that takes the id of an API key and returns the principal of the key, or None if the key was revoked.
     """
 
-    def __init__(self, secret: bytes, now: Callable[[], datetime], principal_of: Callable[[OwnerId], Principal | None]) -> None:
+    def __init__(
+        self, secret: bytes, registry: SandboxRegistry, now: Callable[[], datetime], principal_of: Callable[[OwnerId], Principal | None]
+    ) -> None:
         self._secret = secret
+        self._registry = registry
         self._now = now
         self._principal_of = principal_of
 
-    def sign(self, principal: Principal, *, sandbox: str, method: str, path: str, user: User, expires_in_s: float) -> tuple[str, datetime]:
-        """Return the query of a signed URL and its expiry.
-
-        Args:
-            principal: Caller that signs the URL. The calling code must check first that the caller may use the sandbox.
-            sandbox: Id of the sandbox.
-            method: One of ``URL_METHODS``.
-            path: Absolute path inside the sandbox.
-            user: User that reads or writes the file.
-            expires_in_s: Seconds until the URL expires, 1 to 604,800.
+    def sign_url(self, principal: Principal, grant: Grant) -> SignedUrl:
+        """Sign a URL that gives access to one file. The URL has the rights and the quota of the principal.
 
         Raises:
             InvalidRequestError: The method, path or lifetime is invalid.
         """
-        check_path(path)
-        if method not in URL_METHODS:
-            raise InvalidRequestError(f"A URL cannot be signed for method {method[:20]!r}.", hint="Use GET or PUT.", fields={"field": "method"})
-        if not 1 <= expires_in_s <= MAX_URL_LIFETIME_S:
-            message = f"`expires_in` is {expires_in_s:g}; it must be from 1 to {MAX_URL_LIFETIME_S:g} seconds."
+        sandbox = self._registry.find(grant.sandbox, principal)
+        check_path(grant.path)
+        if grant.method not in URL_METHODS:
+            raise InvalidRequestError(f"A URL cannot be signed for method {grant.method[:20]!r}.", hint="Use GET or PUT.", fields={"field": "method"})
+        if not 1 <= grant.lifetime_s <= MAX_URL_LIFETIME_S:
+            message = f"`expires_in` is {grant.lifetime_s:g}; it must be from 1 to {MAX_URL_LIFETIME_S:g} seconds."
             raise InvalidRequestError(message, fields={"field": "expires_in"})
-        until = (self._now() + timedelta(seconds=expires_in_s)).replace(microsecond=0)
-        grant = _SignedGrant(method, sandbox, path, user, principal.owner, int(until.timestamp()))
-        values = (grant.sandbox, grant.path, grant.user.value, grant.owner, str(grant.expires_s), self._signature(grant))
-        return urlencode(dict(zip(_FIELDS, values, strict=True))), until
+        expires_at = (self._now() + timedelta(seconds=grant.lifetime_s)).replace(microsecond=0)
+        signed = _SignedValues(grant.method, sandbox.id, grant.path, grant.user, principal.owner, int(expires_at.timestamp()))
+        values = (signed.sandbox, signed.path, signed.user.value, signed.owner, str(signed.expires_s), self._signature(signed))
+        return SignedUrl(urlencode(dict(zip(_FIELDS, values, strict=True))), expires_at)
 
-    def principal(self, method: str, query: bytes) -> Principal:
+    def principal_of_url(self, method: str, query: bytes) -> Principal:
         """Check the signed URL of a request, and return the principal of the API key that signed the URL.
 
         Args:
@@ -108,41 +106,49 @@ class UrlSigner:
         if len(pairs) != len(_FIELDS) or values.keys() != set(_FIELDS):
             raise _refused("The URL is not a signed URL. A signed URL has six query parameters and no others.")
         try:
-            grant = _SignedGrant(method, values["sandbox"], values["path"], User(values["user"]), OwnerId(values["key"]), int(values["expires"]))
-            expected = self._signature(grant)
+            signed = _SignedValues(method, values["sandbox"], values["path"], User(values["user"]), OwnerId(values["key"]), int(values["expires"]))
+            expected = self._signature(signed)
         except ValueError:  # the user is unknown, the expiry is no number, or a text cannot be encoded: no URL with these values was signed
             raise _refused("The URL was not signed by this service, or was changed.") from None
-        if str(grant.expires_s) != values["expires"] or not hmac.compare_digest(expected.encode(), values["signature"].encode("utf-8", "replace")):
+        if str(signed.expires_s) != values["expires"] or not hmac.compare_digest(expected.encode(), values["signature"].encode("utf-8", "replace")):
             raise _refused("The URL was not signed by this service, or was changed.")
-        if self._now().timestamp() >= grant.expires_s:
-            raise _refused(f"The URL expired at {datetime.fromtimestamp(grant.expires_s, UTC).isoformat()}.")
-        principal = self._principal_of(grant.owner)
+        if self._now().timestamp() >= signed.expires_s:
+            raise _refused(f"The URL expired at {datetime.fromtimestamp(signed.expires_s, UTC).isoformat()}.")
+        principal = self._principal_of(signed.owner)
         if principal is None:
             raise _refused("The API key that signed this URL was revoked.")
         return principal
 
-    def token(self, owner: OwnerId, sandbox: str) -> str:
-        """Return a token that requests about one sandbox can send instead of an API key. Equal arguments give equal tokens.
+    def sandbox_token(self, principal: Principal, sandbox: str) -> str:
+        """Return a token that requests about one sandbox can send instead of the API key of its owner. A sandbox always has the same token."""
+        live = self._registry.find(sandbox, principal)
+        return self._token(live.owner, live.id)
 
-        Args:
-            owner: Id of the API key.
-            sandbox: Id of the sandbox.
-        """
-        digest = hmac.digest(self._secret, json.dumps([_TOKEN_DOMAIN, owner, sandbox]).encode(), hashlib.sha256)
-        return f"{owner}.{base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
-
-    def bearer(self, token: str, sandbox: str) -> Principal | None:
+    def principal_of_token(self, token: str, id_or_name: str) -> Principal | None:
         """Return the principal of a sandbox token. None: the token is not valid for this sandbox, or its API key was revoked.
 
         The calling code must use the principal only for requests about this sandbox.
+
+        Args:
+            token: The token, as received.
+            id_or_name: Id of the sandbox, or its name: the token must be that of the newest live sandbox of its owner with this name.
         """
         owner = OwnerId(token.partition(".")[0])
-        if not hmac.compare_digest(self.token(owner, sandbox).encode("utf-8", "replace"), token.encode("utf-8", "replace")):
+        principal = self._principal_of(owner)
+        if principal is None:
             return None
-        return self._principal_of(owner)
+        try:
+            id_ = self._registry.named(id_or_name, principal).id
+        except NotFoundError:  # the caller reports that the sandbox has ended
+            id_ = SandboxId(id_or_name)
+        return principal if hmac.compare_digest(self._token(owner, id_).encode(), token.encode("utf-8", "replace")) else None
 
-    def _signature(self, grant: _SignedGrant) -> str:
-        values = [_DOMAIN, grant.method, grant.sandbox, grant.path, grant.user.value, grant.owner, grant.expires_s]
+    def _token(self, owner: OwnerId, sandbox: SandboxId) -> str:
+        digest = hmac.digest(self._secret, json.dumps([_TOKEN_DOMAIN, owner, sandbox]).encode(), hashlib.sha256)
+        return f"{owner}.{base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+
+    def _signature(self, signed: _SignedValues) -> str:
+        values = [_DOMAIN, signed.method, signed.sandbox, signed.path, signed.user.value, signed.owner, signed.expires_s]
         digest = hmac.digest(self._secret, json.dumps(values, ensure_ascii=False).encode(), hashlib.sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 

@@ -14,14 +14,15 @@ import asyncio
 import hashlib
 import mimetypes
 import posixpath
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Self
 
 import structlog
 
-from sandlot.core.concurrency import TaskSet
+from sandlot.core.concurrency import StreamCloser, TaskSet
 from sandlot.core.files import files
 from sandlot.core.ports import Clock
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota, check_upload
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
@@ -30,6 +31,7 @@ from sandlot.model.ids import FILE_ID, SandboxId, new_file_id
 from sandlot.model.records import FileId, FileRecord
 from sandlot.model.repositories import Blobs, FileRepository
 from sandlot.model.specs import User, check_path
+from sandlot.model.streams import Stream
 
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
 
@@ -51,6 +53,7 @@ class FileStore:
         self,
         records: FileRepository,
         blobs: Blobs,
+        registry: SandboxRegistry,
         clock: Clock,
         *,
         max_bytes: int,
@@ -59,6 +62,7 @@ class FileStore:
         self._check_room = check_room
         self._records = records
         self._blobs = blobs
+        self._registry = registry
         self._clock = clock
         self._max_bytes = max_bytes
         self.commits = TaskSet("file.internal_error")
@@ -97,6 +101,29 @@ class FileStore:
 
     async def keep(
         self,
+        principal: Principal,
+        sandbox: str,
+        path: str,
+        *,
+        filename: str | None = None,
+        max_bytes: int | None = None,
+        user: User = User.USER,
+    ) -> FileRecord:
+        """Copy a file out of a sandbox. The copy belongs to the sandbox's owner. If the call is cancelled, nothing is stored.
+
+        Args:
+            principal: Caller, whose quota limits the size.
+            sandbox: Id of the sandbox.
+            path: Absolute path.
+            filename: Name of the copy. None: the last part of the path, in which ``_`` replaces characters that a name cannot have.
+            max_bytes: Maximum size, in addition to the maximum of the service. None: only the maximum of the service applies.
+            user: User that reads the file.
+        """
+        live = self._registry.find(sandbox, principal)
+        return await self.keep_in(live, path, user=user, filename=filename, quota=principal.quota, max_bytes=max_bytes)
+
+    async def keep_in(
+        self,
         sandbox: Sandbox,
         path: str,
         *,
@@ -105,16 +132,7 @@ class FileStore:
         quota: Quota = UNBOUNDED,
         max_bytes: int | None = None,
     ) -> FileRecord:
-        """Copy a file out of a sandbox. The copy belongs to the sandbox's owner.
-
-        Args:
-            sandbox: Sandbox that has the file.
-            path: Absolute path.
-            user: User that reads the file.
-            filename: Name of the copy. None: the last part of the path, in which ``_`` replaces characters that a name cannot have.
-            quota: Quota of the caller, which limits the size.
-            max_bytes: Maximum size, in addition to the maximum of the service. None: only the maximum of the service applies.
-        """
+        """Copy a file out of a live sandbox: :meth:`keep`."""
         if filename is not None:
             check_filename(filename)
         name = filename or tidy_filename(path)
@@ -175,13 +193,15 @@ class FileStore:
         """
         return await self._records.page(owner=None if principal.operator else principal.owner, offset=offset, limit=limit)
 
-    def read(self, record: FileRecord) -> AsyncIterator[bytes]:
-        """Return an iterator over the content of a file.
+    async def read(self, principal: Principal, id_: str) -> Stream[bytes]:
+        """Return a stream of the content of a file.
 
         Raises:
-            NotFoundError: The file was deleted after its record was read. The iterator raises this error before the first piece.
+            NotFoundError: The caller has no file with this id (``file_not_found``). The stream raises ``NotFoundError`` before the first piece if the
+                file is deleted first.
         """
-        return self._blobs.read(record.id)
+        record = await self.get(principal, id_)
+        return StoredContent(self._blobs.read(record.id))
 
     async def delete(self, principal: Principal, id_: str) -> None:
         """Delete a file. Copies in sandboxes stay.
@@ -194,26 +214,37 @@ class FileStore:
             await self._blobs.remove(record.id)
 
     async def inject(
-        self, sandbox: Sandbox, records: Sequence[FileRecord], folder: str = INJECT_FOLDER, *, user: User = User.USER
+        self, principal: Principal, sandbox: str, ids: Sequence[str], folder: str = INJECT_FOLDER, *, user: User = User.USER
     ) -> Sequence[Entry]:
         """Copy files into a folder of a sandbox, one after another. Each copy has the name of its file and replaces a file of this name.
 
+        If the call fails or is cancelled, files that are already copied remain.
+
         Args:
-            sandbox: Sandbox to copy into.
-            records: Files to copy.
+            principal: Caller.
+            sandbox: Id of the sandbox to copy into.
+            ids: Ids of 1 to 100 files with different names.
             folder: Absolute path of the folder; created if it is missing.
             user: Owner of the copies.
 
         Raises:
-            SandlotError: As for :func:`sandlot.core.files.files.write`. Files that are already copied remain.
+            InvalidRequestError: There are more than 100 files, or two files have the same name.
+            NotFoundError: A file does not exist (``file_not_found``); no file is copied.
         """
+        live = self._registry.find(sandbox, principal)
+        return await self.inject_in(live, await self.get_many(principal, ids), folder, user=user)
+
+    async def inject_in(
+        self, sandbox: Sandbox, records: Sequence[FileRecord], folder: str = INJECT_FOLDER, *, user: User = User.USER
+    ) -> Sequence[Entry]:
+        """Copy files into a folder of a live sandbox: :meth:`inject`."""
         check_path(folder)
-        return [await files.write(sandbox, posixpath.join(folder, record.filename), self.read(record), user=user) for record in records]
+        return [await files.write(sandbox, posixpath.join(folder, record.filename), self._blobs.read(record.id), user=user) for record in records]
 
     async def injects(self, principal: Principal, ids: Sequence[str]) -> Callable[[Sandbox], Coroutine[Any, Any, object]]:
         """Find files, and return a function that copies these files into a new sandbox. The function is a ``SetupStep``."""
         records = await self.get_many(principal, ids)
-        return lambda sandbox: self.inject(sandbox, records)
+        return lambda sandbox: self.inject_in(sandbox, records)
 
     async def _keep(self, content: _Content, owner: OwnerId, filename: str, media_type: str, sandbox: SandboxId | None) -> FileRecord:
         if self._check_room is not None:
@@ -245,6 +276,28 @@ class FileStore:
 def media_type_of(filename: str) -> str:
     """Return the media type for a file name, from Python's built-in table. Types that are registered on the host are ignored."""
     return mimetypes.MimeTypes().guess_type(f"./{filename}")[0] or DEFAULT_MEDIA_TYPE
+
+
+class StoredContent:
+    """Content of a stored file that is being read."""
+
+    __slots__ = ("_chunks", "_closer")
+
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self._chunks = chunks
+        self._closer = StreamCloser()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await self._closer.wait_next(self._chunks.__anext__)
+
+    async def aclose(self) -> None:
+        """Stop reading. Idempotent."""
+        await self._closer.aclose()
+        if isinstance(self._chunks, AsyncGenerator):
+            await self._chunks.aclose()
 
 
 class _Content:

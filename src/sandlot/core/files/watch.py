@@ -3,12 +3,13 @@
 A helper program inside the sandbox (``guest/helpers/watch.py``) watches the folder: with inotify, or by scanning if the sandbox has no inotify.
 There are two kinds of watches:
 
-- :class:`FolderWatch` streams the events to one client.
+- :class:`StreamedFolderWatch` streams the events to one client.
 - :class:`BufferedFolderWatch` keeps the events until a client fetches them. The HTTP API calls this kind a watcher.
 
 Invariants:
 - All changes after the start of a watch are reported, in order. An ``overflow`` event says that events may be missing before the next event.
-- For a :class:`FolderWatch`, the service keeps no events. If the client reads too slowly, the helper program drops events and reports ``overflow``.
+- For a :class:`StreamedFolderWatch`, the service keeps no events. If the client reads too slowly, the helper program drops events and reports
+  ``overflow``.
 - If the folder is removed or moved, the last event is ``gone``. A watch that ends without ``gone`` was closed, or its sandbox has ended.
 - A watcher ends with its sandbox. Watchers do not count as activity of the sandbox.
 - The number of events that a watcher keeps is limited, and their bytes count in the buffer budget (``model/buffer_budget.py``). ``overflow``
@@ -22,14 +23,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
 
+from sandlot.core.concurrency import StreamCloser
 from sandlot.core.execution import helpers
 from sandlot.core.execution.helpers import GuestHelper
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox, SandboxLocal
+from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, SandlotError
-from sandlot.model.files import FileEvent, FileEventKind
+from sandlot.model.files import FileEvent, FileEventKind, FolderWatch, Watch
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
 from sandlot.protocol.helpers import INOTIFY, SCAN, WATCH, WATCH_EVENTS
 
@@ -46,8 +50,90 @@ _EVENT_BYTES = 200
 """Bytes of memory that an event takes without its paths."""
 
 
-class FolderWatch:
-    """A stream of the events of one folder. Iterate over the events, then close the watch.
+class WatchService:
+    """Watches of folders.
+
+    The streams of :meth:`watch` are held by their clients. The watches of :meth:`create` are kept by the service, by id.
+    """
+
+    def __init__(self, registry: SandboxRegistry) -> None:
+        self._registry = registry
+        self.watches: Final[SandboxLocal[dict[str, BufferedFolderWatch]]] = SandboxLocal(lambda _: {}, _close_all)
+        """Watches of a sandbox, by id."""
+
+    async def watch(
+        self, principal: Principal, sandbox: str, path: str, *, recursive: bool = False, holds: bool = True, user: User = User.USER
+    ) -> FolderWatch:
+        """Watch a folder. All changes that happen after this call has returned are reported.
+
+        If the last part of the path is a symbolic link, the link is followed. A recursive watch includes folders that are created later. Folders that
+        the user may not read are not watched. While the stream is open, the sandbox does not count as idle, unless ``holds`` is False.
+
+        Raises:
+            NotFoundError: The folder does not exist (``path_not_found``).
+            InvalidRequestError: The path is not a folder.
+            LimitError: More than 1,000 folders are below the folder (``limit_exceeded``).
+        """
+        return await _watch(self._registry.find(sandbox, principal), path, user=user, recursive=recursive, holds=holds)
+
+    async def create(self, principal: Principal, sandbox: str, path: str, *, recursive: bool = False, user: User = User.USER) -> Watch:
+        """Create a watch that keeps all changes that happen after this call has returned, until :meth:`take` returns them.
+
+        The arguments are those of :meth:`watch`. The watch does not count as activity of the sandbox.
+
+        Raises:
+            LimitError: The sandbox has 32 watches, or more than 1,000 folders are below the folder (``limit_exceeded``).
+        """
+        live = self._live(principal, sandbox)
+        watches = self.watches.of(live)
+        if len(watches) >= MAX_WATCHERS:
+            raise LimitError(
+                f"The sandbox has {MAX_WATCHERS} watchers, the maximum.",
+                hint="Delete a watcher that is no longer needed, or watch one folder recursively.",
+                fields={"watchers": MAX_WATCHERS},
+            )
+        watch = BufferedFolderWatch(live, path, user, recursive=recursive)
+        watches[watch.id] = watch
+        try:
+            await watch.begin()
+        except BaseException:
+            watches.pop(watch.id, None)
+            raise
+        return watch.describe()
+
+    async def list(self, principal: Principal, sandbox: str) -> tuple[Watch, ...]:
+        """Return the watches of a sandbox, oldest first."""
+        return tuple(watch.describe() for watch in self.watches.of(self._live(principal, sandbox)).values())
+
+    async def take(self, principal: Principal, sandbox: str, id_: str) -> tuple[FileEvent, ...]:
+        """Remove and return the events that a watch keeps, oldest first. If the last event is ``gone``, the watch is deleted.
+
+        Raises:
+            NotFoundError: The sandbox has no watch with this id (``not_found``).
+        """
+        watches = self.watches.of(self._live(principal, sandbox))
+        events = await _find(watches, id_).take()
+        if events and events[-1].kind is FileEventKind.GONE:
+            _delete(watches, id_)
+        return tuple(events)
+
+    async def delete(self, principal: Principal, sandbox: str, id_: str) -> None:
+        """Delete a watch.
+
+        Raises:
+            NotFoundError: The sandbox has no watch with this id (``not_found``).
+        """
+        _delete(self.watches.of(self._live(principal, sandbox)), id_)
+
+    def _live(self, principal: Principal, sandbox: str) -> Sandbox:
+        live = self._registry.find(sandbox, principal)
+        if live.end_requested.is_set() or live.ended.is_set():
+            raise live.ended_error()
+        return live
+
+
+class StreamedFolderWatch:
+    """A watch that streams the events of one folder to one client.
 
     Args:
         path: Path of the folder as the caller named it.
@@ -55,48 +141,49 @@ class FolderWatch:
         root: Path of the folder with all symbolic links resolved. The paths of all events begin with this path.
     """
 
-    __slots__ = ("_helper", "by", "path", "root")
+    __slots__ = ("_closer", "_helper", "_is_gone", "_received", "by", "path", "root")
 
     def __init__(self, helper: GuestHelper, path: str, by: str, root: str) -> None:
         self._helper = helper
+        self._received: deque[FileEvent] = deque()
+        self._is_gone = False
+        self._closer = StreamCloser()
         self.path = path
         self.by = by
         self.root = root
 
-    async def __aiter__(self) -> AsyncIterator[FileEvent]:
-        """Yield events until the folder is gone.
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> FileEvent:
+        """Return the next event. The last event is ``gone``.
 
         Raises:
             ConflictError: A process in the sandbox ended the helper program, or the program sent an invalid message.
         """
-        async for message in self._helper:
-            for event in _events(message):
-                yield event
-        yield FileEvent(FileEventKind.GONE, self.path, folder=True)
+        return await self._closer.wait_next(self._next_event)
 
     async def aclose(self) -> None:
         """Stop the watch. Idempotent."""
+        await self._closer.aclose()
         self._helper.close()
 
+    async def _next_event(self) -> FileEvent:
+        while not self._received:
+            if self._is_gone:
+                raise StopAsyncIteration
+            try:
+                self._received.extend(_events(await anext(self._helper)))
+            except StopAsyncIteration:
+                self._is_gone = True
+                self._received.append(FileEvent(FileEventKind.GONE, self.path, folder=True))
+        return self._received.popleft()
 
-async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False, by: str = "", holds: bool = True) -> FolderWatch:
-    """Watch a folder. All changes that happen after this function has returned are reported.
 
-    Args:
-        sandbox: Sandbox that has the folder.
-        path: Absolute path. If the last part of the path is a symbolic link, the link is followed.
-        user: User that watches the folder. Folders that this user may not read are not watched.
-        recursive: Also watch all folders below this folder, including folders that are created later.
-        by: ``scan``: scan the folder even if inotify is available. Empty: choose automatically.
-        holds: Count the watch as activity of the sandbox.
-
-    Raises:
-        NotFoundError: The folder does not exist (``path_not_found``).
-        InvalidRequestError: The path is not a folder.
-        LimitError: More than 1,000 folders are below the folder (``limit_exceeded``).
-    """
+async def _watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool, holds: bool) -> StreamedFolderWatch:
+    """Watch a folder of a live sandbox: :meth:`WatchService.watch`."""
     check_path(path)
-    helper = await helpers.start(sandbox, WATCH, {"path": path, "recursive": recursive, "folders": MAX_FOLDERS, "by": by}, user=user, holds=holds)
+    helper = await helpers.start(sandbox, WATCH, {"path": path, "recursive": recursive, "folders": MAX_FOLDERS, "by": ""}, user=user, holds=holds)
     try:
         async with sandbox.connection():
             message = await anext(helper, None)
@@ -106,7 +193,7 @@ async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = Fa
     started = message if isinstance(message, Mapping) else {}
     root = started.get("root")
     valid = isinstance(root, str) and root.startswith("/") and len(root) <= MAX_PATH_BYTES
-    return FolderWatch(helper, path, SCAN if started.get("by") == SCAN else INOTIFY, str(root) if valid else path)
+    return StreamedFolderWatch(helper, path, SCAN if started.get("by") == SCAN else INOTIFY, str(root) if valid else path)
 
 
 def _events(message: Any) -> list[FileEvent]:  # noqa: ANN401 - a guest sends this value, so it can be anything
@@ -167,9 +254,13 @@ class BufferedFolderWatch:
         """True from the moment that an event is dropped until a client takes the events that are kept."""
         return bool(self._events) and self._events[-1].kind is FileEventKind.OVERFLOW
 
+    def describe(self) -> Watch:
+        """Return the properties of the watch."""
+        return Watch(self.id, self.path, self.root, self.by, self.recursive)
+
     async def begin(self) -> None:
         """Start to watch the folder."""
-        folder_watch = await watch(self._sandbox, self.path, user=self.user, recursive=self.recursive, holds=False)
+        folder_watch = await _watch(self._sandbox, self.path, user=self.user, recursive=self.recursive, holds=False)
         self.root, self.by = folder_watch.root, folder_watch.by
         self._task = self._sandbox.tasks.create_task(self._run(folder_watch))
         self._task.add_done_callback(lambda _: self._free_if_ended())
@@ -193,7 +284,7 @@ class BufferedFolderWatch:
             self._task.cancel()
         self._drain()
 
-    async def _run(self, watch: FolderWatch) -> None:
+    async def _run(self, watch: StreamedFolderWatch) -> None:
         try:
             async for event in watch:
                 self._keep(event)
@@ -233,88 +324,19 @@ def _close_all(watchers: dict[str, BufferedFolderWatch]) -> None:
         watcher.close()
 
 
-WATCHERS: Final[SandboxLocal[dict[str, BufferedFolderWatch]]] = SandboxLocal(lambda _: {}, _close_all)
-"""Watchers of a sandbox, by id."""
-
-
-async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> BufferedFolderWatch:
-    """Create a watcher. The watcher reports all changes that happen after this function has returned.
-
-    Args:
-        sandbox: Sandbox that has the folder.
-        path: Absolute path. If the last part of the path is a symbolic link, the link is followed.
-        user: User that watches the folder.
-        recursive: Also watch all folders below this folder.
-
-    Raises:
-        LimitError: The sandbox has 32 watchers, or more than 1,000 folders are below the folder (``limit_exceeded``).
-    """
-    _check_live(sandbox)
-    watchers = WATCHERS.of(sandbox)
-    if len(watchers) >= MAX_WATCHERS:
-        raise LimitError(
-            f"The sandbox has {MAX_WATCHERS} watchers, the maximum.",
-            hint="Delete a watcher that is no longer needed, or watch one folder recursively.",
-            fields={"watchers": MAX_WATCHERS},
-        )
-    watcher = BufferedFolderWatch(sandbox, path, user, recursive=recursive)
-    watchers[watcher.id] = watcher
-    try:
-        await watcher.begin()
-    except BaseException:
-        watchers.pop(watcher.id, None)
-        raise
-    return watcher
-
-
-def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
-    """Return the watcher with the id ``id_``.
-
-    Raises:
-        NotFoundError: The sandbox has no watcher with this id (``not_found``).
-    """
-    _check_live(sandbox)
-    watcher = WATCHERS.of(sandbox).get(id_)
-    if watcher is None:
+def _find(watches: Mapping[str, BufferedFolderWatch], id_: str) -> BufferedFolderWatch:
+    watch = watches.get(id_)
+    if watch is None:
         raise NotFoundError(
             f"There is no watcher {id_[:64]!r}.",
             hint="Create a new watcher. A watcher ends when its folder is removed or the service restarts.",
         )
-    return watcher
+    return watch
 
 
-def listing(sandbox: Sandbox) -> list[BufferedFolderWatch]:
-    """Return the watchers of a sandbox, oldest first."""
-    _check_live(sandbox)
-    return list(WATCHERS.of(sandbox).values())
-
-
-async def take(sandbox: Sandbox, id_: str) -> Sequence[FileEvent]:
-    """Remove and return the events that a watcher keeps, oldest first. If the last event is ``gone``, the watcher is removed.
-
-    Raises:
-        NotFoundError: The sandbox has no watcher with this id (``not_found``).
-    """
-    watcher = find(sandbox, id_)
-    events = await watcher.take()
-    if events and events[-1].kind is FileEventKind.GONE:
-        remove(sandbox, id_)
-    return events
-
-
-def remove(sandbox: Sandbox, id_: str) -> None:
-    """Remove a watcher.
-
-    Raises:
-        NotFoundError: The sandbox has no watcher with this id (``not_found``).
-    """
-    find(sandbox, id_).close()
-    del WATCHERS.of(sandbox)[id_]
-
-
-def _check_live(sandbox: Sandbox) -> None:
-    if sandbox.end_requested.is_set() or sandbox.ended.is_set():
-        raise sandbox.ended_error()
+def _delete(watches: dict[str, BufferedFolderWatch], id_: str) -> None:
+    _find(watches, id_).close()
+    del watches[id_]
 
 
 def _size(event: FileEvent) -> int:

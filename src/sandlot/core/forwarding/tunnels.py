@@ -16,13 +16,17 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import Any, Protocol, Self
+from typing import Self
 
 import structlog
 
+from sandlot.core.concurrency import StreamCloser
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.tunnels import Tunnel as TunnelCall
-from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.access import Principal
+from sandlot.model.errors import InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.tunnels import Tunnel
 from sandlot.protocol.schema import MOST_PORT
 
 CLOSE_TIMEOUT_S = 10.0
@@ -31,26 +35,32 @@ CLOSE_TIMEOUT_S = 10.0
 _log = structlog.get_logger("sandlot.core")
 
 
-class Peer(Protocol):
-    """Connection of the service to the client of a tunnel."""
+class TunnelService:
+    """Connections to ports inside sandboxes."""
 
-    gone: asyncio.Event
-    """Set when the client has disconnected."""
+    def __init__(self, registry: SandboxRegistry) -> None:
+        self._registry = registry
 
-    async def receive(self) -> bytes | None:
-        """Return the next data of the client, ``b""`` if the client sends nothing more, or None if the client has disconnected."""
-        ...
+    async def connect(self, principal: Principal, sandbox: str, port: int) -> Tunnel:
+        """Connect to a port inside a sandbox. A suspended sandbox is resumed first if its ``auto_resume`` is set.
 
-    async def send(self, data: bytes) -> None:
-        """Send data to the client, and wait while the client does not read."""
-        ...
+        The guest connects to 127.0.0.1, or to ::1 if no program listens on 127.0.0.1. Closing a tunnel of which one direction is still open resets
+        the connection of the program.
 
-    async def ended(self) -> None:
-        """Report to the client that the program sends nothing more."""
-        ...
+        Raises:
+            InvalidRequestError: The port number is out of range.
+            NotFoundError: No program listens on the port (``port_not_found``).
+            LimitError: The sandbox has the maximum number of tunnels (``limit_exceeded``).
+            TimeoutExceededError: The program on the port does not accept the connection.
+        """
+        live = self._registry.find(sandbox, principal)
+        if not 0 < port <= MOST_PORT:
+            raise InvalidRequestError(f"`port` is {port}; it must be from 1 to {MOST_PORT}.", fields={"field": "port"})
+        async with live.connection() as link:
+            return PortTunnel(live, port, await link.connect_port(port))
 
 
-class Tunnel:
+class PortTunnel:
     """A connection to a port inside a sandbox. Iterate over the tunnel for the data that the listening program sends.
 
     Attributes:
@@ -58,12 +68,13 @@ class Tunnel:
         received_bytes: Bytes received from the program.
     """
 
-    __slots__ = ("_call", "_closed", "_ended", "_sandbox", "_started_s", "port", "received_bytes", "sent_bytes")
+    __slots__ = ("_call", "_closed", "_closer", "_ended", "_sandbox", "_started_s", "port", "received_bytes", "sent_bytes")
 
     def __init__(self, sandbox: Sandbox, port: int, call: TunnelCall) -> None:
         self._sandbox = sandbox
         self._call = call
         self._closed = False
+        self._closer = StreamCloser()
         self._ended = False
         self._started_s = time.monotonic()
         self.port = port
@@ -80,7 +91,7 @@ class Tunnel:
             ConflictError: The program reset the connection, or the sandbox was suspended.
         """
         try:
-            piece = await anext(self._call)
+            piece = await self._closer.wait_next(self._call.__anext__)
         except (SandboxEndedError, UnavailableError) as error:
             raise await self._sandbox.explain(error) from None
         self.received_bytes += len(piece)
@@ -104,7 +115,7 @@ class Tunnel:
         self.sent_bytes += len(data)
         self._sandbox.activity.touch()
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Close the direction to the program: the program reads the remaining data and then sees the end of the stream. Idempotent."""
         self._ended = True
         self._call.end()
@@ -118,6 +129,7 @@ class Tunnel:
 
     async def aclose(self) -> None:
         """Close the connection. If one direction of the connection is still open, the program sees a connection reset. Idempotent."""
+        await self._closer.aclose()
         if self._ended and self._call.program_ended:
             with suppress(SandlotError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -133,61 +145,3 @@ class Tunnel:
                 received_bytes=self.received_bytes,
                 duration_s=round(time.monotonic() - self._started_s, 3),
             )
-
-
-async def connect(sandbox: Sandbox, port: int) -> Tunnel:
-    """Connect to a port inside a sandbox. A suspended sandbox is resumed first if its ``auto_resume`` is set.
-
-    Args:
-        sandbox: Sandbox that has the port.
-        port: Port number. The guest connects to 127.0.0.1, or to ::1 if no program listens on 127.0.0.1.
-
-    Raises:
-        InvalidRequestError: The port number is out of range.
-        NotFoundError: No program listens on the port (``port_not_found``).
-        LimitError: The sandbox has the maximum number of tunnels (``limit_exceeded``).
-        TimeoutExceededError: The program on the port does not accept the connection.
-    """
-    if not 0 < port <= MOST_PORT:
-        raise InvalidRequestError(f"`port` is {port}; it must be from 1 to {MOST_PORT}.", fields={"field": "port"})
-    async with sandbox.connection() as link:
-        return Tunnel(sandbox, port, await link.connect_port(port))
-
-
-async def carry(tunnel: Tunnel, peer: Peer) -> bool:
-    """Forward data in both directions until the tunnel has ended or the client has disconnected.
-
-    Returns:
-        True if the tunnel has ended and the client is still connected.
-    """
-    sending, receiving = asyncio.create_task(_send(tunnel, peer)), asyncio.create_task(_receive(tunnel, peer))
-    leaving = asyncio.create_task(peer.gone.wait())
-    tasks: list[asyncio.Task[Any]] = [sending, receiving, leaving]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if peer.gone.is_set():
-            return False
-        (receiving if receiving.done() else sending).result()
-        return receiving.done()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _send(tunnel: Tunnel, peer: Peer) -> None:
-    """Send the client's data to the program until the client disconnects."""
-    while (piece := await peer.receive()) is not None:
-        if not piece:
-            tunnel.end()
-            continue
-        with suppress(ConflictError):  # the tunnel has ended or was interrupted; `_receive` reports this
-            await tunnel.send(piece)
-
-
-async def _receive(tunnel: Tunnel, peer: Peer) -> None:
-    """Send the program's data to the client until the tunnel has ended."""
-    async for piece in tunnel:
-        await peer.send(piece)
-    await peer.ended()
-    await tunnel.wait_ended()

@@ -156,7 +156,7 @@ async def collect(store: FileStore, sandbox: Sandbox, before: Before, quota: Quo
             # A guest's word of a size binds it: what a file has more than was said is taken from what no file was promised.
             more_bytes, spare_bytes = spare_bytes, 0
             try:
-                kept[number] = record = await store.keep(sandbox, file.path, quota=quota, max_bytes=file.size_bytes + more_bytes)
+                kept[number] = record = await store.keep_in(sandbox, file.path, quota=quota, max_bytes=file.size_bytes + more_bytes)
                 more_bytes -= max(0, record.size_bytes - file.size_bytes)
             except NotFoundError:
                 gone += 1  # a process that was left in the background has removed it

@@ -78,11 +78,11 @@ async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Re
     node, principal = node_of(request), principal_of(request)
     sandbox = None if query.session_id is None else sessions.find(node, principal, query.session_id)
     form = await upload_of(request)
-    record = await node.files.upload(
+    record = await node.file_store.upload(
         principal, form.chunks, filename=translate.filename(form.filename), media_type=translate.media_type(form.media_type)
     )
     if sandbox is not None:
-        await node.files.inject(sandbox, [record])
+        await node.file_store.inject_in(sandbox, [record])
     told = translate.file(record)
     return reply(told if sandbox is None else told.model_copy(update={"session_id": sandbox.id}))
 
@@ -90,24 +90,19 @@ async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Re
 @router.get("/v1/files")
 async def list_files(query: Annotated[FilesQuery, Query()], request: Request) -> Response:
     """A part of all files, newest first, and how many there are."""
-    found, total = await node_of(request).files.list(principal_of(request), offset=query.offset, limit=query.limit)
+    found, total = await node_of(request).file_store.list(principal_of(request), offset=query.offset, limit=query.limit)
     return reply(FilesAnswer(files=[translate.file(record) for record in found], total=total, limit=query.limit, offset=query.offset))
 
 
 @router.get("/v1/files/{file}")
 async def download(file: str, request: Request) -> Response:
     """A file's bytes."""
-    files = node_of(request).files
+    files = node_of(request).file_store
     record = await files.get(principal_of(request), file)
-    bytes_ = files.read(record)
-
-    async def close() -> None:
-        if hasattr(bytes_, "aclose"):
-            await bytes_.aclose()
-
+    content = await files.read(principal_of(request), file)
     # It may say that it is a page; it is never shown as one under this address.
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(record.filename, safe='')}", "X-Content-Type-Options": "nosniff"}
-    told = Stream(bytes_, close, media_type=record.media_type, headers=headers)
+    told = Stream(content, content.aclose, media_type=record.media_type, headers=headers)
     told.headers["Content-Length"] = str(record.size_bytes)
     return told
 
@@ -115,7 +110,7 @@ async def download(file: str, request: Request) -> Response:
 @router.delete("/v1/files/{file}")
 async def delete_file(file: str, request: Request) -> Response:
     """Remove a file; what was put into sessions stays there."""
-    await node_of(request).files.delete(principal_of(request), file)
+    await node_of(request).file_store.delete(principal_of(request), file)
     return Response(status_code=204)
 
 

@@ -62,7 +62,7 @@ async def create(node: Node, principal: Principal, env: Mapping[str, str], file_
     Raises:
         SandlotError: It could not be made, or there is no such file; then nothing is left of it.
     """
-    records = await node.files.get_many(principal, file_ids)
+    records = await node.file_store.get_many(principal, file_ids)
     sandbox = await node.manager.create(principal, translate.new_session(env, principal))
     try:
         await _furnish(node, sandbox, records)
@@ -79,8 +79,8 @@ async def inject(node: Node, sandbox: Sandbox, principal: Principal, file_ids: S
         NotFoundError: ``file_not_found``; then none of them was put there.
         SandboxEndedError: The session has ended.
     """
-    records = await node.files.get_many(principal, file_ids)
-    await node.files.inject(sandbox, records)
+    records = await node.file_store.get_many(principal, file_ids)
+    await node.file_store.inject_in(sandbox, records)
     return records
 
 
@@ -107,7 +107,7 @@ async def execute(node: Node, principal: Principal, body: ExecuteBody) -> Execut
     began_s = node.clock.monotonic_s()
     code, env = translate.code_of(body.code), body.env_vars or {}
     check_env(env)  # before there is a sandbox
-    records = await node.files.get_many(principal, body.file_ids or ())
+    records = await node.file_store.get_many(principal, body.file_ids or ())
     async with _place(node, principal, body.session_id) as sandbox:
         what = translate.program(body.language, secrets.token_hex(8))
         before: Before | None = None
@@ -122,7 +122,7 @@ async def execute(node: Node, principal: Principal, body: ExecuteBody) -> Execut
                 )
             except SandboxEndedError as error:
                 return translate.ended(sandbox.id, error)
-            kept = await outputs.collect(node.files, sandbox, before, principal.quota)
+            kept = await outputs.collect(node.file_store, sandbox, before, principal.quota)
         finally:
             if before is not None:
                 before.close()
@@ -175,14 +175,14 @@ async def _place(node: Node, principal: Principal, session: str | None) -> Async
 
 async def _prepared(node: Node, sandbox: Sandbox, records: Sequence[FileRecord], *, new: bool) -> Before:
     """Give a sandbox what a run finds in it, and remember what that is."""
-    put = await _furnish(node, sandbox, records) if new else await node.files.inject(sandbox, records)
+    put = await _furnish(node, sandbox, records) if new else await node.file_store.inject_in(sandbox, records)
     return outputs.empty(sandbox, put) if new else await Before.look(sandbox)
 
 
 async def _furnish(node: Node, sandbox: Sandbox, records: Sequence[FileRecord]) -> Sequence[Entry]:
     """Give a new sandbox its folder for output, and its files."""
     await files.make_directory(sandbox, outputs.OUTPUT, user=User.ROOT, mode=_OUTPUT_MODE)
-    return await node.files.inject(sandbox, records)
+    return await node.file_store.inject_in(sandbox, records)
 
 
 def _drop(sandbox: Sandbox, why: str) -> None:

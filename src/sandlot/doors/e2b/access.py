@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.envd import signatures
-from sandlot.model.access import Principal
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnsupportedError
 from sandlot.model.states import SUSPENDED
 from sandlot.web.asking import node_of, principal_of
@@ -57,14 +57,14 @@ def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
     sandbox = headers.get(SANDBOX.encode(), b"").decode("latin-1")
     for name in _TOKENS:
         token = headers.get(name, b"").decode("latin-1")
-        if token and (principal := node.url_signer.bearer(token, sandbox)) is not None:
+        if token and (principal := node.tokens.principal_of_token(token, sandbox)) is not None:
             scope["state"][_FOUND] = sandbox  # which of several headers a reader takes is nothing to rely on
             return principal
     if scope["path"] not in _SIGNED or not signatures.is_signed(scope) or presented(scope["headers"]):
         return None
     box = signatures.sandbox_for(scope, node, sandbox)
     scope["state"][_FOUND] = box.id
-    return node.url_signer.bearer(node.url_signer.token(box.owner, box.id), box.id)
+    return node.tokens.principal_of_token(node.tokens.sandbox_token(OPERATOR, box.id), box.id)
 
 
 def is_inside(path: str) -> bool:

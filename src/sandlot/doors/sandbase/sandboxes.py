@@ -16,6 +16,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.wire import PauseBody, RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.ports import DriverCapability
 from sandlot.model.sandboxes import UpdateSandboxParams
@@ -178,4 +179,4 @@ async def _prolonged(sandbox: str, request: Request, timeout_s: float) -> Respon
 
 def opened(node: Node, sandbox: Sandbox) -> dict[str, object]:
     """A sandbox as whoever made it, or connects to it, is told of it: with what opens it to E2B's client."""
-    return translate.sandbox(sandbox, node.url_signer.token(sandbox.owner, sandbox.id))
+    return translate.sandbox(sandbox, node.tokens.sandbox_token(OPERATOR, sandbox.id))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.files import files
-from sandlot.core.files.files import FileDownload
-from sandlot.core.sandbox import Sandbox
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.files import Download
 from sandlot.model.specs import User
-from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of, while_connected
+from sandlot.server.native.common import PROBLEM, also, body_of, node_of, principal_of, raw_body, reply, while_connected
 from sandlot.server.native.schemas.files import (
     DirectoryBody,
     EntryAnswer,
@@ -44,79 +42,91 @@ CONTENT: dict[int | str, dict[str, Any]] = {
 @router.get("/content", response_class=Response, responses=CONTENT)
 async def read(sandbox: str, query: Annotated[ReadQuery, Query()], request: Request) -> Response:
     """Read a file, or a part of it by offset and length, or by 'Range: bytes=...'. An answer that breaks off was cut by an error."""
-    box = sandbox_of(request, sandbox)
-    if not query.offset and query.length is None and (part := await part_of(request, box, query.path, User(query.user))) is not None:
+    user = User(query.user)
+    if not query.offset and query.length is None and (part := await part_of(request, sandbox, query.path, user)) is not None:
         return part
-    return streamed(await files.read(box, query.path, user=User(query.user), offset=query.offset, length=query.length))
+    files, principal = node_of(request).files, principal_of(request)
+    return streamed(await files.read(principal, sandbox, query.path, offset=query.offset, length=query.length, user=user))
 
 
 @router.put("/content", responses=also(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
 async def write(sandbox: str, query: Annotated[WriteQuery, Query()], request: Request) -> Response:
     """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
-    box = sandbox_of(request, sandbox)
-    work = files.write(box, query.path, body_of(request), user=User(query.user), mode=query.mode, parents=query.parents, append=query.append)
+    work = node_of(request).files.write(
+        principal_of(request),
+        sandbox,
+        query.path,
+        body_of(request),
+        mode=query.mode,
+        parents=query.parents,
+        append=query.append,
+        user=User(query.user),
+    )
     return reply(EntryAnswer.of(await while_connected(request, work)))
 
 
 @router.get("", responses=also(ListingAnswer, "By name, at most 1,000 entries."))
 async def list_directory(sandbox: str, query: Annotated[ListQuery, Query()], request: Request) -> Response:
     """List a folder."""
-    listing = await files.listing(sandbox_of(request, sandbox), query.path, user=User(query.user), offset=query.offset)
+    listing = await node_of(request).files.list(principal_of(request), sandbox, query.path, offset=query.offset, user=User(query.user))
     return reply(ListingAnswer(entries=[EntryAnswer.of(entry) for entry in listing.entries], more=listing.more))
 
 
 @router.get("/exists", responses=also(ExistsAnswer, "Whether there is."))
 async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
     """Whether there is something at a path."""
-    box = sandbox_of(request, sandbox)
-    return reply(ExistsAnswer(exists=await files.exists(box, query.path, user=User(query.user), follow=query.follow)))
+    try:
+        await node_of(request).files.stat(principal_of(request), sandbox, query.path, follow=query.follow, user=User(query.user))
+    except NotFoundError as error:
+        if error.code is not ErrorCode.PATH_NOT_FOUND:
+            raise
+        return reply(ExistsAnswer(exists=False))
+    return reply(ExistsAnswer(exists=True))
 
 
 @router.get("/stat", responses=also(EntryAnswer, "What is there."))
 async def stat(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
     """Look at a path."""
-    return reply(EntryAnswer.of(await files.stat(sandbox_of(request, sandbox), query.path, user=User(query.user), follow=query.follow)))
+    entry = await node_of(request).files.stat(principal_of(request), sandbox, query.path, follow=query.follow, user=User(query.user))
+    return reply(EntryAnswer.of(entry))
 
 
 @router.post("/directories", responses=also(EntryAnswer, "It is there."))
 async def make_directory(sandbox: str, body: DirectoryBody, request: Request) -> Response:
     """Make a folder."""
-    box = sandbox_of(request, sandbox)
-    return reply(EntryAnswer.of(await files.make_directory(box, body.path, user=User(body.user), parents=body.parents, mode=body.mode)))
+    files, principal = node_of(request).files, principal_of(request)
+    entry = await files.make_directory(principal, sandbox, body.path, parents=body.parents, mode=body.mode, user=User(body.user))
+    return reply(EntryAnswer.of(entry))
 
 
 @router.post("/move", responses=also(EntryAnswer, "At its new place."))
 async def move(sandbox: str, body: MoveBody, request: Request) -> Response:
     """Move or rename."""
-    box = sandbox_of(request, sandbox)
-    return reply(EntryAnswer.of(await files.move(box, body.path, body.to, user=User(body.user), overwrite=body.overwrite)))
+    files, principal = node_of(request).files, principal_of(request)
+    return reply(EntryAnswer.of(await files.move(principal, sandbox, body.path, body.to, overwrite=body.overwrite, user=User(body.user))))
 
 
 @router.delete("", responses=also(RemovedAnswer, "They are gone."))
 async def remove(sandbox: str, query: Annotated[RemoveQuery, Query()], request: Request) -> Response:
     """Remove a file, or with recursive=true a folder and what is in it."""
-    box = sandbox_of(request, sandbox)
-    return reply(RemovedAnswer(removed=await files.remove(box, query.path, user=User(query.user), recursive=query.recursive)))
+    files, principal = node_of(request).files, principal_of(request)
+    return reply(RemovedAnswer(removed=await files.delete(principal, sandbox, query.path, recursive=query.recursive, user=User(query.user))))
 
 
-def streamed(reading: FileDownload, **headers: str) -> Stream:
+def streamed(download: Download, **headers: str) -> Stream:
     """A file's content as an answer."""
-
-    async def pieces() -> AsyncIterator[bytes]:
-        async for piece in reading:
-            yield piece
-
-    return Stream(pieces(), reading.aclose, media_type="application/octet-stream", headers={"Accept-Ranges": "bytes", **headers})
+    return Stream(download, download.aclose, media_type="application/octet-stream", headers={"Accept-Ranges": "bytes", **headers})
 
 
-async def part_of(request: Request, sandbox: Sandbox, path: str, user: User, **headers: str) -> Stream | None:
+async def part_of(request: Request, sandbox: str, path: str, user: User, **headers: str) -> Stream | None:
     """The range of a file that was asked for, None where the whole is; a file that has become shorter meanwhile cuts the answer."""
     if "range" not in request.headers:
         return None
-    part = ranges.wanted(request.headers["range"], (await files.stat(sandbox, path, user=user)).size)
+    files, principal = node_of(request).files, principal_of(request)
+    part = ranges.wanted(request.headers["range"], (await files.stat(principal, sandbox, path, user=user)).size)
     if part is None:
         return None
-    answer = streamed(await files.read(sandbox, path, user=user, offset=part.start, length=part.length), **headers)
+    answer = streamed(await files.read(principal, sandbox, path, offset=part.start, length=part.length, user=user), **headers)
     answer.status_code = 206
     answer.headers["Content-Range"] = part.said
     answer.headers["Content-Length"] = str(part.length)

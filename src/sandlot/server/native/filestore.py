@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -10,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import User
-from sandlot.server.native.common import PROBLEM, also, body_of, node_of, principal_of, raw_body, reply, sandbox_of, unless_gone
+from sandlot.server.native.common import PROBLEM, also, body_of, node_of, principal_of, raw_body, reply, unless_gone
 from sandlot.server.native.schemas.files import EntryAnswer
 from sandlot.server.native.schemas.filestore import (
     InjectBody,
@@ -39,7 +38,7 @@ _UPLOAD["requestBody"]["content"][forms.FORM] = {
 @router.post("/v1/files", status_code=201, responses=also(StoredFileAnswer, "It is kept.", 201), openapi_extra=_UPLOAD)
 async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
     """Keep a file. Where the upload breaks off, nothing is left of it."""
-    principal, files = principal_of(request), node_of(request).files
+    principal, files = principal_of(request), node_of(request).file_store
     if forms.is_form(request):
         sent = await forms.upload_of(request)
         filename, media_type = query.filename or sent.filename, query.media_type or sent.media_type
@@ -55,34 +54,25 @@ async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Re
 @router.get("/v1/files", responses=also(StoredFilesAnswer, "A page of them, newest first."))
 async def list_files(query: Annotated[StoredFilesQuery, Query()], request: Request) -> Response:
     """List the files of the file store: your own; for an operator everybody's."""
-    page, total = await node_of(request).files.list(principal_of(request), offset=query.offset, limit=query.limit)
+    page, total = await node_of(request).file_store.list(principal_of(request), offset=query.offset, limit=query.limit)
     return reply(StoredFilesAnswer(files=[StoredFileAnswer.of(record) for record in page], total=total, limit=query.limit, offset=query.offset))
 
 
 @router.get("/v1/files/{file}", responses=also(StoredFileAnswer, "It."))
 async def get(file: str, request: Request) -> Response:
     """Look at a file of the file store."""
-    return reply(StoredFileAnswer.of(await node_of(request).files.get(principal_of(request), file)))
+    return reply(StoredFileAnswer.of(await node_of(request).file_store.get(principal_of(request), file)))
 
 
 @router.get("/v1/files/{file}/content", response_class=Response, responses=_BYTES)
 async def download(file: str, request: Request) -> Response:
     """Download a file of the file store. An answer that breaks off before its end was cut by an error."""
-    files = node_of(request).files
+    files = node_of(request).file_store
     record = await files.get(principal_of(request), file)
-    bytes_ = files.read(record)
-
-    async def pieces() -> AsyncIterator[bytes]:
-        async for piece in bytes_:
-            yield piece
-
-    async def close() -> None:
-        if hasattr(bytes_, "aclose"):
-            await bytes_.aclose()
-
+    content = await files.read(principal_of(request), file)
     # Whatever it is, a browser saves it, and does not run it as a page of this service.
     headers = {"Content-Disposition": disposition(record.filename), "X-Content-Type-Options": "nosniff"}
-    answer = Stream(pieces(), close, media_type=record.media_type, headers=headers)
+    answer = Stream(content, content.aclose, media_type=record.media_type, headers=headers)
     answer.headers["Content-Length"] = str(record.size_bytes)
     answer.headers["Content-Type"] = record.media_type  # as it was given: of a text nobody knows the encoding
     return answer
@@ -91,24 +81,21 @@ async def download(file: str, request: Request) -> Response:
 @router.delete("/v1/files/{file}", status_code=204, responses=PROBLEM)
 async def remove(file: str, request: Request) -> Response:
     """Remove a file from the file store; copies of it in sandboxes stay."""
-    await node_of(request).files.delete(principal_of(request), file)
+    await node_of(request).file_store.delete(principal_of(request), file)
     return Response(status_code=204)
 
 
 @router.post("/v1/sandboxes/{sandbox}/files/inject", responses=also(InjectedAnswer, "They are there."))
 async def inject(sandbox: str, body: InjectBody, request: Request) -> Response:
     """Put files of the file store into a sandbox, each under its own name; one that is there already is replaced."""
-    box, files = sandbox_of(request, sandbox), node_of(request).files
-    records = await files.get_many(principal_of(request), body.file_ids)
-    entries = await files.inject(box, records, body.path, user=User(body.user))
+    entries = await node_of(request).file_store.inject(principal_of(request), sandbox, body.file_ids, body.path, user=User(body.user))
     return reply(InjectedAnswer(entries=[EntryAnswer.of(entry) for entry in entries]))
 
 
 @router.post("/v1/sandboxes/{sandbox}/files/keep", status_code=201, responses=also(StoredFileAnswer, "It is kept.", 201))
 async def keep(sandbox: str, body: KeepBody, request: Request) -> Response:
     """Copy a file out of a sandbox into the file store, where it outlives the sandbox."""
-    box, quota = sandbox_of(request, sandbox), principal_of(request).quota
-    work = node_of(request).files.keep(box, body.path, user=User(body.user), filename=body.filename, quota=quota)
+    work = node_of(request).file_store.keep(principal_of(request), sandbox, body.path, filename=body.filename, user=User(body.user))
     return reply(StoredFileAnswer.of(await unless_gone(request, work)), 201)
 
 

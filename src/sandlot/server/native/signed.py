@@ -8,9 +8,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from sandlot.core.files import files
+from sandlot.model.signed_urls import Grant
 from sandlot.model.specs import User
-from sandlot.server.native.common import also, body_of, node_of, principal_of, raw_body, reply, sandbox_of, while_connected
+from sandlot.server.native.common import also, body_of, node_of, principal_of, raw_body, reply, while_connected
 from sandlot.server.native.files import CONTENT, part_of, streamed
 from sandlot.server.native.schemas.base import Query as QueryModel
 from sandlot.server.native.schemas.base import Text, UserName
@@ -35,28 +35,28 @@ class SignedQuery(QueryModel):
 @router.post("/v1/sandboxes/{sandbox}/files/sign", responses=also(SignedAnswer, "It holds from now on."))
 async def sign(sandbox: str, body: SignBody, request: Request) -> Response:
     """Make a URL by which anybody can read, or write, one file for a while. It ends with the API key that made it."""
-    box = sandbox_of(request, sandbox)
-    query, until = node_of(request).url_signer.sign(
-        principal_of(request), sandbox=box.id, method=body.method, path=body.path, user=User(body.user), expires_in_s=body.expires_in
-    )
+    grant = Grant(body.method, sandbox, body.path, User(body.user), body.expires_in)
+    signed = node_of(request).tokens.sign_url(principal_of(request), grant)
     # Whoever came over the unix socket has no address that would mean anything elsewhere.
     base = "" if request.scope["state"].get("peer") == OWNER else str(request.base_url).rstrip("/")
-    return reply(SignedAnswer(url=f"{base}{SIGNED_PATH}?{query}", method=body.method, expires_at=until))
+    return reply(SignedAnswer(url=f"{base}{SIGNED_PATH}?{signed.query}", method=body.method, expires_at=signed.expires_at))
 
 
 @router.get(SIGNED_PATH, response_class=Response, responses=CONTENT)
 async def read_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
     """Read the file that a URL was signed for."""
-    sandbox, user = sandbox_of(request, query.sandbox), User(query.user)
+    user = User(query.user)
     # A browser must not take what a sandbox wrote for a page of this service.
     name = quote(query.path.rpartition("/")[2], safe="")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "X-Content-Type-Options": "nosniff"}
-    part = await part_of(request, sandbox, query.path, user, **headers)
-    return streamed(await files.read(sandbox, query.path, user=user), **headers) if part is None else part
+    part = await part_of(request, query.sandbox, query.path, user, **headers)
+    if part is not None:
+        return part
+    return streamed(await node_of(request).files.read(principal_of(request), query.sandbox, query.path, user=user), **headers)
 
 
 @router.put(SIGNED_PATH, responses=also(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
 async def write_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
     """Write the file that a URL was signed for; the body is its content."""
-    work = files.write(sandbox_of(request, query.sandbox), query.path, body_of(request), user=User(query.user))
+    work = node_of(request).files.write(principal_of(request), query.sandbox, query.path, body_of(request), user=User(query.user))
     return reply(EntryAnswer.of(await while_connected(request, work)))

@@ -7,12 +7,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.files import archives
-from sandlot.core.files import watch as folder_watch
-from sandlot.core.files.watch import FolderWatch
-from sandlot.model.files import FileEventKind
+from sandlot.model.files import FileEventKind, FolderWatch
 from sandlot.model.specs import User
-from sandlot.server.native.common import PROBLEM, also, body_of, only_events, raw_body, reply, sandbox_of, unless_gone, while_connected
+from sandlot.server.native.common import PROBLEM, also, body_of, node_of, only_events, principal_of, raw_body, reply, unless_gone, while_connected
 from sandlot.server.native.schemas.files import PathQuery
 from sandlot.server.native.schemas.trees import (
     FileEvent,
@@ -42,9 +39,9 @@ _ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: _BINARY, GZI
 async def pack(sandbox: str, query: Annotated[PackQuery, Query()], request: Request) -> Response:
     """Read a folder as a tar archive, its names relative to it; or one file. An answer that breaks off before its end was cut by an error."""
     compress = query.format == "tar.gz"
-    packing = archives.pack(sandbox_of(request, sandbox), query.path, user=User(query.user), compress=compress)
+    packing = node_of(request).files.pack(principal_of(request), sandbox, query.path, compress=compress, user=User(query.user))
     packed = await unless_gone(request, packing)
-    return streams.Stream(aiter(packed), packed.aclose, media_type=GZIP if compress else TAR)
+    return streams.Stream(packed, packed.aclose, media_type=GZIP if compress else TAR)
 
 
 @router.post(
@@ -52,7 +49,7 @@ async def pack(sandbox: str, query: Annotated[PackQuery, Query()], request: Requ
 )
 async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Unpack a tar archive in a folder, which is made where it is not there. Where it breaks off, what came before stays."""
-    work = archives.unpack(sandbox_of(request, sandbox), query.path, body_of(request), user=User(query.user))
+    work = node_of(request).files.unpack(principal_of(request), sandbox, query.path, body_of(request), user=User(query.user))
     return reply(UnpackedAnswer.of(await while_connected(request, work)))
 
 
@@ -61,7 +58,7 @@ async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Re
 )
 async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Request) -> Response:
     """Watch a folder."""
-    beginning = folder_watch.watch(sandbox_of(request, sandbox), query.path, user=User(query.user), recursive=query.recursive)
+    beginning = node_of(request).watches.watch(principal_of(request), sandbox, query.path, recursive=query.recursive, user=User(query.user))
     watched = await unless_gone(request, beginning)
     return streams.events(request, _told(watched, query), watched.aclose)
 
@@ -69,27 +66,28 @@ async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Re
 @router.post("/watchers", status_code=201, responses=also(WatcherAnswer, "It is watched.", 201))
 async def create_watcher(sandbox: str, body: WatcherBody, request: Request) -> Response:
     """Watch a folder for whoever asks later: what happens is kept, 4,096 events of it, until it is asked for."""
-    making = folder_watch.create(sandbox_of(request, sandbox), body.path, user=User(body.user), recursive=body.recursive)
+    making = node_of(request).watches.create(principal_of(request), sandbox, body.path, recursive=body.recursive, user=User(body.user))
     return reply(WatcherAnswer.of(await unless_gone(request, making)), 201)
 
 
 @router.get("/watchers", responses=also(WatchersAnswer, "Those that were not removed."))
 async def list_watchers(sandbox: str, request: Request) -> Response:
     """List the watchers of a sandbox."""
-    return reply(WatchersAnswer(watchers=[WatcherAnswer.of(each) for each in folder_watch.listing(sandbox_of(request, sandbox))]))
+    watches = await node_of(request).watches.list(principal_of(request), sandbox)
+    return reply(WatchersAnswer(watchers=[WatcherAnswer.of(each) for each in watches]))
 
 
 @router.post("/watchers/{watcher}/events", responses=also(HappenedAnswer, "What has happened since the last time."))
 async def take_watcher_events(sandbox: str, watcher: str, request: Request) -> Response:
     """Take what has happened in a watched folder, oldest first; it is told once. After `gone` there is no such watcher any more."""
-    happened = await folder_watch.take(sandbox_of(request, sandbox), watcher)
+    happened = await node_of(request).watches.take(principal_of(request), sandbox, watcher)
     return reply(HappenedAnswer(events=[HappenedEventAnswer.of(event) for event in happened]))
 
 
 @router.delete("/watchers/{watcher}", status_code=204, responses=PROBLEM)
 async def remove_watcher(sandbox: str, watcher: str, request: Request) -> Response:
     """Watch no more."""
-    folder_watch.remove(sandbox_of(request, sandbox), watcher)
+    await node_of(request).watches.delete(principal_of(request), sandbox, watcher)
     return Response(status_code=204)
 
 

@@ -7,29 +7,47 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sandlot.core.files.signed_urls import UrlSigner
-from sandlot.model.access import OwnerId, Principal
-from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError
-from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS
+from sandlot.core.files.signed_urls import TokenService
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError, NotFoundError
+from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS, Grant
 from sandlot.model.specs import User
+from tests.support.node import MemoryNode
 
 SIGNER = Principal(owner=OwnerId("0123456789ab"), name="someone")
+STRANGER = Principal(owner=OwnerId("ba9876543210"), name="another")
 SECRET = bytes(range(32))
 
 
 class Rig:
-    """A signer, its clock and its keys."""
+    """A token service with a clock and keys of its own, on the sandboxes of a node."""
 
-    def __init__(self, secret: bytes = SECRET) -> None:
+    def __init__(self, node: MemoryNode, sandbox: str, secret: bytes = SECRET) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.owners = {SIGNER.owner: SIGNER}
-        self.url_signer = UrlSigner(secret, lambda: self.now, self.owners.get)
+        self.sandbox = sandbox
+        self.tokens = TokenService(secret, node.services.registry, lambda: self.now, self.owners.get)
 
-    def sign(self, *, method: str = "GET", path: str = "/workspace/a b", user: User = User.USER, expires_in_s: float = 60) -> str:
-        return self.url_signer.sign(SIGNER, sandbox="sb-abcd-1", method=method, path=path, user=user, expires_in_s=expires_in_s)[0]
+    def sign(self, *, method: str = "GET", path: str = "/workspace/a b", user: User = User.USER, lifetime_s: float = 60) -> str:
+        return self.tokens.sign_url(SIGNER, Grant(method, self.sandbox, path, user, lifetime_s)).query
 
     def check(self, query: str, method: str = "GET") -> Principal:
-        return self.url_signer.principal(method, query.encode())
+        return self.tokens.principal_of_url(method, query.encode())
+
+
+async def make(node: MemoryNode, name: str | None = None, owner: Principal = SIGNER) -> str:
+    return (await node.sandboxes.create(owner, CreateSandboxParams(name=name))).id
+
+
+@pytest.fixture
+async def sandbox(node: MemoryNode) -> str:
+    return await make(node)
+
+
+@pytest.fixture
+def rig(node: MemoryNode, sandbox: str) -> Rig:
+    return Rig(node, sandbox)
 
 
 def refused(rig: Rig, query: str, method: str = "GET") -> str:
@@ -40,8 +58,7 @@ def refused(rig: Rig, query: str, method: str = "GET") -> str:
 
 
 @pytest.mark.parametrize("method", URL_METHODS)
-def test_url_allows_the_signed_request_until_it_expires(method: str) -> None:
-    rig = Rig()
+async def test_url_allows_the_signed_request_until_it_expires(method: str, rig: Rig) -> None:
     query = rig.sign(method=method)
     rig.now += timedelta(seconds=59)
     assert rig.check(query, method) == SIGNER
@@ -49,8 +66,7 @@ def test_url_allows_the_signed_request_until_it_expires(method: str) -> None:
     assert "2026-01-01T00:01:00" in refused(rig, query, method)
 
 
-def test_changing_any_character_invalidates_the_url() -> None:
-    rig = Rig()
+async def test_changing_any_character_invalidates_the_url(rig: Rig) -> None:
     query = rig.sign()
     for at, other in itertools.product(range(len(query)), "0A&=%+"):
         changed = query[:at] + other + query[at + 1 :]
@@ -58,8 +74,7 @@ def test_changing_any_character_invalidates_the_url() -> None:
             refused(rig, changed)
 
 
-def test_url_allows_no_other_request() -> None:
-    rig = Rig()
+async def test_url_allows_no_other_request(rig: Rig) -> None:
     query = rig.sign()
     for method in ("PUT", "HEAD", "DELETE", "POST", "get"):
         refused(rig, query, method)
@@ -68,47 +83,75 @@ def test_url_allows_no_other_request() -> None:
         refused(rig, more[1:] + "&" + query)
     for name in ("sandbox", "path", "user", "key", "expires", "signature"):
         refused(rig, "&".join(pair for pair in query.split("&") if not pair.startswith(f"{name}=")))
-    for old, new in (("a+b", "c"), ("user=user", "user=root"), ("sb-abcd-1", "sb-abcd-2"), ("expires=", "expires=+"), (SIGNER.owner, "local")):
+    for old, new in (
+        ("a+b", "c"),
+        ("user=user", "user=root"),
+        (rig.sandbox, "sb-other"),
+        ("expires=", "expires=+"),
+        (SIGNER.owner, "local"),
+    ):
         refused(rig, query.replace(old, new))
     refused(rig, "")
 
 
-def test_url_of_another_secret_is_refused() -> None:
-    refused(Rig(bytes(32)), Rig().sign())
+async def test_url_of_another_secret_is_refused(node: MemoryNode, rig: Rig) -> None:
+    refused(Rig(node, rig.sandbox, bytes(32)), rig.sign())
 
 
-def test_url_of_a_revoked_key_is_refused() -> None:
-    rig = Rig()
+async def test_url_of_a_revoked_key_is_refused(rig: Rig) -> None:
     query = rig.sign()
     rig.owners.clear()
     assert "revoked" in refused(rig, query)
 
 
-def test_values_that_could_run_into_each_other_have_different_signatures() -> None:
-    signatures = {Rig().sign(path=path).rpartition("=")[2] for path in ("/a", "/a/", "/a%2F", '/a","user', "/a\n")}
+async def test_values_that_could_run_into_each_other_have_different_signatures(rig: Rig) -> None:
+    signatures = {rig.sign(path=path).rpartition("=")[2] for path in ("/a", "/a/", "/a%2F", '/a","user', "/a\n")}
     assert len(signatures) == 5
 
 
-@pytest.mark.parametrize("expires_in_s", [0, -1, 0.5, MAX_URL_LIFETIME_S + 1, float("inf"), float("nan")])
-def test_invalid_lifetime_is_refused(expires_in_s: float) -> None:
+@pytest.mark.parametrize("lifetime_s", [0, -1, 0.5, MAX_URL_LIFETIME_S + 1, float("inf"), float("nan")])
+async def test_invalid_lifetime_is_refused(lifetime_s: float, rig: Rig) -> None:
     with pytest.raises(InvalidRequestError):
-        Rig().sign(expires_in_s=expires_in_s)
+        rig.sign(lifetime_s=lifetime_s)
 
 
-def test_invalid_path_or_method_is_refused() -> None:
+async def test_invalid_path_or_method_is_refused(rig: Rig) -> None:
     with pytest.raises(InvalidRequestError):
-        Rig().sign(path="relative")
+        rig.sign(path="relative")
     with pytest.raises(InvalidRequestError):
-        Rig().sign(method="DELETE")
+        rig.sign(method="DELETE")
 
 
-def test_token_stands_for_the_key_in_requests_about_one_sandbox() -> None:
-    rig = Rig()
-    token = rig.url_signer.token(SIGNER.owner, "sb-a")
-    assert rig.url_signer.bearer(token, "sb-a") == SIGNER
-    assert rig.url_signer.bearer(token, "sb-b") is None
-    assert Rig(bytes(32)).url_signer.bearer(token, "sb-a") is None
+async def test_url_is_signed_only_for_a_sandbox_of_the_principal(rig: Rig) -> None:
+    for principal, sandbox in ((STRANGER, rig.sandbox), (SIGNER, "sb-none"), (SIGNER, "")):
+        with pytest.raises(NotFoundError) as error:
+            rig.tokens.sign_url(principal, Grant("GET", sandbox, "/workspace/a"))
+        assert error.value.code is ErrorCode.SANDBOX_NOT_FOUND
+        with pytest.raises(NotFoundError):
+            rig.tokens.sandbox_token(principal, sandbox)
+
+
+async def test_token_stands_for_the_key_in_requests_about_one_sandbox(node: MemoryNode, rig: Rig) -> None:
+    token, other = rig.tokens.sandbox_token(SIGNER, rig.sandbox), await make(node)
+    assert rig.tokens.principal_of_token(token, rig.sandbox) == SIGNER
+    assert rig.tokens.principal_of_token(token, other) is None
+    assert Rig(node, rig.sandbox, bytes(32)).tokens.principal_of_token(token, rig.sandbox) is None
     for wrong in ("", ".", token[:-1], token + "x", token.replace(SIGNER.owner, "ba9876543210"), "é", "\udc80"):
-        assert rig.url_signer.bearer(wrong, "sb-a") is None
+        assert rig.tokens.principal_of_token(wrong, rig.sandbox) is None
+    assert rig.tokens.sandbox_token(OPERATOR, rig.sandbox) == token, "an operator gets the token of the owner"
+    await node.sandboxes.kill(SIGNER, rig.sandbox)
+    assert rig.tokens.principal_of_token(token, rig.sandbox) == SIGNER, "the request itself reports that the sandbox has ended"
     rig.owners.clear()
-    assert rig.url_signer.bearer(token, "sb-a") is None, "the key was revoked"
+    assert rig.tokens.principal_of_token(token, rig.sandbox) is None, "the key was revoked"
+
+
+async def test_token_is_refused_for_another_sandbox_of_the_same_name(node: MemoryNode, rig: Rig) -> None:
+    rig.owners[STRANGER.owner] = STRANGER
+    named, foreign = await make(node, "worker"), await make(node, "worker", STRANGER)
+    token, foreign_token = rig.tokens.sandbox_token(SIGNER, named), rig.tokens.sandbox_token(STRANGER, foreign)
+    assert rig.tokens.principal_of_token(token, "worker") == SIGNER
+    assert rig.tokens.principal_of_token(foreign_token, "worker") == STRANGER
+    await node.sandboxes.kill(SIGNER, named)
+    again = await make(node, "worker")
+    assert rig.tokens.principal_of_token(token, "worker") is None
+    assert rig.tokens.principal_of_token(rig.tokens.sandbox_token(SIGNER, again), "worker") == SIGNER

@@ -11,9 +11,15 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from sandlot.core.files.store import FileStore, media_type_of
+from sandlot.core.records.events import EventFeed
+from sandlot.core.records.metrics import Metrics
+from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.registry import SandboxRegistry
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.files import check_filename, check_media_type, tidy_filename
+from sandlot.model.ids import new_node_id
 from sandlot.model.records import FileId
 from sandlot.store.blobs import FolderBlobs, open_blobs
 from sandlot.store.store import SqlStore, open_store
@@ -37,18 +43,20 @@ async def blobs(tmp_path: Path) -> FolderBlobs:
 
 @pytest.fixture
 def store(rows: SqlStore, blobs: FolderBlobs, clock: ManualClock) -> FileStore:
-    return FileStore(rows.files, blobs, clock, max_bytes=MAX_BYTES)
+    events = EventFeed(rows.events)
+    registry = SandboxRegistry(SandboxRecorder(rows, new_node_id(), clock, events, Metrics()), BufferBudget(MAX_BYTES), clock)
+    return FileStore(rows.files, blobs, registry, clock, max_bytes=MAX_BYTES)
 
 
 async def content(store: FileStore, principal: Principal, id_: str) -> bytes:
-    return b"".join([piece async for piece in store.read(await store.get(principal, id_))])
+    return b"".join([piece async for piece in await store.read(principal, id_)])
 
 
 async def test_upload_is_refused_while_the_host_is_short_of_disk_space(tmp_path: Path) -> None:
     full = replace(BOUNDLESS, free=replace(BOUNDLESS.free, disk_bytes=0))
     async with bench(tmp_path, read_host=lambda: full) as at:
         with pytest.raises(UnavailableError):
-            await at.service.node.files.upload(ALICE, pieces(b"x"), filename="x")
+            await at.node.file_store.upload(ALICE, pieces(b"x"), filename="x")
 
 
 async def test_file_of_another_owner_is_not_found(store: FileStore) -> None:
@@ -56,7 +64,7 @@ async def test_file_of_another_owner_is_not_found(store: FileStore) -> None:
     assert await store.get(OPERATOR, record.id) == record
     assert await store.list(BOB, offset=0, limit=9) == ([], 0)
     for principal, id_ in ((BOB, record.id), (ALICE, "file-aaaaaaaaaaaaaaaa"), (ALICE, "../x"), (ALICE, "x" * 5000)):
-        for refused in (store.get(principal, id_), store.delete(principal, id_), store.get_many(principal, [id_])):
+        for refused in (store.get(principal, id_), store.delete(principal, id_), store.read(principal, id_), store.get_many(principal, [id_])):
             with pytest.raises(NotFoundError) as error:
                 await refused
             assert error.value.code is ErrorCode.FILE_NOT_FOUND

@@ -72,7 +72,7 @@ async def test_create_with_volumes_boots_if_the_driver_cannot_attach_them_to_a_w
 async def test_create_refuses_a_volume_that_was_deleted_while_it_waited(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path, capabilities=NO_SNAPSHOTS)) as node:
         pool = await prepared_pool(node)
-        file = await node.services.files.upload(OPERATOR, content(), filename="file")
+        file = await node.services.file_store.upload(OPERATOR, content(), filename="file")
         lookup = node.state.database.faults.hold("files.get")
 
         creating = asyncio.create_task(node.sandboxes.create(OPERATOR, replace(WITH_DATA, files=(file.id,))))

@@ -56,7 +56,7 @@ async def test_outputs_are_kept_up_to_the_size_limit(at: SharedBench, sandbox: S
     before = await Before.look(sandbox)
     await sh(at.node, sandbox, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
     monkeypatch.setattr(outputs, "KEPT_BYTES", 10)
-    kept = await outputs.collect(at.node.files, sandbox, before)
+    kept = await outputs.collect(at.node.file_store, sandbox, before)
     assert [(record.filename, record.size_bytes) for record in kept.records] == [("a", 5), ("c", 3)]
     assert (kept.left, kept.more) == (2, False)
 
@@ -71,7 +71,7 @@ async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench
             return [Found(f"/output/{i}", 1) for i in range(1, 7)], False
 
     monkeypatch.setattr(outputs, "KEPT_BYTES", 250)
-    kept = await outputs.collect(at.node.files, sandbox, Liar(sandbox, {}))
+    kept = await outputs.collect(at.node.file_store, sandbox, Liar(sandbox, {}))
     assert sum(record.size_bytes for record in kept.records) <= 250
     assert kept.left >= 4
 
@@ -79,7 +79,7 @@ async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench
 async def test_outputs_count_against_the_upload_quota(at: SharedBench, sandbox: Sandbox) -> None:
     before = await Before.look(sandbox)
     await sh(at.node, sandbox, "cd /output; printf 12345 > a; printf 123456 > b")
-    kept = await outputs.collect(at.node.files, sandbox, before, Quota(upload_bytes=5))
+    kept = await outputs.collect(at.node.file_store, sandbox, before, Quota(upload_bytes=5))
     assert ([record.filename for record in kept.records], kept.left) == (["a"], 1)
 
 
@@ -90,7 +90,7 @@ async def test_files_in_subfolders_are_outputs_and_links_are_not(at: SharedBench
         guest.files.write(path, b"1", 1000)
     guest.files.symlink("/output/link", "/output/d/a", 1000)
 
-    kept = await outputs.collect(at.node.files, sandbox, before)
+    kept = await outputs.collect(at.node.file_store, sandbox, before)
 
     assert ([record.filename for record in kept.records], kept.left, kept.more) == (["a"], 0, False)
 
@@ -129,11 +129,11 @@ async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: San
             return [Found("/output/a", 1)], False
 
     monkeypatch.setattr(outputs, "COLLECT_S", 0.1)
-    monkeypatch.setattr(type(at.node.files), "keep", forever)
-    kept = await outputs.collect(at.node.files, sandbox, FoundAtOnce(sandbox, {}))
+    monkeypatch.setattr(type(at.node.file_store), "keep_in", forever)
+    kept = await outputs.collect(at.node.file_store, sandbox, FoundAtOnce(sandbox, {}))
     assert (list(kept.records), kept.left, kept.more) == ([], 1, False)
     monkeypatch.setattr(files, "listing", forever)
-    assert (await outputs.collect(at.node.files, sandbox, Before(sandbox, {}))).more
+    assert (await outputs.collect(at.node.file_store, sandbox, Before(sandbox, {}))).more
 
 
 @cases("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
@@ -145,5 +145,5 @@ async def test_run_keeps_its_result_if_its_outputs_cannot_be_kept(
 
     before = await Before.look(sandbox)
     await sh(at.node, sandbox, "echo 1 > a")
-    monkeypatch.setattr(type(at.node.files), "keep", refuses)
-    assert (await outputs.collect(at.node.files, sandbox, before)).left == 1
+    monkeypatch.setattr(type(at.node.file_store), "keep_in", refuses)
+    assert (await outputs.collect(at.node.file_store, sandbox, before)).left == 1

@@ -73,22 +73,24 @@ async def cut(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.real_guest
-async def test_one_that_was_cut_begins_anew_and_says_so(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
+async def test_one_that_was_cut_begins_anew_and_says_so(at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     await run(http, url, "mkdir w")
     watcher = await watched(http, url)
     await cut(sandbox)
     await taken(http, watcher, ("overflow", ""))
     await run(http, url, "echo > w/seen")
     await taken(http, watcher, ("created", "/workspace/w/seen"))
-    assert len(watch.WATCHERS.of(sandbox)) == 1
+    assert len(at.node.watches.watches.of(sandbox)) == 1
     await cut(sandbox)
     await run(http, url, "rm -r w")
     assert (await taken(http, watcher, ("gone", "/workspace/w")))[-1] == ("gone", "/workspace/w")
-    assert watch.WATCHERS.of(sandbox) == {}
+    assert at.node.watches.watches.of(sandbox) == {}
 
 
 @pytest.mark.real_guest
-async def test_they_and_what_they_keep_are_bounded(http: httpx.AsyncClient, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_they_and_what_they_keep_are_bounded(
+    at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watch, "MAX_WATCHERS", 2)
     monkeypatch.setattr(watch, "MAX_EVENTS", 5)
     await run(http, url, "mkdir w")
@@ -97,12 +99,12 @@ async def test_they_and_what_they_keep_are_bounded(http: httpx.AsyncClient, url:
     problem(await http.post(f"{url}/files/watchers", json={"path": "/workspace/w"}), 429, "limit_exceeded")
     before = sandbox.buffers.taken_bytes
     await run(http, url, "for i in $(seq 9); do echo > w/$i; done")
-    await until(lambda: all(each.full for each in watch.WATCHERS.of(sandbox).values()))
+    await until(lambda: all(each.full for each in at.node.watches.watches.of(sandbox).values()))
     assert sandbox.buffers.taken_bytes > before
     told = (await http.post(f"{watcher}/events")).json()["events"]
     assert (len(told), told[0]["event"], told[-1]["event"]) == (6, "created", "overflow")
     await http.delete(url)
-    await until(lambda: (watch.WATCHERS.get(sandbox), sandbox.buffers.taken_bytes) == (None, 0))
+    await until(lambda: (at.node.watches.watches.get(sandbox), sandbox.buffers.taken_bytes) == (None, 0))
     problem(await http.post(f"{watcher}/events"), 410, "sandbox_ended")
 
 

@@ -29,7 +29,7 @@ from sandlot.doors.e2b.control.bodies import (
     TimeoutBody,
 )
 from sandlot.doors.e2bwords import NEXT, metadata_filter, told
-from sandlot.model.access import Principal
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import (
     ConflictError,
     ErrorCode,
@@ -88,7 +88,7 @@ def unless_ended(sandbox: str) -> Iterator[None]:
 
 def made(node: Node, sandbox: Sandbox) -> dict[str, Any]:
     """A sandbox as its maker is told of it."""
-    return translate.made(sandbox, node.url_signer.token(sandbox.owner, sandbox.id))
+    return translate.made(sandbox, node.tokens.sandbox_token(OPERATOR, sandbox.id))
 
 
 @router.post("/v2/sandboxes")
@@ -175,9 +175,9 @@ def _all(request: Request) -> list[Sandbox]:
 @router.get("/sandboxes/{sandbox}")
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox."""
-    node = node_of(request)
-    box = find(node, principal_of(request), sandbox)
-    return told(translate.detailed(box, node.url_signer.token(box.owner, box.id)))
+    node, principal = node_of(request), principal_of(request)
+    box = find(node, principal, sandbox)
+    return told(translate.detailed(box, node.tokens.sandbox_token(principal, box.id)))
 
 
 @router.delete("/sandboxes/{sandbox}")

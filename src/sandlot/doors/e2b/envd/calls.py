@@ -22,10 +22,11 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import access
 from sandlot.doors.e2b.envd import connect, errors, translate
 from sandlot.doors.e2b.envd.wire import Message
+from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, TimeoutExceededError
 from sandlot.model.specs import KIB, User
 from sandlot.web import errors as web_errors
-from sandlot.web.asking import body_of, node_of, unless_gone, while_connected
+from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
 from sandlot.web.bodies import MOST_ERRORS
 from sandlot.web.streams import Stream
 
@@ -47,11 +48,12 @@ class Call:
         SandlotError: What it says of itself makes no sense, or its sandbox is no more.
     """
 
-    __slots__ = ("node", "ping_s", "request", "sandbox", "timeout_s", "user")
+    __slots__ = ("node", "ping_s", "principal", "request", "sandbox", "timeout_s", "user")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.node: Node = node_of(request)
+        self.principal: Principal = principal_of(request)
         self.sandbox: Sandbox = access.box_of(request)
         self.user: User = translate.basic_user(request.headers.get("authorization", ""))
         self.timeout_s = connect.timeout_s(request.headers.get("connect-timeout-ms"))

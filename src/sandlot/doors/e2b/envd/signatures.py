@@ -73,7 +73,7 @@ def _signer(sandboxes: Iterable[Sandbox], node: Node, given: str, words: tuple[s
     found: Sandbox | None = None
     shown = given.encode("utf-8", "replace")
     for sandbox in sandboxes:
-        expected = signature(*words, node.url_signer.token(sandbox.owner, sandbox.id), until)
+        expected = signature(*words, node.tokens.sandbox_token(OPERATOR, sandbox.id), until)
         if hmac.compare_digest(expected.encode(), shown):
             found = sandbox
     return found

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
-from sandlot.core.files import watch as folder_watch
-from sandlot.core.files.watch import FolderWatch
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call, Told
 from sandlot.doors.e2b.envd.filesystem import entry_at
 from sandlot.doors.e2b.envd.wire import WatcherMessage, WatchMessage
-from sandlot.model.files import FileEvent
+from sandlot.model.files import FileEvent, FolderWatch
 
 WITH_ENTRIES = "+entries"
 """What a watcher's id ends with whose events tell what is at their paths: so nothing has to be remembered here."""
@@ -23,28 +21,28 @@ WITH_ENTRIES = "+entries"
 async def watch_dir(call: Call, asked: WatchMessage) -> Told:
     """Tell what happens in a folder, until it is gone."""
     path = translate.absolute(asked.path, call.user)
-    watch = await folder_watch.watch(call.sandbox, path, user=call.user, recursive=asked.recursive)
+    watch = await call.node.watches.watch(call.principal, call.sandbox.id, path, recursive=asked.recursive, user=call.user)
     return Told(_told(call, watch, entries=asked.include_entry), watch.aclose, translate.WATCH_KEEPALIVE)
 
 
 async def create(call: Call, asked: WatchMessage) -> Mapping[str, Any]:
     """Watch a folder for who comes back."""
     path = translate.absolute(asked.path, call.user)
-    watcher = await folder_watch.create(call.sandbox, path, user=call.user, recursive=asked.recursive)
+    watcher = await call.node.watches.create(call.principal, call.sandbox.id, path, recursive=asked.recursive, user=call.user)
     return {"watcherId": watcher.id + (WITH_ENTRIES if asked.include_entry else "")}
 
 
 async def events(call: Call, asked: WatcherMessage) -> Mapping[str, Any]:
     """What has happened since the last time."""
     id_ = asked.watcher_id.removesuffix(WITH_ENTRIES)
-    root = folder_watch.find(call.sandbox, id_).root
-    happened = await folder_watch.take(call.sandbox, id_)
+    root = next((watch.root for watch in await call.node.watches.list(call.principal, call.sandbox.id) if watch.id == id_), "")
+    happened = await call.node.watches.take(call.principal, call.sandbox.id, id_)
     return {"events": [event async for event in _events(call, happened, root, entries=asked.watcher_id != id_)]}
 
 
 async def remove(call: Call, asked: WatcherMessage) -> Mapping[str, Any]:
     """Watch no more."""
-    folder_watch.remove(call.sandbox, asked.watcher_id.removesuffix(WITH_ENTRIES))
+    await call.node.watches.delete(call.principal, call.sandbox.id, asked.watcher_id.removesuffix(WITH_ENTRIES))
     return {}
 
 

@@ -50,7 +50,7 @@ async def open_terminal(body: TerminalBody, request: Request) -> Response:
     """Start a program on a terminal."""
     sandbox = inside(request)
     id_, _ = await node_of(request).processes.launch(sandbox, translate.terminal(body), description=_LABEL)
-    return reply(TerminalAnswer(session_id=id_, token=node_of(request).url_signer.token(principal_of(request).owner, sandbox.id)), 201)
+    return reply(TerminalAnswer(session_id=id_, token=node_of(request).tokens.sandbox_token(principal_of(request), sandbox.id)), 201)
 
 
 @INSIDE.route("DELETE", "/pty/{process}")
@@ -85,7 +85,7 @@ def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
         named = node.registry.find(sandbox, OPERATOR).id
     except NotFoundError:
         return None
-    return node.url_signer.bearer(token, named)
+    return node.tokens.principal_of_token(token, named)
 
 
 async def _serve(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution) -> None:

@@ -12,10 +12,11 @@ import asyncio
 from fastapi import WebSocket
 from starlette.websockets import WebSocketState
 
-from sandlot.core.forwarding import tunnels
 from sandlot.doors.tensorlake.inside.wire import TunnelQuery
 from sandlot.doors.tensorlake.ways import INSIDE, inside
 from sandlot.model.errors import InvalidRequestError, SandlotError
+from sandlot.web import duplex
+from sandlot.web.asking import node_of, principal_of
 from sandlot.web.sockets import GONE, LINGERS, NORMAL, farewell, query_of, reason
 
 _LEFT = frozenset({1000, 1005})
@@ -27,12 +28,12 @@ async def tunnel(socket: WebSocket) -> None:
     """Connect to a port of the inside."""
     sandbox = inside(socket)
     query = query_of(socket, TunnelQuery)
-    opened = await tunnels.connect(sandbox, query.port)
+    opened = await node_of(socket).tunnels.connect(principal_of(socket), sandbox.id, query.port)
     try:
         socket.scope["state"][LINGERS] = True
         await socket.accept()
         try:
-            if await tunnels.carry(opened, _Client(socket)) and socket.application_state is WebSocketState.CONNECTED:
+            if await duplex.carry(opened, _Client(socket)) and socket.application_state is WebSocketState.CONNECTED:
                 await socket.close(NORMAL)
         except SandlotError as error:
             if socket.application_state is WebSocketState.CONNECTED:

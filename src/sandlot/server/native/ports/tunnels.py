@@ -13,10 +13,9 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response, WebSocket
 
-from sandlot.core.forwarding import tunnels
 from sandlot.model.errors import InvalidRequestError, SandlotError
-from sandlot.server.native.common import sandbox_of
-from sandlot.web import errors, sockets
+from sandlot.server.native.common import node_of, principal_of, sandbox_of
+from sandlot.web import duplex, errors, sockets
 
 _SAID = "Send bytes as binary messages, and {'end': true} as text after the last."
 
@@ -31,11 +30,11 @@ async def tunnel(sandbox: str, port: int, socket: WebSocket) -> None:
     `failure` that the connection was cut; `{"end": true}` from the client ends its half. Closing the WebSocket before both halves have ended resets
     the connection. Where nothing listens, the answer is 404 `port_not_found`.
     """
-    opened = await tunnels.connect(sandbox_of(socket, sandbox), port)
+    opened = await node_of(socket).tunnels.connect(principal_of(socket), sandbox, port)
     try:
         await socket.accept()
         try:
-            if await tunnels.carry(opened, _Client(socket)):
+            if await duplex.carry(opened, _Client(socket)):
                 await socket.close(sockets.NORMAL)
         except SandlotError as error:
             await sockets.fail(socket, error)

@@ -7,9 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from sandlot.core.files.watch import BufferedFolderWatch
 from sandlot.model.files import FileEvent as FolderEvent
-from sandlot.model.files import Unpacked
+from sandlot.model.files import Unpacked, Watch
 from sandlot.model.signed_urls import DEFAULT_URL_LIFETIME_S
 from sandlot.server.native.schemas.base import Answer, Body, Text, UserName
 from sandlot.server.native.schemas.files import PathQuery
@@ -102,10 +101,10 @@ class WatcherAnswer(WatchingEvent):
     watcher: str
 
     @classmethod
-    def of(cls, watcher: BufferedFolderWatch) -> WatcherAnswer:
+    def of(cls, watch: Watch) -> WatcherAnswer:
         """What is told of it."""
-        by: Literal["inotify", "scan"] = "scan" if watcher.by == "scan" else "inotify"
-        return cls(watcher=watcher.id, path=watcher.path, recursive=watcher.recursive, by=by)
+        by: Literal["inotify", "scan"] = "scan" if watch.by == "scan" else "inotify"
+        return cls(watcher=watch.id, path=watch.path, recursive=watch.recursive, by=by)
 
 
 class WatchersAnswer(Answer):

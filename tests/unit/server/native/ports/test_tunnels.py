@@ -12,7 +12,6 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sandlot.core.forwarding import tunnels
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnavailableError
 from sandlot.server.serve import answering
@@ -134,7 +133,7 @@ async def test_refusals_are_answers_before_the_upgrade(at: Bench, http: httpx.As
         assert told["code"] == ("port_not_found" if status == 404 else "invalid_request")
     assert problem(await http.get(f"{url}/ports/{program.port}/tunnel"), 426, "invalid_request")["hint"]
     with pytest.raises(InvalidRequestError):
-        await tunnels.connect(at.sandboxes.find(url.rpartition("/")[2], OPERATOR), -1)
+        await at.node.tunnels.connect(OPERATOR, url.rpartition("/")[2], -1)
 
 
 @pytest.mark.parametrize("how", ["revoked", "stopped"])
@@ -163,7 +162,7 @@ async def test_a_revoked_key_and_a_service_that_stops_end_tunnels(at: Bench, htt
 
 async def test_what_waits_counts_and_what_cannot_be_had_is_not_waited_for(at: Bench, url: str, program: Program) -> None:
     sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
-    tunnel = await tunnels.connect(sandbox, program.port)
+    tunnel = await at.node.tunnels.connect(OPERATOR, sandbox.id, program.port)
     before = sandbox.buffers.taken_bytes
     await tunnel.send(b"x" * 1000)
     assert sandbox.buffers.taken_bytes == before
