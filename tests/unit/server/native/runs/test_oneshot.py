@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from sandlot.core.manager import SandboxManager
+from sandlot.core.records.metrics import Metrics
 from sandlot.model.access import OPERATOR, Quota
-from sandlot.model.errors import ErrorCode, UnavailableError
-from sandlot.server.settings import Settings
+from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError, UnavailableError
+from sandlot.model.programs import BatchItem, OneShotParams, Result, Status
+from sandlot.server.app import create_app
 from tests.support.cases import cases
-from tests.support.service import Bench, bench, client, tcp_client
+from tests.support.scripted_app import local_client, scripted_service
+from tests.support.scripted_node import ScriptedNode, ScriptedStream
+from tests.support.service import Bench, tcp_client
 from tests.support.until import until
 
 URL = "/v1/execute"
@@ -73,11 +77,10 @@ async def test_a_program_that_fails_is_an_answer(http: httpx.AsyncClient) -> Non
         ({"limits": {"memory_bytes": 1}}, "memory_bytes"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, at: Bench, wrong: dict[str, Any], said: str) -> None:
-    answer = await http.post(URL, json={**program("true"), **wrong})
+async def test_what_makes_no_sense_is_refused(api: httpx.AsyncClient, wrong: dict[str, Any], said: str) -> None:
+    answer = await api.post(URL, json={**program("true"), **wrong})
     assert answer.status_code == 400, answer.text
     assert said in json.dumps(answer.json())
-    assert at.sandboxes.held == 0
 
 
 ITEMS = [
@@ -91,6 +94,10 @@ ITEMS = [
     program("true", surplus=1),
 ]
 OUTCOMES = ["completed", "completed", "invalid_request", "runtime_error", "template_not_found", "invalid_request", "wrong_answer", "invalid_request"]
+
+
+def result(stdout: str) -> Result:
+    return Result(Status.COMPLETED, "bash", stdout, "", 0, None, 0.1)
 
 
 def outcome(item: dict[str, Any]) -> str:
@@ -110,14 +117,21 @@ async def test_a_batch_keeps_its_order_and_one_bad_item_spoils_none(http: httpx.
     await until(lambda: at.sandboxes.held == 0)
 
 
-async def test_a_batch_as_lines_tells_each_as_it_ends(http: httpx.AsyncClient, at: Bench) -> None:
-    async with http.stream("POST", f"{URL}/batch", json={"items": ITEMS}, headers={"Accept": "application/x-ndjson"}) as answer:
+async def test_a_batch_as_lines_tells_each_as_it_ends(scripted: ScriptedNode, local: httpx.AsyncClient) -> None:
+    told = asyncio.Event()
+    stream = ScriptedStream(BatchItem(1, result("fast\n")), told, BatchItem(0, result("slow\n")), BatchItem(2, NotFoundError("gone")))
+    scripted.script("one_shots.run_batch", stream)
+    async with local.stream("POST", f"{URL}/batch", json={"items": ITEMS}, headers={"Accept": "application/x-ndjson"}) as answer:
         assert answer.headers["content-type"].startswith("application/x-ndjson")
-        items = [json.loads(line) async for line in answer.aiter_lines() if line]
-    assert sorted(item["index"] for item in items) == list(range(len(ITEMS)))
-    assert items[0]["index"] != 0  # the slow one is not waited for
-    assert [outcome(item) for item in sorted(items, key=lambda item: int(item["index"]))] == OUTCOMES
-    await until(lambda: at.sandboxes.held == 0)
+        lines = answer.aiter_lines()
+        items = [json.loads(await anext(lines))]  # while the slow one still runs
+        told.set()
+        items += [json.loads(line) async for line in lines if line]
+    assert [(item["index"], outcome(item)) for item in items] == [(1, "completed"), (0, "completed"), (2, "not_found")]
+    await stream.closed.wait()
+    asked = scripted.calls[0]["items"]
+    assert [isinstance(item, OneShotParams) for item in asked] == [True, True, False, True, True, False, True, False]
+    assert [item.code.value for item in asked if isinstance(item, SandlotError)] == ["invalid_request"] * 3
 
 
 @cases("accept", ["application/json", "application/x-ndjson"])
@@ -188,19 +202,23 @@ async def test_a_defect_in_one_item_is_told_and_spoils_no_other(http: httpx.Asyn
 
 
 @cases("body", [{"items": []}, {"items": [{}] * 1001}, {"items": [{}], "concurrency": 0}, {"items": [{}], "concurrency": 33}])
-async def test_a_batch_has_bounds(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
-    assert (await http.post(f"{URL}/batch", json=body)).status_code == 400
+async def test_a_batch_has_bounds(api: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    assert (await api.post(f"{URL}/batch", json=body)).status_code == 400
 
 
-async def test_a_result_that_there_is_no_memory_for_is_told(folder: Path) -> None:
-    async with bench(folder, Settings(buffer_bytes=2 << 20)) as here, client(here.service) as http:
+async def test_a_result_that_there_is_no_memory_for_is_told() -> None:
+    node = ScriptedNode(metrics=Metrics(), buffers=BufferBudget(2 << 20))
+    async with local_client(create_app(scripted_service(node.services))) as http:
         body = {"items": [program("head -c 100000 /dev/zero") for _ in range(10)], "concurrency": 1}
+        for _ in range(2):
+            node.script("one_shots.run_batch", ScriptedStream(*(BatchItem(index, result("x" * 100_000)) for index in range(10))))
         told = [outcome(item) for item in (await http.post(f"{URL}/batch", json=body)).json()["items"]]
         assert set(told) == {"completed", "busy"}
         assert told == sorted(told, reverse=True)
         async with http.stream("POST", f"{URL}/batch", json=body, headers={"Accept": "application/x-ndjson"}) as answer:
             assert {outcome(json.loads(line)) async for line in answer.aiter_lines() if line} == {"completed"}
-        await until(lambda: here.service.node.buffers.taken_bytes == 0)
+    assert node.services.buffers.taken_bytes == 0
+    node.check()
 
 
 async def test_a_key_with_few_sandboxes_has_its_batch_done_in_turns(at: Bench) -> None:
