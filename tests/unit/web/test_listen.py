@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from sandlot.model.errors import HostError, InvalidRequestError
+from sandlot.model.programs import Result, Status
 from sandlot.model.records import WebhookRecord
 from sandlot.server.compose import Service
 from sandlot.server.settings import Settings
@@ -22,7 +23,6 @@ from sandlot.web import listen
 from tests.support.http import NO_TLS, unix_client
 from tests.support.scripted_app import serve_scripted
 from tests.support.scripted_node import ScriptedNode
-from tests.support.service import Bench
 from tests.support.until import until
 
 
@@ -205,27 +205,28 @@ async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_a
 
 
 async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_not(
-    at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedNode, served: Service, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listen, "STALL_TIMEOUT_S", 0.5)
-    path = f"/v1/sandboxes/{(await at.sandbox()).id}/processes".encode()
-    body = b'{"command": "head -c 2000000 /dev/zero | tr \'\\\\0\' a"}'
-    request = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (path, len(body), body)
-    slow, writing = await asyncio.open_unix_connection(str(at.service.settings.socket), limit=1)
+    large = Result(Status.COMPLETED, "bash", "a" * 2_000_000, "", 0, None, 0.1)
+    scripted.script("one_shots.run", large, large)
+    body = b'{"language": "bash", "code": "..."}'
+    request = b"POST /v1/execute HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    slow, writing = await asyncio.open_unix_connection(str(served.settings.socket), limit=1)
     writing.write(request)
     stalled = socket.socket(socket.AF_UNIX)
-    stalled.connect(str(at.service.settings.socket))
+    stalled.connect(str(served.settings.socket))
     stalled.sendall(request)
-    await until(lambda: at.service.node.buffers.taken_bytes >= 2 * 1_500_000)
+    await until(lambda: scripted.services.buffers.taken_bytes >= 2 * 1_500_000)
     taken = b""
     while taken.count(b"a") < 2_000_000:
         taken += await slow.read(50_000)
         await asyncio.sleep(0.02)
     writing.close()
-    await until(lambda: at.service.node.buffers.taken_bytes < 10_000)  # what is noted of the processes stays
+    await until(lambda: scripted.services.buffers.taken_bytes == 0)
     left = b""
     while piece := await asyncio.to_thread(stalled.recv, 1 << 20):
         left += piece
     assert 0 < len(left) < 2_000_000
     stalled.close()
-    assert (await http.get("/healthz")).status_code == 200
+    assert (await local.get("/healthz")).status_code == 200
