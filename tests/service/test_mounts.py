@@ -106,7 +106,7 @@ async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, s
     await detach(service, sandbox, sandbox.spec.volumes[0].volume)
     assert sandbox.spec.volumes == ()
     await all_let_go(state_dir)
-    events = await service.node.events.page(OPERATOR, sandbox=sandbox.id)
+    events = (await service.node.history.events(OPERATOR, sandbox=sandbox.id)).items
     assert [each.event.data["changed"] for each in events if each.event.type == "sandbox.updated"] == [["volumes"]] * 6
 
 

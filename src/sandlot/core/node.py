@@ -14,6 +14,7 @@ from sandlot.core.files.signed_urls import TokenService
 from sandlot.core.files.store import FileStore
 from sandlot.core.files.watch import WatchService
 from sandlot.core.forwarding.tunnels import TunnelService
+from sandlot.core.history import HistoryService
 from sandlot.core.lifecycle.mounts import MountManager
 from sandlot.core.manager import SandboxManager
 from sandlot.core.oneshot.runner import OneShotRunner
@@ -63,6 +64,7 @@ class Node:
     file_store: FileStore
     tunnels: TunnelService
     events: EventFeed
+    history: HistoryService
     webhooks: WebhookManager
     executions: ExecutionLog
     metrics: Metrics

@@ -32,6 +32,7 @@ from sandlot.core.files.signed_urls import TokenService
 from sandlot.core.files.store import FileStore
 from sandlot.core.files.watch import WatchService
 from sandlot.core.forwarding.tunnels import TunnelService
+from sandlot.core.history import HistoryService
 from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import MountManager
@@ -289,6 +290,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             clock=clock,
             api_keys=api_keys,
             events=events,
+            history=HistoryService(registry=registry, executions=store.executions, execution_log=execution_log, events=events),
             executions=execution_log,
             execution_counter=counter,
             files=FileService(registry),

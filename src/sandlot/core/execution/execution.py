@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, TypeVar
 from sandlot.core.execution.helpers import end_process
 from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.execution.state import Action, Event, Kind, State, holds_activity, step
-from sandlot.core.records.execution_log import ExecutionDescription, ExecutionLog, LogEntry
+from sandlot.core.records.execution_log import ExecutionDescription, ExecutionLog, OpenLogEntry
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import Hold, Sandbox, SandboxLocal
 from sandlot.link.client import Link
@@ -88,7 +88,7 @@ class Execution:
         self.clients: set[Client] = set()
         self._executions = executions
         self._is_shared = description.id is not None  # further clients can join the execution, and come back to it
-        self._entry: LogEntry | None = None
+        self._entry: OpenLogEntry | None = None
         self._reader: Client | None = None
         self._result: CellResult | ProcessResult | None = None
         self._hold: Hold | None = None

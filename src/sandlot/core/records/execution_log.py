@@ -25,14 +25,14 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.write_behind import WriteBehind
 from sandlot.core.sandbox import Sandbox, SandboxLocal
-from sandlot.model.access import OwnerId, Principal
+from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
-from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
+from sandlot.model.errors import HostError, UnavailableError
 from sandlot.model.executions import LOST, RUNNING, CellError, Channel, Output, OutputGap
-from sandlot.model.ids import PROCESS_ID, NodeId, ProcessId, SandboxId, node_of
+from sandlot.model.ids import NodeId, ProcessId, SandboxId, node_of
 from sandlot.model.output_capture import OutputCapture, shorten, shorten_argv
 from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
-from sandlot.model.repositories import ExecutionRepository, Position
+from sandlot.model.repositories import ExecutionRepository
 from sandlot.model.specs import KIB, MIB
 
 OUTPUT_BYTES: Final = 64 * KIB
@@ -77,7 +77,7 @@ class ExecutionDescription:
 NATIVE: Final = ExecutionDescription()
 
 
-class LogEntry:
+class OpenLogEntry:
     """Log entry of one running execution. Add the output of the execution, then end the entry or leave it to the next service.
 
     Args:
@@ -177,12 +177,12 @@ class ExecutionLog:
         self._table = table
         self._node = node
         self._pending: dict[ExecutionId, tuple[ExecutionRecord, int]] = {}  # id -> record, and its memory in bytes
-        self._files: dict[ExecutionId, int] = {}
+        self._files: dict[tuple[ExecutionId, Principal], int] = {}
         self._lost = 0
         self._open: SandboxLocal[dict[ExecutionId, ExecutionRecord]] = SandboxLocal(lambda _: {})
         self.clock = clock
         self.metrics = metrics
-        self.running: WeakValueDictionary[ProcessId, LogEntry] = WeakValueDictionary()
+        self.running: WeakValueDictionary[ProcessId, OpenLogEntry] = WeakValueDictionary()
         self.listeners: dict[SandboxId, set[OutputListener]] = {}
         self.memory = BufferBudget(MAX_BYTES)
         self.memory_of: defaultdict[OwnerId, BufferBudget] = defaultdict(self.memory.part)
@@ -190,7 +190,7 @@ class ExecutionLog:
 
     # Executions ------------------------------------------------------------------------------------------------------
 
-    def begin(self, sandbox: Sandbox, id_: ProcessId, description: ExecutionDescription = NATIVE, *, argv: Sequence[str] = ()) -> LogEntry:
+    def begin(self, sandbox: Sandbox, id_: ProcessId, description: ExecutionDescription = NATIVE, *, argv: Sequence[str] = ()) -> OpenLogEntry:
         """Start the entry of a cell or process.
 
         Args:
@@ -215,12 +215,12 @@ class ExecutionLog:
         )
         self.metrics.execution_started(record.kind)
         self.put(record)
-        return LogEntry(self, sandbox, record, self.clock.monotonic_s())
+        return OpenLogEntry(self, sandbox, record, self.clock.monotonic_s())
 
-    def set_files(self, id_: ProcessId, files: int) -> None:
-        """Add the number of created and changed files to the entry of an execution that has ended."""
+    def set_files(self, id_: ProcessId, files: int, principal: Principal = OPERATOR) -> None:
+        """Add the number of created and changed files to the entry of an execution that has ended, if the principal may see the execution."""
         if len(self._files) < MAX_ENTRIES:
-            self._files[ExecutionId(id_)] = files
+            self._files[ExecutionId(id_), principal] = files
             self.writer.changed.set()
 
     def lose(self, record: ExecutionRecord) -> None:
@@ -234,9 +234,9 @@ class ExecutionLog:
         """Return the unfinished executions of earlier services of this node."""
         return [record for record in await self._table.list_running(limit=MAX_UNFINISHED) if node_of(record.sandbox) == self._node]
 
-    def reopen(self, sandbox: Sandbox, record: ExecutionRecord) -> LogEntry:
+    def reopen(self, sandbox: Sandbox, record: ExecutionRecord) -> OpenLogEntry:
         """Open the entry of an unfinished execution again. The caller adds all output from the beginning."""
-        return LogEntry(self, sandbox, record, self.clock.monotonic_s() - (self.clock.now() - record.created_at).total_seconds())
+        return OpenLogEntry(self, sandbox, record, self.clock.monotonic_s() - (self.clock.now() - record.created_at).total_seconds())
 
     def keep_open(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
         """Keep the record of an unfinished execution in memory until its sandbox wakes."""
@@ -250,45 +250,12 @@ class ExecutionLog:
         kept.clear()
         return records
 
-    # Reading ---------------------------------------------------------------------------------------------------------
+    # Writing ---------------------------------------------------------------------------------------------------------
 
-    async def get(self, principal: Principal, id_: str) -> ExecutionRecord:
-        """Return the entry of an execution.
-
-        Raises:
-            NotFoundError: The log has no such execution, or the principal may not see it (code ``execution_not_found``).
-        """
-        await self._write_for_reader()
-        record = await self._table.get(ExecutionId(id_)) if PROCESS_ID.fullmatch(id_) else None
-        if record is None or not principal.sees(record.owner):
-            raise NotFoundError(
-                f"There is no execution {id_[:64]!r}.",
-                code=ErrorCode.EXECUTION_NOT_FOUND,
-                hint="List the executions to find their ids. Old executions are removed from the log.",
-                fields={"execution": id_[:64]},
-            )
-        return record
-
-    async def page(
-        self, principal: Principal, *, sandbox: SandboxId | None = None, before: Position | None = None, limit: int = 50
-    ) -> Sequence[ExecutionRecord]:
-        """Return entries, newest first.
-
-        Args:
-            principal: Reader of the log. Operators see all executions, other principals only their own.
-            sandbox: Return only executions of this sandbox.
-            before: Position of the last entry of the previous page.
-            limit: Largest number of entries.
-        """
-        await self._write_for_reader()
-        return await self._table.page(owner=None if principal.operator else principal.owner, sandbox=sandbox, before=before, limit=limit)
-
-    async def _write_for_reader(self) -> None:
+    async def write_for_reader(self) -> None:
         """Write the pending entries, so that a client finds an execution that it has just started."""
         if self._pending or self._files or self.writer.is_writing:
             await self.writer.flush()
-
-    # Writing ---------------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
         """Write the pending entries. Entries that the store refuses are lost."""
@@ -346,7 +313,7 @@ class ExecutionLog:
 
     async def _write_files(self) -> bool:
         pending, self._files = self._files, {}
-        for id_, files in pending.items():
+        for (id_, principal), files in pending.items():
             try:
                 record = await self._table.get(id_) if id_ not in self._pending else None
             except Exception as error:  # noqa: BLE001 - an entry that cannot be read must not end the writer
@@ -355,7 +322,7 @@ class ExecutionLog:
                 return False
             if id_ in self._pending:
                 record = self._pending[id_][0]
-            if record is not None:
+            if record is not None and principal.sees(record.owner):
                 self.put(replace(record, files=files))
         return True
 

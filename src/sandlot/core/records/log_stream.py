@@ -1,12 +1,6 @@
-"""Output of all executions of a sandbox: read and follow the output, in the order in which the executions started.
+"""Output of the executions of a sandbox on its way to a follower.
 
-Invariants:
-- The output comes from the execution log, which keeps the beginning and the end of each stream, even after the sandbox has ended. The output of a
-  background process appears when the process has ended.
-- Reading sends no request to the sandbox, does not wake the sandbox and does not count as activity.
-- One read is limited to the newest executions: :data:`~sandlot.model.history.MAX_LOG_EXECUTIONS` executions or :data:`MAX_CHARS` characters.
-- A follower gets the existing output first and then the new output, each byte once. A follower that is too slow gets the number of lost bytes.
-- The output that waits for one follower is limited and counts against the memory for client data. Without followers, this module keeps no output.
+The output that waits for one follower is limited and counts against the memory for client data. Without followers, this module keeps no output.
 """
 
 from __future__ import annotations
@@ -14,32 +8,23 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from sandlot.core.records.execution_log import ExecutionLog
-from sandlot.core.records.execution_log import LogEntry as OpenLogEntry
+from sandlot.core.records.execution_log import ExecutionLog, OpenLogEntry
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import Principal
-from sandlot.model.errors import NotFoundError
 from sandlot.model.executions import RUNNING, Channel, Output, OutputGap
-from sandlot.model.history import MAX_LOG_EXECUTIONS, LogEnd, LogEntry, LogGap, LogOutput
+from sandlot.model.history import LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import ProcessId
 from sandlot.model.records import ExecutionRecord
-from sandlot.model.repositories import Position
-from sandlot.model.specs import KIB, MIB
+from sandlot.model.specs import KIB
 
-MAX_CHARS = 1 * MIB
-PAGE = 50
 MAX_WAITING_BYTES = 512 * KIB
 """Maximum bytes of output that wait for one follower."""
 PIECE_BYTES = 128
 """Approximate memory of a :class:`Piece` in addition to its output."""
 MAX_PROGRESS = 4096
 """Maximum number of executions whose progress one follower remembers."""
-POLL_S = 1.0
-"""Interval at which a follower checks whether the sandbox has ended, or the service is stopping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +99,7 @@ class LogFollower:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _ExecutionProgress:
     """Part of an execution's output that the follower already has.
 
     Args:
@@ -133,72 +118,47 @@ class _Progress:
         return self.decoders[channel]
 
 
-async def read(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]) -> tuple[Sequence[LogEntry], bool]:
-    """Return the output of a sandbox's executions up to now, and True if older output was left out."""
-    records, more = await _newest(execution_log, sandbox, principal)
-    entries: list[LogEntry] = []
-    chars = 0
-    for record in records:
-        found = _entries(record, execution_log.running.get(ProcessId(record.id)), channels)
-        chars += sum(len(entry.text) for entry in found)
-        if entries and chars > MAX_CHARS:
-            more = True
-            break
-        entries += reversed(found)
-    return entries[::-1], more
+class Progress:
+    """Part of the output that a follower of some channels already has, by execution."""
+
+    __slots__ = ("_channels", "_executions")
+
+    def __init__(self, channels: Collection[int]) -> None:
+        self._channels = channels
+        self._executions: dict[ProcessId, _ExecutionProgress] = {}
+
+    def skip(self, entry: LogEntry) -> None:
+        """Record that the follower has received the output of an entry."""
+        execution = self._executions.setdefault(entry.execution, _ExecutionProgress())
+        if entry.end is None:
+            execution.is_complete = True
+        else:
+            execution.ends[entry.channel] = entry.end
+
+    def new_items(self, piece: Piece) -> list[LogOutput | LogGap | LogEnd]:
+        """Return the part of a piece that the follower does not have yet, and record that the follower has received this part."""
+        event, execution = piece.event, self._executions.setdefault(piece.execution, _ExecutionProgress())
+        while len(self._executions) > MAX_PROGRESS:
+            del self._executions[next(iter(self._executions))]
+        if execution.is_complete:
+            return []
+        if event is None:
+            rest: list[LogOutput | LogGap | LogEnd] = [
+                LogOutput(piece.execution, channel, text) for channel in self._channels if (text := execution.decoder(channel).decode(b"", True))
+            ]
+            return [*rest, LogEnd(piece.execution)]
+        begin = execution.ends.get(event.channel, 0)
+        end = event.offset + (event.bytes if isinstance(event, OutputGap) else len(event.data))
+        if event.channel not in self._channels or end <= begin:
+            return []
+        execution.ends[event.channel] = end
+        if isinstance(event, OutputGap):
+            return [LogGap(piece.execution, event.channel, end - max(begin, event.offset))]
+        text = execution.decoder(event.channel).decode(event.data[max(0, begin - event.offset) :])
+        return [LogOutput(piece.execution, event.channel, text)] if text else []
 
 
-async def follow(
-    execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]
-) -> AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]:
-    """Yield the existing output of a sandbox's executions, and then new output until the sandbox ends.
-
-    Raises:
-        UnavailableError: The service is stopping.
-    """
-    follower = LogFollower(execution_log, sandbox)
-    try:
-        progress: dict[ProcessId, _Progress] = {}
-        entries, _ = await read(execution_log, sandbox, principal, channels)
-        for entry in entries:
-            _skip(progress, entry)
-        for entry in entries:
-            yield entry
-        while True:
-            has_ended = sandbox.ended.is_set()  # read before take(), so that this take() returns all output of an ended sandbox
-            for piece in follower.take():
-                for item in _new_items(piece, progress, channels):
-                    yield item
-            if has_ended:
-                return
-            if sandbox.detaching.is_set():
-                raise sandbox.stopping_error()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
-                    await follower.wakeup.wait()
-    finally:
-        follower.close()
-
-
-async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal) -> tuple[list[ExecutionRecord], bool]:
-    records: list[ExecutionRecord] = []
-    chars, before = 0, None
-    while len(records) < MAX_LOG_EXECUTIONS and chars <= MAX_CHARS:
-        page = await execution_log.page(principal, sandbox=sandbox.id, before=before, limit=PAGE)
-        for record in page:
-            # The execution may have ended since the store was read.
-            if record.status == RUNNING and ProcessId(record.id) not in execution_log.running:
-                with suppress(NotFoundError):
-                    record = await execution_log.get(principal, record.id)  # noqa: PLW2901 - the same record, read again
-            records.append(record)
-            chars += len(records[-1].stdout) + len(records[-1].stderr)
-        if len(page) < PAGE:
-            return records, False
-        before = Position(page[-1].created_at, page[-1].id)
-    return records, True
-
-
-def _entries(record: ExecutionRecord, running: OpenLogEntry | None, channels: Collection[int]) -> list[LogEntry]:
+def output_of(record: ExecutionRecord, running: OpenLogEntry | None, channels: Collection[int]) -> list[LogEntry]:
     """Return the output of one execution: from its log entry while the execution runs, otherwise from its record. Pure."""
     id_, entries = ProcessId(record.id), []
     texts: Mapping[int, tuple[str, int]] = {
@@ -214,35 +174,3 @@ def _entries(record: ExecutionRecord, running: OpenLogEntry | None, channels: Co
         if entry.text:
             entries.append(entry)
     return entries
-
-
-def _skip(progress: dict[ProcessId, _Progress], entry: LogEntry) -> None:
-    """Record that the follower has received the output of an entry."""
-    execution = progress.setdefault(entry.execution, _Progress())
-    if entry.end is None:
-        execution.is_complete = True
-    else:
-        execution.ends[entry.channel] = entry.end
-
-
-def _new_items(piece: Piece, progress: dict[ProcessId, _Progress], channels: Collection[int]) -> list[LogOutput | LogGap | LogEnd]:
-    """Return the part of a piece that the follower does not have yet, and update the progress."""
-    event, execution = piece.event, progress.setdefault(piece.execution, _Progress())
-    while len(progress) > MAX_PROGRESS:
-        del progress[next(iter(progress))]
-    if execution.is_complete:
-        return []
-    if event is None:
-        rest: list[LogOutput | LogGap | LogEnd] = [
-            LogOutput(piece.execution, channel, text) for channel in channels if (text := execution.decoder(channel).decode(b"", True))
-        ]
-        return [*rest, LogEnd(piece.execution)]
-    begin = execution.ends.get(event.channel, 0)
-    end = event.offset + (event.bytes if isinstance(event, OutputGap) else len(event.data))
-    if event.channel not in channels or end <= begin:
-        return []
-    execution.ends[event.channel] = end
-    if isinstance(event, OutputGap):
-        return [LogGap(piece.execution, event.channel, end - max(begin, event.offset))]
-    text = execution.decoder(event.channel).decode(event.data[max(0, begin - event.offset) :])
-    return [LogOutput(piece.execution, event.channel, text)] if text else []

@@ -117,7 +117,7 @@ async def delete_file(file: str, request: Request) -> Response:
 @router.get("/v1/executions/{execution}")
 async def get_execution(execution: str, request: Request) -> Response:
     """One run, as the log has it."""
-    return reply(translate.execution(await node_of(request).executions.get(principal_of(request), execution)))
+    return reply(translate.execution(await node_of(request).history.execution(principal_of(request), execution)))
 
 
 _KEYS = "Make keys where the service runs: sandlot keys create --name NAME."

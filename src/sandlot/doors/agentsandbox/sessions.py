@@ -128,7 +128,7 @@ async def execute(node: Node, principal: Principal, body: ExecuteBody) -> Execut
                 before.close()
             if body.session_id is not None:
                 sandbox.tasks.spawn(_tidy(sandbox, what))
-        node.executions.set_files(done.outcome.process, len(kept.records))
+        node.history.note_files(principal, done.outcome.process, len(kept.records))
         return translate.answer(sandbox.id, done, kept, spec.timeout_s or 0.0)
 
 

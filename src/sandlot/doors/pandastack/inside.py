@@ -19,7 +19,6 @@ from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.files import files
 from sandlot.core.node import Node
 from sandlot.core.ports import Clock
-from sandlot.core.records import log_stream
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
@@ -105,7 +104,7 @@ async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:
 
 async def logs(node: Node, principal: Principal, sandbox: Sandbox, stream_: str) -> str:
     """What the runs of a sandbox wrote, as one text."""
-    entries, _ = await log_stream.read(node.executions, sandbox, principal, LOG_CHANNELS[stream_])
+    entries = (await node.history.logs(principal, sandbox.id, LOG_CHANNELS[stream_])).items
     return "".join(entry.text if entry.text.endswith("\n") else f"{entry.text}\n" for entry in entries)
 
 
@@ -181,7 +180,7 @@ async def _lines(node: Node, principal: Principal, sandbox: Sandbox, stream_: st
     """Lines as events; what has no end is told when its run ends, or when it is long."""
     rest: dict[tuple[str, int], str] = {}
     with suppress(UnavailableError):  # the service stops: the stream ends
-        async for item in log_stream.follow(node.executions, sandbox, principal, LOG_CHANNELS[stream_]):
+        async for item in await node.history.follow_logs(principal, sandbox.id, LOG_CHANNELS[stream_]):
             if isinstance(item, LogEnd):
                 for key in [key for key in rest if key[0] == item.execution]:
                     yield _line(rest.pop(key))

@@ -19,7 +19,7 @@ router = APIRouter()
 @router.get("/events/sandboxes")
 async def list_events(query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to sandboxes, newest first."""
-    found = await node_of(request).events.latest(principal_of(request), kinds=events.TYPES, limit=query.limit)
+    found = await node_of(request).history.latest_events(principal_of(request), kinds=events.TYPES, limit=query.limit)
     return told([events.event(record) for record in found])
 
 
@@ -28,7 +28,7 @@ async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], r
     """What happened to one sandbox, newest first; also to one that has ended, for as long as it is known."""
     node, principal = node_of(request), principal_of(request)
     box = await node.registry.load(sandbox, principal)
-    found = await node.events.latest(principal, kinds=events.TYPES, limit=query.limit, sandbox=box.id)
+    found = await node.history.latest_events(principal, kinds=events.TYPES, limit=query.limit, sandbox=box.id)
     return told([events.event(record) for record in found])
 
 

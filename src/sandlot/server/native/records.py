@@ -7,7 +7,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from sandlot.core.records import log_stream
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import SandboxId
@@ -42,19 +41,17 @@ async def list_events(
     last_event_id: Annotated[str | None, Header(description="The 'id' of the last event that was seen, for a stream that goes on.")] = None,
 ) -> Response:
     """List what happened, oldest first, or follow what happens: your own; for an operator everybody's."""
-    principal, feed = principal_of(request), node_of(request).events
+    principal, history = principal_of(request), node_of(request).history
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
     after = query.after if query.cursor is None else _number(query.cursor, "cursor")
     if streams.wanted(request):
         asked = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
-        begin = await feed.last_sequence() if asked is None else asked
-        return streams.events(request, _told(begin, feed.follow(principal, sandbox=sandbox, after=begin)), _nothing)
-    start = after or 0
-    page = await feed.page(principal, sandbox=sandbox, after=start, limit=query.limit + 1)
-    shown = page[: query.limit]
-    last = shown[-1].sequence if shown else start
-    following = str(last) if len(page) > len(shown) else None
-    return reply(EventsAnswer(events=[EventAnswer.of(record) for record in shown], next_cursor=following, last=last))
+        begin = await history.last_sequence() if asked is None else asked
+        stream = await history.follow_events(principal, sandbox=sandbox, after=begin)
+        return streams.events(request, _told(begin, stream), stream.aclose)
+    page = await history.events(principal, sandbox=sandbox, after=after or 0, limit=query.limit)
+    last = page.items[-1].sequence if page.items else after or 0
+    return reply(EventsAnswer(events=[EventAnswer.of(record) for record in page.items], next_cursor=str(last) if page.more else None, last=last))
 
 
 @router.get("/executions", tags=["executions"], responses=also(ExecutionsAnswer, "A page of them, newest first."))
@@ -66,7 +63,7 @@ async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: R
 @router.get("/executions/{execution}", tags=["executions"], responses=also(ExecutionAnswer, "It."))
 async def get_execution(execution: str, request: Request) -> Response:
     """Look at one run: what it was, what it wrote, how it ended."""
-    return reply(ExecutionAnswer.of(await node_of(request).executions.get(principal_of(request), execution)))
+    return reply(ExecutionAnswer.of(await node_of(request).history.execution(principal_of(request), execution)))
 
 
 @router.get(
@@ -76,15 +73,15 @@ async def get_execution(execution: str, request: Request) -> Response:
 )
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
-    node, principal = node_of(request), principal_of(request)
-    box, channels = await node.registry.load(sandbox, principal), LOG_CHANNELS[query.stream]
+    history, principal, channels = node_of(request).history, principal_of(request), LOG_CHANNELS[query.stream]
     if streams.wanted(request):
-        return streams.events(request, _log_events(box.id, log_stream.follow(node.executions, box, principal, channels)), _nothing)
-    entries, more = await log_stream.read(node.executions, box, principal, channels)
-    return reply(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in entries], more=more))
+        stream = await history.follow_logs(principal, sandbox, channels)
+        return streams.events(request, _log_events(sandbox, stream), stream.aclose)
+    page = await history.logs(principal, sandbox, channels)
+    return reply(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in page.items], more=page.more))
 
 
-async def _log_events(sandbox: SandboxId, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[streams.Event]:
+async def _log_events(sandbox: str, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[streams.Event]:
     async for item in told:
         match item:
             case LogEntry():
@@ -101,10 +98,9 @@ async def _log_events(sandbox: SandboxId, told: AsyncIterator[LogEntry | LogOutp
 async def _executions(request: Request, query: ExecutionsQuery) -> Response:
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
     before = cursors.understood(query.cursor)
-    page = await node_of(request).executions.page(principal_of(request), sandbox=sandbox, before=before, limit=query.limit + 1)
-    shown = page[: query.limit]
-    following = cursors.told(Position(shown[-1].created_at, shown[-1].id)) if len(page) > len(shown) else None
-    return reply(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in shown], next_cursor=following))
+    page = await node_of(request).history.executions(principal_of(request), sandbox=sandbox, before=before, limit=query.limit)
+    following = cursors.told(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
+    return reply(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in page.items], next_cursor=following))
 
 
 async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterator[streams.Event]:
@@ -112,10 +108,6 @@ async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterato
     yield streams.event("position", {"after": begin}, begin)
     async for record in happens:
         yield streams.event(record.event.type, EventAnswer.of(record).model_dump(mode="json"), record.sequence)
-
-
-async def _nothing() -> None:
-    """A reader holds nothing."""
 
 
 def _number(text: str, field: str) -> int:

@@ -38,7 +38,7 @@ async def test_cell_goes_on_for_a_second_client_after_the_first_one_left(at: Ben
     assert (done.outcome.status, done.stdout.text().splitlines()[-1]) == ("ok", "end")
     await until(lambda: not at.node.code.executions.of(sandbox).live)
     await until(lambda: sandbox.activity.held == 0)
-    record = await at.node.executions.get(OPERATOR, id_)
+    record = await at.node.history.execution(OPERATOR, id_)
     assert (record.status, record.stdout) == ("ok", done.stdout.text())
 
 
@@ -65,7 +65,7 @@ async def test_cell_is_interrupted_when_no_client_comes_back(at: Bench, sandbox:
     done = await at.node.code.collect(sandbox, id_, wait_s=None)
     assert done.outcome.status == "error"
     await until(lambda: sandbox.activity.held == 0)
-    assert (await at.node.executions.get(OPERATOR, id_)).status == "killed"
+    assert (await at.node.history.execution(OPERATOR, id_)).status == "killed"
 
 
 async def test_cell_without_an_id_of_the_client_is_interrupted_at_once(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ async def test_joined_cell_is_counted_and_logged_once(at: Bench, sandbox: Sandbo
     await until(lambda: not at.node.code.background(sandbox))
     assert await at.node.code.launch(sandbox, CellSpec("1"), ExecutionDescription(id=waiting)) == waiting
     assert at.node.execution_counter.used(sandbox.owner) == before + 2
-    page = await at.node.executions.page(OPERATOR)
+    page = (await at.node.history.executions(OPERATOR)).items
     assert sorted((str(each.id), each.status) for each in page) == sorted([(str(id_), "ok"), (str(waiting), "ok")])
 
 

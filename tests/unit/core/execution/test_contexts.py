@@ -101,10 +101,10 @@ async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_pa
         assert (await done(second.node, again, waiting)).stdout.text() == "its turn\n"
 
         async def is_logged() -> bool:
-            return (await second.node.executions.get(OPERATOR, running)).status != "running"
+            return (await second.node.history.execution(OPERATOR, running)).status != "running"
 
         await until(is_logged)
-        record = await second.node.executions.get(OPERATOR, running)
+        record = await second.node.history.execution(OPERATOR, running)
         assert (record.status, record.stdout) == ("ok", "begun\nover\n")
 
 

@@ -72,7 +72,7 @@ class Place:
 
     async def status(self, id_: ProcessId) -> str:
         """Return the status of an execution in the log."""
-        return (await self.node.services.executions.get(OPERATOR, id_)).status
+        return (await self.node.services.history.execution(OPERATOR, id_)).status
 
     def interrupts(self) -> int:
         """Return the number of interrupts that the guest got."""
@@ -122,7 +122,7 @@ async def test_detached_process_continues_and_holds_no_activity(place: Place) ->
     assert (place.signals(), place.found(run.id).state, place.sandbox.activity.held) == ([], State.UNATTENDED, 0)
     place.gate.set()
     await settled(lambda: not place.is_live(run.id))
-    record = await place.node.services.executions.get(OPERATOR, run.id)
+    record = await place.node.services.history.execution(OPERATOR, run.id)
     assert (record.status, record.stdout) == ("exited", "begun\n")
 
 
@@ -194,7 +194,7 @@ async def test_output_is_logged_once_although_several_clients_read_it(place: Pla
     place.gate.set()
 
     assert [each.stdout.text() for each in await asyncio.gather(*both)] == ["begun\n"] * 2
-    assert (await place.node.services.executions.get(OPERATOR, id_)).stdout == "begun\n"
+    assert (await place.node.services.history.execution(OPERATOR, id_)).stdout == "begun\n"
     assert len(place.guest.requests("process.start")) == 1
 
 

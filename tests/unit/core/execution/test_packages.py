@@ -121,7 +121,7 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
         assert len(guest.requests("process.start")) == 1
         assert node.services.execution_counter is not None
         assert node.services.execution_counter.used(sandbox.owner) == 1
-        record = await node.services.executions.get(OPERATOR, id_)
+        record = await node.services.history.execution(OPERATOR, id_)
         assert (record.status, record.exit_code) == ("exited", 0)
         await settled(
             lambda: not node.services.processes.executions.access.is_open(sandbox) and not node.services.processes.executions.of(sandbox).live
@@ -183,7 +183,7 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
         await settled(lambda: not node.guest(sandbox).processes.running and not node.services.processes.executions.access.is_open(sandbox))
         assert cleaned.is_set()
         assert not node.services.processes.executions.of(sandbox).live
-        assert (await node.services.executions.get(OPERATOR, made.id)).status == "killed"
+        assert (await node.services.history.execution(OPERATOR, made.id)).status == "killed"
 
 
 @pytest.mark.parametrize("manager", Manager)

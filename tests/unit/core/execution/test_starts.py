@@ -65,7 +65,7 @@ async def made(node: MemoryNode) -> Sandbox:
 
 async def statuses(node: MemoryNode, sandbox: Sandbox) -> list[str]:
     """Return the statuses of the log entries of a sandbox."""
-    return [record.status for record in await node.services.executions.page(OPERATOR, sandbox=sandbox.id)]
+    return [record.status for record in (await node.services.history.executions(OPERATOR, sandbox=sandbox.id)).items]
 
 
 def of_guest(node: MemoryNode, sandbox: Sandbox, running: set[object]) -> int:

@@ -42,7 +42,7 @@ async def found(service: Service, sandbox: Sandbox) -> Sandbox:
 
 
 async def status(service: Service, id_: str) -> str:
-    return (await service.node.executions.get(OPERATOR, id_)).status
+    return (await service.node.history.execution(OPERATOR, id_)).status
 
 
 async def begun(node: Node, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> code.CodeExecution:
@@ -184,7 +184,7 @@ async def ended(service: Service, id_: str) -> ExecutionRecord:
     found: list[ExecutionRecord] = []
 
     async def over() -> bool:
-        found[:] = [await service.node.executions.get(OPERATOR, id_)]
+        found[:] = [await service.node.history.execution(OPERATOR, id_)]
         return found[0].status != "running"
 
     await until(over)

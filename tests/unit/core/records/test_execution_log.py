@@ -61,7 +61,7 @@ def disk_full() -> HostError:
 
 
 async def logged(at: Bench, id_: str) -> ExecutionRecord:
-    return await at.node.executions.get(OPERATOR, id_)
+    return await at.node.history.execution(OPERATOR, id_)
 
 
 async def test_entry_of_a_cell_has_output_and_exception(at: Bench, sandbox: Sandbox) -> None:
@@ -79,7 +79,8 @@ async def test_entry_of_a_command_has_exit_code_and_description(at: Bench, sandb
     assert (found.kind, found.argv, found.status, found.exit_code) == ("command", ("/bin/bash", "-c", "echo hi; exit 3"), "exited", 3)
     description = ExecutionDescription(origin="agentsandbox", language="bash", code="echo ho")
     done = await at.node.processes.run(sandbox, ProcessSpec(argv=("sh", "/tmp/x")), description=description)
-    at.node.executions.set_files(done.outcome.process, 2)
+    at.node.history.note_files(OPERATOR, done.outcome.process, 2)
+    at.node.history.note_files(SOMEBODY, done.outcome.process, 3)  # ignored
     found = await logged(at, done.outcome.process)
     assert (found.kind, found.language, found.code, found.argv, found.origin) == ("code", "bash", "echo ho", None, "agentsandbox")
     assert found.files == 2
@@ -106,7 +107,7 @@ async def is_killed(at: Bench, id_: str) -> bool:
 async def test_processes_of_the_service_are_not_logged(at: Bench, sandbox: Sandbox) -> None:
     tracker = await changes.track(sandbox, ["/tmp"], User.USER)
     tracker.close()
-    assert await at.node.executions.page(OPERATOR) == []
+    assert (await at.node.history.executions(OPERATOR)).items == []
 
 
 async def test_beginning_and_end_of_large_output_are_kept(at: Bench, sandbox: Sandbox) -> None:
@@ -119,14 +120,14 @@ async def test_beginning_and_end_of_large_output_are_kept(at: Bench, sandbox: Sa
 
 
 async def test_owner_sees_its_entries_newest_first(at: Bench, sandbox: Sandbox) -> None:
-    execution_log = at.node.executions
+    history = at.node.history
     made = [(await at.node.processes.run(sandbox, ProcessSpec(argv=("true",)))).outcome.process for _ in range(3)]
-    assert {str(record.id) for record in await execution_log.page(OPERATOR, sandbox=sandbox.id)} == set(made)
-    assert len(await execution_log.page(OPERATOR, limit=2)) == 2
-    assert await execution_log.page(SOMEBODY) == []
+    assert {str(record.id) for record in (await history.executions(OPERATOR, sandbox=sandbox.id)).items} == set(made)
+    assert len((await history.executions(OPERATOR, limit=2)).items) == 2
+    assert (await history.executions(SOMEBODY)).items == []
     for principal, id_ in ((SOMEBODY, made[0]), (OPERATOR, "f" * 32), (OPERATOR, "../x"), (OPERATOR, "x" * 5000)):
         with pytest.raises(NotFoundError) as refused:
-            await execution_log.get(principal, id_)
+            await history.execution(principal, id_)
         assert refused.value.code is ErrorCode.EXECUTION_NOT_FOUND
 
 

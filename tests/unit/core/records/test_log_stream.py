@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from sandlot.core import history
 from sandlot.core.node import Node
 from sandlot.core.records import log_stream
 from sandlot.core.records.execution_log import ExecutionLog
@@ -59,20 +60,18 @@ class Followed:
         return "".join(item.text for item in self.items if isinstance(item, LogEntry | LogOutput) and item.channel == channel)
 
 
-async def test_one_read_is_limited(
-    at: Bench, sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_read_is_limited(at: Bench, sandbox: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         await run(at.node, sandbox, f"echo {number}", clock)
-    monkeypatch.setattr(log_stream, "PAGE", 2)
-    assert [entry.text for entry in (await log_stream.read(execution_log, sandbox, OPERATOR, BOTH))[0]] == [f"{number}\n" for number in range(5)]
-    monkeypatch.setattr(log_stream, "MAX_CHARS", 5)
-    entries, more = await log_stream.read(execution_log, sandbox, OPERATOR, BOTH)
-    assert ([entry.text for entry in entries], more) == (["3\n", "4\n"], True)
-    monkeypatch.setattr(log_stream, "MAX_CHARS", 1000)
-    monkeypatch.setattr(log_stream, "MAX_LOG_EXECUTIONS", 3)
-    entries, more = await log_stream.read(execution_log, sandbox, OPERATOR, BOTH)
-    assert (len(entries), more) == (4, True)
+    monkeypatch.setattr(history, "EXECUTIONS_PAGE", 2)
+    assert [entry.text for entry in (await at.node.history.logs(OPERATOR, sandbox.id, BOTH)).items] == [f"{number}\n" for number in range(5)]
+    monkeypatch.setattr(history, "MAX_CHARS", 5)
+    page = await at.node.history.logs(OPERATOR, sandbox.id, BOTH)
+    assert ([entry.text for entry in page.items], page.more) == (["3\n", "4\n"], True)
+    monkeypatch.setattr(history, "MAX_CHARS", 1000)
+    monkeypatch.setattr(history, "MAX_LOG_EXECUTIONS", 3)
+    page = await at.node.history.logs(OPERATOR, sandbox.id, BOTH)
+    assert (len(page.items), page.more) == (4, True)
 
 
 async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock) -> None:
@@ -81,7 +80,7 @@ async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, executi
     pieces = aiter(process)
     await process.call.write(b"half a ")
     await anext(pieces)
-    followed = Followed(log_stream.follow(execution_log, sandbox, OPERATOR, BOTH))
+    followed = Followed(await at.node.history.follow_logs(OPERATOR, sandbox.id, BOTH))
     await until(lambda: followed.text() == "before\nhalf a ")
     await process.call.write(b"line \xc3")
     await anext(pieces)
@@ -103,8 +102,8 @@ async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, executi
 
 
 @pytest.mark.real_guest
-async def test_output_of_a_background_process_appears_at_its_end(at: Bench, sandbox: Sandbox, execution_log: ExecutionLog) -> None:
-    followed = Followed(log_stream.follow(execution_log, sandbox, OPERATOR, BOTH))
+async def test_output_of_a_background_process_appears_at_its_end(at: Bench, sandbox: Sandbox) -> None:
+    followed = Followed(await at.node.history.follow_logs(OPERATOR, sandbox.id, BOTH))
     process = await at.node.processes.start(sandbox, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
     await anext(aiter(process))
     await until(lambda: followed.text() == "seen\n")
@@ -114,9 +113,11 @@ async def test_output_of_a_background_process_appears_at_its_end(at: Bench, sand
     followed.task.cancel()
 
 
-async def test_slow_follower_gets_the_number_of_lost_bytes(sandbox: Sandbox, execution_log: ExecutionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_follower_gets_the_number_of_lost_bytes(
+    at: Bench, sandbox: Sandbox, execution_log: ExecutionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_stream, "MAX_WAITING_BYTES", 10)
-    told = log_stream.follow(execution_log, sandbox, OPERATOR, BOTH)
+    told = await at.node.history.follow_logs(OPERATOR, sandbox.id, BOTH)
     follower = asyncio.ensure_future(anext(told))
     await until(lambda: bool(execution_log.listeners))
     entry = execution_log.begin(sandbox, new_process_id(), argv=["x"])
@@ -128,7 +129,7 @@ async def test_slow_follower_gets_the_number_of_lost_bytes(sandbox: Sandbox, exe
     rest = [await anext(told) for _ in range(2)]
     assert isinstance(gap := rest[0], LogGap)
     assert (len(first.text) + gap.bytes, rest[1]) == (37, LogEnd(entry.id))
-    await told.aclose()  # type: ignore[attr-defined]
+    await told.aclose()
 
 
 async def test_waiting_output_counts_against_the_buffer_budget(still: Sandbox, execution_log: ExecutionLog) -> None:
@@ -148,8 +149,14 @@ async def test_waiting_output_counts_against_the_buffer_budget(still: Sandbox, e
     assert still.buffers.taken_bytes == 0
 
 
-async def test_follower_gets_an_error_when_the_service_stops(still: Sandbox, execution_log: ExecutionLog) -> None:
-    followed = Followed(log_stream.follow(execution_log, still, OPERATOR, BOTH))
+async def test_follower_gets_an_error_when_the_service_stops(
+    at: Bench, still: Sandbox, execution_log: ExecutionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load(*_: object) -> Sandbox:
+        return still
+
+    monkeypatch.setattr(at.node.registry, "load", load)
+    followed = Followed(await at.node.history.follow_logs(OPERATOR, still.id, BOTH))
     await until(lambda: bool(execution_log.listeners))
     still.detaching.set()
     with pytest.raises(UnavailableError):

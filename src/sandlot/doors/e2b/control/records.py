@@ -77,7 +77,7 @@ async def logs_v2(sandbox: str, query: Annotated[LogsV2Query, Query()], request:
 async def _found(request: Request, sandbox: str, asked: LogsV2Query) -> list[dict[str, Any]]:
     node, principal = node_of(request), principal_of(request)
     box = find(node, principal, sandbox)
-    return chosen(await node.executions.page(principal, sandbox=box.id, limit=MOST_RUNS), asked)
+    return chosen((await node.history.executions(principal, sandbox=box.id, limit=MOST_RUNS)).items, asked)
 
 
 async def _metric(node: Node, principal: Principal, sandbox: Sandbox) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from uuid import UUID, uuid5
 
 from fastapi import Query, Request, Response
 
-from sandlot.core.records import log_stream
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.control.wire import LogLine, LogProcess, LogProcessesAnswer, LogsAnswer, LogsQuery
 from sandlot.doors.tensorlake.translate import milliseconds, refuse
@@ -57,7 +56,8 @@ async def processes(sandbox: str, request: Request) -> Response:
     box = await any_sandbox(request, sandbox)
     node, principal = node_of(request), principal_of(request)
     counted = Counter(process for process, _ in _lines(box, await _entries(request, box)))
-    records = [record for record in await node.executions.page(principal, sandbox=box.id, limit=MAX_LOG_EXECUTIONS) if counted[record.id]]
+    page = await node.history.executions(principal, sandbox=box.id, limit=MAX_LOG_EXECUTIONS)
+    records = [record for record in page.items if counted[record.id]]
     told = [
         LogProcess(
             processId=record.id,
@@ -75,8 +75,7 @@ async def processes(sandbox: str, request: Request) -> Response:
 
 
 async def _entries(request: Request, sandbox: Sandbox) -> Sequence[LogEntry]:
-    entries, _ = await log_stream.read(node_of(request).executions, sandbox, principal_of(request), LOG_CHANNELS["both"])
-    return entries
+    return (await node_of(request).history.logs(principal_of(request), sandbox.id, LOG_CHANNELS["both"])).items
 
 
 def _lines(sandbox: Sandbox, entries: Sequence[LogEntry]) -> list[tuple[str, LogLine]]:

@@ -65,7 +65,7 @@ async def list_processes(request: Request) -> Response:
     """The processes that were started through the service: running ones, and the last ones that ended."""
     sandbox = inside(request)
     found = await node_of(request).processes.list(sandbox)
-    logged = await node_of(request).executions.page(principal_of(request), sandbox=sandbox.id, limit=_LOOKED_BACK)
+    logged = (await node_of(request).history.executions(principal_of(request), sandbox=sandbox.id, limit=_LOOKED_BACK)).items
     began = {str(record.id): record.created_at for record in logged}
     return reply(ProcessesAnswer(processes=[_answer(request, sandbox, info, began.get(info.process)) for info in found]))
 
@@ -77,7 +77,7 @@ async def get(process: str, request: Request) -> Response:
     info = await find(node_of(request).processes, sandbox, process)
     began: datetime | None = None
     with suppress(NotFoundError):
-        began = (await node_of(request).executions.get(principal_of(request), info.process)).created_at
+        began = (await node_of(request).history.execution(principal_of(request), info.process)).created_at
     return reply(_answer(request, sandbox, info, began))
 
 
