@@ -20,10 +20,11 @@ from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
 from sandlot.link.processes import ProcessCall
+from sandlot.model.access import LOCAL
 from sandlot.model.executions import Output
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Instance
-from sandlot.model.specs import CellSpec, Limits, ProcessSpec, SandboxSpec, Shape
+from sandlot.model.specs import CellSpec, Limits, ProcessSpec, SandboxSpec, Shape, TemplateRef
 
 COUNTER = """
 import itertools, os
@@ -41,7 +42,7 @@ async def boot(data_dir: Path, node: NodeId, isolation: str) -> tuple[Instance, 
     root = ImageStore(cache_from(os.environ)).root("base")
     driver = open_driver(isolation, DriverSettings(node=node, data_dir=data_dir))
     prepared = await driver.prepare(Shape(root=root, limits=LIMITS))
-    spec = SandboxSpec(id=new_sandbox_id(node), template="base", limits=LIMITS)
+    spec = SandboxSpec(id=new_sandbox_id(node), template=TemplateRef(LOCAL, "base"), limits=LIMITS)
     instance = await prepared.boot(spec)
     link = await Link.open(await instance.connect())
     await link.wake(identity=spec.id, hostname="inside", env={}, pids=LIMITS.pids, deadline_s=600)

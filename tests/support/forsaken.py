@@ -34,10 +34,10 @@ from sandlot.drivers.oci.instance import OciInstance
 from sandlot.drivers.oci.prepared import OciPreparedSandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.link.client import Link
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import LOCAL, OPERATOR
 from sandlot.model.pools import PoolSizes
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
-from sandlot.model.specs import Limits
+from sandlot.model.specs import Limits, TemplateRef
 from sandlot.server.compose import Service
 from sandlot.store.snapshots import SqlSnapshotRepository
 from tests.support.saving import BASE, cell, fill, make, real_service
@@ -49,7 +49,7 @@ MIDDLE_S = 0.03
 COUNT = 2
 """Children of a fork."""
 
-POOL = (PoolConfig(PoolSpec(BASE.template, "auto", Limits()), PoolSizes(warm=1, max=1)),)
+POOL = (PoolConfig(PoolSpec(TemplateRef(LOCAL, BASE.template), "auto", Limits()), PoolSizes(warm=1, max=1)),)
 POOLED = CreateSandboxParams(template=BASE.template, network="none")
 """A sandbox that the pool has: of default limits."""
 

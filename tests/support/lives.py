@@ -12,10 +12,11 @@ from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
 from sandlot.link.types import CellResult, ProcessResult
+from sandlot.model.access import LOCAL
 from sandlot.model.executions import CellError, Display, Output
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Driver, Instance, PreparedSandbox
-from sandlot.model.specs import CellSpec, Limits, ProcessSpec, RootFs, SandboxSpec, Shape, User, shell_argv
+from sandlot.model.specs import CellSpec, Limits, ProcessSpec, RootFs, SandboxSpec, Shape, TemplateRef, User, shell_argv
 from sandlot.testing.drivers.harness import restore_snapshot, take_snapshot
 
 PIDS = 64
@@ -69,7 +70,7 @@ class House:
 
     async def open(self, snapshot: Path | None = None) -> Inside:
         """A sandbox, booted or restored, that was greeted and is asleep."""
-        spec = SandboxSpec(id=new_sandbox_id(new_node_id()), template=self.template, limits=LIMITS)
+        spec = SandboxSpec(id=new_sandbox_id(new_node_id()), template=TemplateRef(LOCAL, self.template), limits=LIMITS)
         prepared = await self.driver.prepare(Shape(root=self.root, limits=LIMITS), snapshot=snapshot)
         self.held.append(prepared)
         instance = await (prepared.boot(spec) if snapshot is None else restore_snapshot(self.driver, prepared, snapshot, spec))

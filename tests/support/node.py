@@ -21,13 +21,13 @@ from sandlot.core.ports import PackageIndex, ResolvedTemplate
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.recipe import builtin
-from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal
 from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.repositories import Store
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.service import Capacity, TemplateInfo
-from sandlot.model.specs import Limits, RootFs
+from sandlot.model.specs import Limits, RootFs, TemplateRef
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver, MemoryInstance
@@ -44,46 +44,49 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class MemoryTemplates:
-    """The built-in templates, without images.
+    """The built-in templates and templates of owners, without images.
 
     Attributes:
+        custom: Templates of owners, besides the built-in templates.
         missing: Names of templates that are not built.
         errors: Name -> exception that building it raises.
     """
 
     def __init__(self) -> None:
         self._recipes = builtin()
+        self.custom: set[TemplateRef] = set()
         self.missing: set[str] = set()
         self.errors: dict[str, Exception] = {}
 
-    def names(self) -> Collection[str]:
-        """Return all names that a request may use."""
-        return self._recipes
-
-    def all(self) -> Sequence[TemplateInfo]:
-        """Return all templates."""
+    async def list(self, principal: Principal) -> Sequence[TemplateInfo]:
+        """Return the templates that a principal can name."""
+        descriptions = {name: recipe.description for name, recipe in self._recipes.items()}
+        descriptions |= {ref.name: "" for ref in self.custom if ref.owner == principal.owner}
         return [
-            TemplateInfo(name, recipe.description, None if name in self.missing else self._base(name).root.digest)
-            for name, recipe in sorted(self._recipes.items())
+            TemplateInfo(name, description, None if name in self.missing else self._current(name).root.digest)
+            for name, description in sorted(descriptions.items())
         ]
 
-    def find(self, name: str) -> ResolvedTemplate | None:
-        """Return what a template that is built gives."""
-        return None if name in self.missing or name in self.errors else self._base(name)
+    async def find(self, principal: Principal, name: str) -> TemplateRef | None:
+        """Return the template that a name means."""
+        own = TemplateRef(principal.owner, name)
+        if own in self.custom:
+            return own
+        return TemplateRef(LOCAL, name) if name in self._recipes else None
 
-    def base(self, name: str) -> ResolvedTemplate:
-        """Return what a template gives; one that was not built is from now on."""
-        if name in self.errors:
-            raise self.errors[name]
-        self.missing.discard(name)
-        return self._base(name)
+    async def build(self, ref: TemplateRef) -> ResolvedTemplate:
+        """Return the build of a template. A template in ``missing`` is built from now on."""
+        if ref.name in self.errors:
+            raise self.errors[ref.name]
+        self.missing.discard(ref.name)
+        return self._current(ref.name if ref.owner == LOCAL else f"{ref.owner}/{ref.name}")
 
-    def at(self, name: str, digest: str) -> ResolvedTemplate | None:
-        """Return the build of a template that has a digest."""
-        current = self._base(name)
-        return current if current.root.digest == digest else None
+    async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
+        """Return the build of a template with the digest of ``ref``."""
+        current = self._current(ref.name if ref.owner == LOCAL else f"{ref.owner}/{ref.name}")
+        return current if current.root.digest == ref.digest else None
 
-    def _base(self, name: str) -> ResolvedTemplate:
+    def _current(self, name: str) -> ResolvedTemplate:
         digest = hashlib.sha256(name.encode()).hexdigest()
         return ResolvedTemplate(root=RootFs(Path("/nonexistent") / digest, digest), env={"PATH": _PATH})
 

@@ -9,13 +9,13 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sandlot.core.ports import ResolvedTemplate
-from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.access import LOCAL, Principal
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import RootFs
+from sandlot.model.specs import RootFs, TemplateRef
 from sandlot.server import compose, serve
 from sandlot.server.__main__ import main
 
@@ -32,22 +32,20 @@ class Folders:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def names(self) -> Collection[str]:
+    async def list(self, _principal: Principal) -> Sequence[TemplateInfo]:
+        return [TemplateInfo(name=name, description="", digest=self._digest(name)) for name in self._names()]
+
+    async def find(self, _principal: Principal, name: str) -> TemplateRef | None:
+        return TemplateRef(LOCAL, name) if name in self._names() else None
+
+    async def build(self, ref: TemplateRef) -> ResolvedTemplate:
+        return ResolvedTemplate(root=RootFs((self._folder / ref.name).resolve(), self._digest(ref.name)), env={})
+
+    async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
+        return await self.build(ref) if ref.name in self._names() and self._digest(ref.name) == ref.digest else None
+
+    def _names(self) -> Sequence[str]:
         return sorted(path.name for path in self._folder.iterdir())
-
-    def all(self) -> Sequence[TemplateInfo]:
-        return [TemplateInfo(name=name, description="", digest=self._digest(name)) for name in self.names()]
-
-    def find(self, name: str) -> ResolvedTemplate:
-        return self.base(name)
-
-    def base(self, name: str) -> ResolvedTemplate:
-        if name not in self.names():
-            raise NotFoundError(f"There is no template {name!r}.", code=ErrorCode.TEMPLATE_NOT_FOUND)
-        return ResolvedTemplate(root=RootFs((self._folder / name).resolve(), self._digest(name)), env={})
-
-    def at(self, name: str, digest: str) -> ResolvedTemplate | None:
-        return self.base(name) if name in self.names() and self._digest(name) == digest else None
 
     def _digest(self, name: str) -> str:
         return hashlib.sha256(str(self._folder / name).encode()).hexdigest()

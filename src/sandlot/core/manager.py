@@ -188,7 +188,7 @@ class SandboxManager:
         except SandboxEndedError:
             self._scheduler.check_open()  # while the service stops, the error is retryable: no client knows the sandbox yet
             raise
-        _log.info("sandbox.created", sandbox=sandbox.id, template=sandbox.spec.template, isolation=sandbox.spec.isolation)
+        _log.info("sandbox.created", sandbox=sandbox.id, template=sandbox.spec.template.name, isolation=sandbox.spec.isolation)
         return sandbox
 
     def _supervise(self, sandbox: Sandbox, allocation: Allocation, begin: Callable[..., Awaitable[None]], *args: object) -> None:

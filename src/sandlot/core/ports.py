@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from sandlot.link.services import GuestStream
+from sandlot.model.access import Principal
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import RootFs
+from sandlot.model.specs import RootFs, TemplateRef
 
 
 class Clock(Protocol):
@@ -60,26 +61,23 @@ class ResolvedTemplate:
 
 
 class TemplateStore(Protocol):
-    """Templates and their root filesystem images. All methods except ``names`` block, so core calls them in a thread."""
+    """Templates and their root filesystem images.
 
-    def names(self) -> Collection[str]:
-        """Return the names of all templates."""
+    A principal can name the templates of its owner and the built-in templates (owner ``LOCAL``). If both have a name, the name means the owner's own.
+    """
+
+    async def list(self, principal: Principal) -> Sequence[TemplateInfo]:
+        """Return all templates that a principal can name."""
         ...
 
-    def all(self) -> Sequence[TemplateInfo]:
-        """Return all templates."""
+    async def find(self, principal: Principal, name: str) -> TemplateRef | None:
+        """Return the template that a name means for a principal, without digest, or None if there is none."""
         ...
 
-    def find(self, name: str) -> ResolvedTemplate | None:
-        """Return the current build of a template within milliseconds, or None if there is none. Builds nothing.
+    async def build(self, ref: TemplateRef) -> ResolvedTemplate:
+        """Return the current build of a template. Build the image first if it does not exist, which takes minutes.
 
-        Raises:
-            NotFoundError: There is no such template (code ``template_not_found``).
-        """
-        ...
-
-    def base(self, name: str) -> ResolvedTemplate:
-        """Return the root filesystem of a template. Build the image first if it does not exist, which takes minutes.
+        Builds run in threads of their own, only few at once. A template that is built does not wait for the builds of others.
 
         Raises:
             NotFoundError: There is no such template (code ``template_not_found``).
@@ -87,8 +85,8 @@ class TemplateStore(Protocol):
         """
         ...
 
-    def at(self, name: str, digest: str) -> ResolvedTemplate | None:
-        """Return an earlier build of a template by its digest, or None if that build was removed. Builds nothing."""
+    async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
+        """Return the build of a template with the digest of ``ref``, or None if that build was removed. Builds nothing."""
         ...
 
 

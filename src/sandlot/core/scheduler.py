@@ -32,7 +32,7 @@ from sandlot.model.errors import InternalError, InvalidRequestError, Unavailable
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Change, DriverCapability, HostReading, Resources
 from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import SandboxSpec, VolumeMount
+from sandlot.model.specs import SandboxSpec, TemplateRef, VolumeMount
 from sandlot.model.states import State
 
 SetupStep = Callable[[Sandbox], Coroutine[Any, Any, object]]
@@ -144,10 +144,9 @@ class Scheduler:
         """
         if params.snapshot is not None and source is None:
             raise InternalError("The create request names a snapshot but has no source. Call SnapshotManager.create for such a request.")
-        spec = self._spec(params, source)
+        template = await self._templates.find(principal, params.template) if source is None else source.spec.template
+        spec = self._spec(params, template, source)
         volumes = self._volumes.resolve(principal, params.volumes)
-        if source is None:
-            self._templates.require(spec.template)
         capabilities = await self._drivers.capabilities(spec.isolation)
         admission.check_host(capabilities, volumes=bool(volumes))
         quotas.check_lifetime(principal.quota, params.timeout_s)
@@ -276,11 +275,11 @@ class Scheduler:
         creating = sum(1 for sandbox in self._registry.live() if sandbox.state is State.CREATING)
         admission.check_room(self._reservations.count_live(), creating - self._policy.max_creates, self._policy)
 
-    def _spec(self, params: CreateSandboxParams, source: StartSourceConstraints | None) -> SandboxSpec:
+    def _spec(self, params: CreateSandboxParams, template: TemplateRef, source: StartSourceConstraints | None) -> SandboxSpec:
         """Return the spec of a new sandbox, without its volumes."""
         spec = SandboxSpec(
             id=self._new_id(),
-            template=params.template,
+            template=template,
             env=params.env,
             metadata={**params.metadata, **admission.SINGLE_USE_METADATA} if params.single_use else params.metadata,
             limits=params.limits,
@@ -296,10 +295,8 @@ class Scheduler:
             return spec
         return replace(
             spec,
-            template=source.spec.template,
             env={**source.spec.env, **params.env},
             snapshot=source.spec.snapshot,
             parent=source.spec.parent,
-            root=source.spec.root,
             restored=source.restored,
         )

@@ -98,6 +98,11 @@ class ImageStore:
         self._guests = BuildCache(self._cache, "guests")
         self._roots = BuildCache(self._cache, "roots")
 
+    @property
+    def recipes(self) -> Mapping[str, Recipe]:
+        """The recipes by the names of their templates."""
+        return self._recipes
+
     def names(self) -> list[str]:
         """Return the names of all templates that have a recipe, sorted."""
         return sorted(self._recipes)

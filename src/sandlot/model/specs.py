@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import CONTEXT_ID, SandboxId, SnapshotId
 
@@ -193,6 +194,31 @@ def check_mounts(mounts: Sequence[VolumeMount]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateRef:
+    """A template, or one build of a template.
+
+    Args:
+        owner: Owner of the template; ``LOCAL`` for a built-in template.
+        name: Name of the template. Names of different owners are independent.
+        digest: Digest of the root file system of the build; empty: the current build.
+    """
+
+    owner: OwnerId
+    name: str
+    digest: str = ""
+
+    @property
+    def label(self) -> str:
+        """Label of the template in metrics: the name of a built-in template, ``custom`` for all others, so that clients cannot add series."""
+        return self.name if self.owner == LOCAL else "custom"
+
+    @property
+    def current(self) -> TemplateRef:
+        """Reference to the current build of the template."""
+        return replace(self, digest="")
+
+
+@dataclass(frozen=True, slots=True)
 class RootFs:
     """A root file system. It is shared by sandboxes, read-only, and never changes.
 
@@ -226,7 +252,7 @@ class SandboxSpec:
 
     Args:
         id: Id of the sandbox.
-        template: Name of the template.
+        template: Template. Its digest is empty until the root file system is known.
         env: Environment of every process.
         metadata: Key-value pairs of the owner, stored and returned unchanged.
         limits: Limits of the sandbox.
@@ -237,14 +263,13 @@ class SandboxSpec:
         auto_resume: True to resume the paused or hibernated sandbox when a request needs it.
         snapshot: Snapshot that the sandbox was started from; None: the sandbox was not started from a snapshot.
         parent: Sandbox that this sandbox was forked from; None: the sandbox is no fork.
-        root: Digest of the root file system; empty until the digest is known.
         restored: Content that the sandbox was started with: ``memory`` (of a snapshot or of the parent of a fork) or ``files`` (of a snapshot). Empty
             if the sandbox was booted from its template.
         volumes: Mounted volumes, by id.
     """
 
     id: SandboxId
-    template: str = DEFAULT_TEMPLATE
+    template: TemplateRef = TemplateRef(LOCAL, DEFAULT_TEMPLATE)
     env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
@@ -255,7 +280,6 @@ class SandboxSpec:
     auto_resume: bool = True
     snapshot: SnapshotId | None = None
     parent: SandboxId | None = None
-    root: str = ""
     restored: str = ""
     volumes: tuple[VolumeMount, ...] = ()
 
@@ -265,6 +289,10 @@ class SandboxSpec:
         check_mounts(self.volumes)
         if self.timeout_s is not None:
             _bounded("timeout", self.timeout_s, 1, MAX_TIMEOUT_S)
+
+    def started_from(self, root: RootFs) -> SandboxSpec:
+        """Return the spec with the digest of the root file system that the sandbox is started from."""
+        return replace(self, template=replace(self.template, digest=root.digest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,13 +75,13 @@ from sandlot.host.cgroup_layout import Layout
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.volume_disks import VolumeFiles
 from sandlot.images.store import ImageStore
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import LOCAL, OPERATOR
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import HostError
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver, HostReading
 from sandlot.model.repositories import Blobs, Store
-from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
+from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, TemplateRef
 from sandlot.server import state
 from sandlot.server.settings import Settings
 from sandlot.server.templates import ImageTemplates
@@ -216,7 +216,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             owners=PoolOwners(api_keys.principal_of, reservations.live_limits),
             snapshots=template_snapshots,
             # An operator who configures no pools does not want a template snapshot either.
-            extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, policy.isolation_default, Limits())] if settings.pools else [],
+            extra_snapshots=[PoolSpec(TemplateRef(LOCAL, DEFAULT_TEMPLATE), policy.isolation_default, Limits())] if settings.pools else [],
             drivers=driver_set,
             templates=template_set,
             reservations=reservations,

@@ -13,9 +13,10 @@ from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
 from sandlot.link.services import Service
+from sandlot.model.access import LOCAL
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Instance, PreparedSandbox
-from sandlot.model.specs import Limits, SandboxSpec, Shape
+from sandlot.model.specs import Limits, SandboxSpec, Shape, TemplateRef
 from tests.support.lives import PIDS, Inside
 from tests.support.localservice import EVERY_DAY
 
@@ -30,7 +31,7 @@ async def open_sandbox(
     store = ImageStore(cache_from(os.environ))
     node = new_node_id()
     driver = open_driver(isolation, DriverSettings(node=node, data_dir=data_dir))
-    spec = SandboxSpec(id=new_sandbox_id(node), template=template, limits=limits)
+    spec = SandboxSpec(id=new_sandbox_id(node), template=TemplateRef(LOCAL, template), limits=limits)
     prepared = await driver.prepare(Shape(root=store.root(template), limits=limits))
     held: PreparedSandbox | Instance = prepared
     try:

@@ -19,12 +19,12 @@ from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.reservations import OvercommitConfig, Purpose, Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
-from sandlot.model.access import OwnerId, Principal
+from sandlot.model.access import LOCAL, OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import HostReading, Resources
-from sandlot.model.specs import GIB, MIB, SandboxSpec, VolumeMount
+from sandlot.model.specs import GIB, MIB, SandboxSpec, TemplateRef, VolumeMount
 from sandlot.model.volumes import MIN_SIZE_BYTES
 from sandlot.store.store import SqlStore, open_store
 from sandlot.testing.memory.driver import MemoryDriver
@@ -102,7 +102,7 @@ class Rig:
 
     def add_sandbox(self, id_: SandboxId, mounts: Sequence[VolumeMount]) -> Sandbox:
         """Add a sandbox that has volumes to the registry."""
-        spec = SandboxSpec(id=id_, template="base", volumes=tuple(mounts))
+        spec = SandboxSpec(id=id_, template=TemplateRef(LOCAL, "base"), volumes=tuple(mounts))
         clock = SystemClock()
         sandbox = Sandbox(spec, owner=ALICE.owner, name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
         self.registry.add(sandbox, asyncio.create_task(asyncio.sleep(0)))

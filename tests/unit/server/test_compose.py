@@ -14,6 +14,7 @@ from sandlot.images.store import DEFAULT_CACHE, ImageStore
 from sandlot.model.access import LOCAL, OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, UnavailableError
 from sandlot.model.ids import NodeId
+from sandlot.model.specs import TemplateRef
 from sandlot.server import compose
 from sandlot.server.compose import open_service, own_drivers
 from sandlot.server.keys import with_keys
@@ -99,17 +100,19 @@ def test_every_installed_driver_is_there() -> None:
     assert all(driver.name == name for name, driver in drivers.items())
 
 
-def test_templates_are_the_recipes_and_bring_their_environment() -> None:
+async def test_templates_are_the_recipes_and_bring_their_environment() -> None:
     templates = ImageTemplates(ImageStore(DEFAULT_CACHE))
-    assert set(templates.names()) == {each.name for each in templates.all()} >= {"base", "code-interpreter"}
-    base = templates.base("base")
+    assert {each.name for each in await templates.list(OPERATOR)} >= {"base", "code-interpreter"}
+    ref = await templates.find(OPERATOR, "base")
+    assert ref == TemplateRef(LOCAL, "base")
+    base = await templates.build(ref)
     assert base.root.path.is_dir()
     assert "/usr/bin" in base.env["PATH"]
-    assert templates.find("base") == base
+    assert await templates.at(replace(ref, digest=base.root.digest)) == base
 
 
-def test_what_is_not_built_yet_has_no_digest(tmp_path: Path) -> None:
-    assert {each.digest for each in ImageTemplates(ImageStore(tmp_path)).all()} == {None}
+async def test_what_is_not_built_yet_has_no_digest(tmp_path: Path) -> None:
+    assert {each.digest for each in await ImageTemplates(ImageStore(tmp_path)).list(OPERATOR)} == {None}
 
 
 async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> None:
@@ -120,7 +123,7 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
         creating = asyncio.create_task(service.node.manager.create(OPERATOR, BASE))
         await until((folder / "cache").exists)
         # Whoever waits for it can be told what for.
-        while not any(each.name == "base" and each.building for each in await service.node.templates.list()):
+        while not any(each.name == "base" and each.building for each in await service.node.templates.list(OPERATOR)):
             assert not creating.done()
             await asyncio.sleep(0.01)
     with pytest.raises(UnavailableError):

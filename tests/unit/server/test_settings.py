@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from sandlot.core.pools.models import PoolConfig, PoolSpec
+from sandlot.model.access import LOCAL
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.pools import PoolSizes
-from sandlot.model.specs import Limits
+from sandlot.model.specs import Limits, TemplateRef
 from sandlot.server import settings as settings_module
 from sandlot.server.settings import Settings
 
@@ -39,8 +40,8 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "pools": (
         "base=2:3+1, code-interpreter=0",
         (
-            PoolConfig(PoolSpec("base", "auto", Limits()), PoolSizes(2, 3, 1)),
-            PoolConfig(PoolSpec("code-interpreter", "auto", Limits()), PoolSizes(0, 0)),
+            PoolConfig(PoolSpec(TemplateRef(LOCAL, "base"), "auto", Limits()), PoolSizes(2, 3, 1)),
+            PoolConfig(PoolSpec(TemplateRef(LOCAL, "code-interpreter"), "auto", Limits()), PoolSizes(0, 0)),
         ),
     ),
     "memory_ratio": ("1.5", 1.5),

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -164,7 +164,7 @@ class WarmStart:
     async def start(self, supervisor: SandboxSupervisor) -> None:
         """Thaw the warm sandbox and give its guest an identity; see :meth:`StartStrategy.start`."""
         sandbox, warm = supervisor.sandbox, self.warm
-        sandbox.spec = replace(sandbox.spec, root=warm.template.root.digest)
+        sandbox.spec = sandbox.spec.started_from(warm.template.root)
         sandbox.ref = warm.instance.ref
         warm.link.set_services(supervisor.dependencies.package_access.of(sandbox))
         saving = asyncio.ensure_future(supervisor.save_running()) if self.records else None
@@ -324,7 +324,7 @@ async def reconnect_guest(supervisor: SandboxSupervisor) -> Link:
     link = await _connect(supervisor)
     try:
         if link.asleep:
-            await wake_guest(supervisor, link, await dependencies.templates.resolve_for(sandbox.spec))
+            await wake_guest(supervisor, link, await dependencies.templates.resolve(sandbox.spec.template))
         else:
             # Sent even if the sandbox has no deadline: an update that was interrupted, and never recorded, may have set a deadline in the guest.
             await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))

@@ -24,7 +24,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -320,10 +320,10 @@ class SandboxSupervisor:
             slots.release()
 
     async def resolve_template(self) -> ResolvedTemplate:
-        """Return the build of the template from which the sandbox starts. Set ``spec.root`` of the sandbox to the digest of the build."""
+        """Return the build of the template from which the sandbox starts, and set the digest of ``spec.template`` to its digest."""
         sandbox = self.sandbox
-        template = await self.until_end(self.dependencies.templates.resolve_for(sandbox.spec))
-        sandbox.spec = replace(sandbox.spec, root=template.root.digest)
+        template = await self.until_end(self.dependencies.templates.resolve(sandbox.spec.template))
+        sandbox.spec = sandbox.spec.started_from(template.root)
         return template
 
     async def mount_volumes(self) -> tuple[Attachment, ...]:

@@ -384,7 +384,7 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
     try:
         await driver_step("resume", instance.resume())
         if sandbox.link is not None and sandbox.link.asleep:
-            await driver_step("answer", wake_guest(supervisor, sandbox.link, await dependencies.templates.resolve_for(sandbox.spec)))
+            await driver_step("answer", wake_guest(supervisor, sandbox.link, await dependencies.templates.resolve(sandbox.spec.template)))
         else:
             try:
                 link = await _linked(supervisor)

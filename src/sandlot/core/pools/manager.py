@@ -128,7 +128,7 @@ class PoolManager:
             path: Path by which the sandbox was started.
             claim: Result of :meth:`find_warm` for the sandbox's create request.
         """
-        self._metrics.claimed(path, claim.spec.template)
+        self._metrics.claimed(path, claim.spec.template.label)
         for pool in claim.searched:
             pool.claims[path] = pool.claims.get(path, 0) + 1
 
@@ -166,7 +166,7 @@ class PoolManager:
     def list(self, principal: Principal) -> list[PoolStatus]:
         """Return the status of all pools that a principal may see, sorted by template, isolation and id."""
         visible = [pool for pool in self._registry.pools.values() if principal.sees(pool.owner)]
-        return [self._status(pool) for pool in sorted(visible, key=lambda pool: (pool.spec.template, pool.spec.isolation, pool.id))]
+        return [self._status(pool) for pool in sorted(visible, key=lambda pool: (pool.spec.template.name, pool.spec.isolation, pool.id))]
 
     def find(self, principal: Principal, id_or_template: str) -> PoolStatus:
         """Return the status of a pool.
@@ -217,7 +217,7 @@ class PoolManager:
             LimitError: The owner has the maximum number of pools, or ``sizes.warm`` exceeds the quota; code ``quota_exceeded``.
             ConflictError: The owner has a pool of this spec.
         """
-        self._templates.require(template)
+        ref = await self._templates.find(principal, template)
         driver = admission.resolve_isolation(isolation, self._policy, self._drivers)
         capabilities = await self._drivers.capabilities(driver)
         if not capabilities.can(DriverCapability.PAUSE):
@@ -227,7 +227,7 @@ class PoolManager:
             )
         self._reservations.check_feasible(self._drivers[driver].max_resources(limits), await self._reservations.read_host())
         check_metadata(metadata or {})
-        config = PoolConfig(PoolSpec(template, driver, limits), sizes, ownership.pool_owner(principal), metadata or {})
+        config = PoolConfig(PoolSpec(ref, driver, limits), sizes, ownership.pool_owner(principal), metadata or {})
         async with self._registry.lock:
             existing = self._registry.pools.get(str(config.pool_id))
             if existing is not None and existing.config.is_implied:

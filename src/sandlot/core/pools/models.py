@@ -36,7 +36,7 @@ from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.pools import DEFAULT_MAX, PoolSizes
 from sandlot.model.sandboxes import AUTO
-from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, Limits
+from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, Limits, TemplateRef
 
 FORMAT: Final = 3
 """Version of template snapshots. Raise it in each commit that changes the manifest or the steps before a template snapshot is written."""
@@ -54,10 +54,11 @@ class PoolSpec:
     """Template, isolation and limits of the sandboxes of a pool.
 
     Args:
+        template: Template, without digest.
         isolation: Name of the driver. In the settings of the service also ``auto``, the default isolation of the service.
     """
 
-    template: str
+    template: TemplateRef
     isolation: str
     limits: Limits
 
@@ -85,7 +86,7 @@ class PoolId:
         """Return the pool id in the API: ``pool-`` and 12 characters of a digest over the spec and, for a private pool, the owner."""
         # JSON writes 2 and 2.0 differently, but both are the same limit.
         limits = asdict(self.spec.limits) | {"cpus": float(self.spec.limits.cpus)}
-        parts: list[Any] = [self.spec.template, self.spec.isolation, limits]
+        parts: list[Any] = [self.spec.template.owner, self.spec.template.name, self.spec.isolation, limits]
         text = json.dumps(parts if self.owner == LOCAL else [self.owner, *parts], sort_keys=True)
         digest = base64.b32encode(hashlib.sha256(text.encode()).digest()).decode("ascii").lower()
         return f"pool-{digest[:_ID_CHARS]}"
@@ -114,7 +115,9 @@ class PoolConfig:
         return PoolId(self.owner, self.spec)
 
 
-DEFAULT_POOLS: Final = (PoolConfig(PoolSpec(DEFAULT_TEMPLATE, AUTO, Limits()), PoolSizes(warm=1, max=DEFAULT_MAX, prepared=1), is_implied=True),)
+DEFAULT_POOLS: Final = (
+    PoolConfig(PoolSpec(TemplateRef(LOCAL, DEFAULT_TEMPLATE), AUTO, Limits()), PoolSizes(warm=1, max=DEFAULT_MAX, prepared=1), is_implied=True),
+)
 """Pools of a service whose settings name no pools. A warm sandbox takes about 100 MiB of memory and no processor time, and serves an agent's first
 request. A machine with 2 cores and 4 GiB has room for four warm sandboxes, and evicts them for other sandboxes. A prepared sandbox takes about
 20 MiB and shortens each wake, fork and restore by a tenth of a second."""
@@ -148,7 +151,7 @@ def parse_pools(text: str, templates: Collection[str] | None = None) -> tuple[Po
         if templates is not None and template not in templates:
             raise InvalidRequestError(f"The template {template[:64]!r} does not exist.", hint=f"Use one of: {', '.join(sorted(templates))}.")
         sizes = PoolSizes.with_defaults(int(parts["warm"]), None if parts["max"] is None else int(parts["max"]), int(parts["prepared"] or 0))
-        configs[template] = PoolConfig(PoolSpec(template, AUTO, Limits()), sizes)
+        configs[template] = PoolConfig(PoolSpec(TemplateRef(LOCAL, template), AUTO, Limits()), sizes)
     return tuple(configs.values())
 
 
@@ -160,7 +163,7 @@ class TemplateSnapshotSpec:
     are equal.
     """
 
-    template: str
+    template: TemplateRef
     isolation: str
     limits: Limits
 
@@ -172,7 +175,7 @@ class TemplateSnapshotSpec:
 
     def manifest(self) -> dict[str, Any]:
         """Return the part of the spec that is stored with the snapshot. A new snapshot replaces all older snapshots with an equal manifest."""
-        return {"template": self.template, "isolation": self.isolation, "memory_bytes": self.limits.memory_bytes, "cpus": self.limits.cpus}
+        return {"template": asdict(self.template), "isolation": self.isolation, "memory_bytes": self.limits.memory_bytes, "cpus": self.limits.cpus}
 
 
 def snapshot_inputs(spec: TemplateSnapshotSpec, template: ResolvedTemplate, fingerprint: str, version: str) -> Mapping[str, Any]:

@@ -97,7 +97,7 @@ def find_pool(pools: Mapping[str, Pool], id_or_template: str, principal: Princip
     pool = pools.get(id_or_template)
     if pool is not None and principal.sees(pool.owner):
         return pool
-    named = [each for each in pools.values() if each.spec.template == id_or_template and each.owner == pool_owner(principal)]
+    named = [each for each in pools.values() if each.spec.template.name == id_or_template and each.owner == pool_owner(principal)]
     if len(named) > 1:
         ids = ", ".join(each.id for each in named)
         raise ConflictError(f"The template {id_or_template[:64]!r} has {len(named)} pools.", hint=f"Use the id of one of them: {ids}.")

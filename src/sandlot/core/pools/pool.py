@@ -178,6 +178,6 @@ def pool_gauges(pools: Iterable[Pool]) -> Mapping[tuple[str, str, str], int]:
             ("prepared", len(pool.prepared)),
             ("wanted", policy.wanted_warm(pool.sizes, pool.growth)),
         ):
-            labels = (pool.spec.template, pool.spec.isolation, name)
+            labels = (pool.spec.template.label, pool.spec.isolation, name)
             totals[labels] = totals.get(labels, 0) + number
     return totals

@@ -38,9 +38,11 @@ from sandlot.core.records.metrics import Metrics
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations, combine
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, Exit, HostReading, Resources
+from sandlot.model.specs import TemplateRef
 
 START_S: Final = 1.0
 """Seconds from the start of the service until the first check of the pools, so that the service can respond to requests first."""
@@ -231,7 +233,7 @@ class PoolRefiller:
         for pool in self._registry.pools.values():
             self._discard(pool, [entry])
         self._metrics.evicted()
-        _log.info("pool.evicted", template=entry.spec.template, reason=reason)
+        _log.info("pool.evicted", template=entry.spec.template.name, reason=reason)
         return entry.allocation.reservation
 
     def _allocated(self, *, is_private: bool) -> list[tuple[asyncio.Task[None], Allocation]]:
@@ -323,8 +325,9 @@ class PoolRefiller:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("pools.internal_error", exc_info=error)
 
-    async def _is_built(self, template: str) -> bool:
-        return any(each.name == template and each.digest is not None for each in await self._templates.list())
+    async def _is_built(self, template: TemplateRef) -> bool:
+        """Return True if a built-in template is built."""
+        return any(each.name == template.name and each.digest is not None for each in await self._templates.list(OPERATOR))
 
     # One pool ----------------------------------------------------------------------------------------------------------
 
@@ -419,7 +422,7 @@ class PoolRefiller:
                     allocation.exited.add_done_callback(functools.partial(self._warm_sandbox_ended, pool, entry))
         except (SandlotError, OSError, TimeoutError) as error:
             reason = failure_reason(error)
-            _log.warning("pool.not_filled", pool=pool.id, template=spec.template, error=str(error) or reason)
+            _log.warning("pool.not_filled", pool=pool.id, template=spec.template.name, error=str(error) or reason)
             self._metrics.refill_failed(spec.isolation)
             pool.failures, pool.error = pool.failures + 1, reason
             pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(pool.failures)

@@ -138,7 +138,7 @@ class TemplateSnapshotManager:
         """Stop using a snapshot that could not be restored. The next call of :meth:`ensure` removes it and makes a new snapshot."""
         for spec, state in self._states.items():
             if state.snapshot is snapshot:
-                _log.warning("template_snapshot.not_restored", template=spec.template, isolation=spec.isolation, error=reason)
+                _log.warning("template_snapshot.not_restored", template=spec.template.name, isolation=spec.isolation, error=reason)
                 state.unusable_key = snapshot.key
                 state.release()
                 self._fail(state, reason)
@@ -190,7 +190,9 @@ class TemplateSnapshotManager:
         except UnavailableError as error:  # the node has no room now, which does not count as a failure
             state.not_before_s, state.error = self._clock.monotonic_s() + policy.back_off_s(2), error.message
         except (SandlotError, OSError, TimeoutError) as error:
-            _log.warning("template_snapshot.not_written", template=spec.template, isolation=spec.isolation, error=str(error) or type(error).__name__)
+            _log.warning(
+                "template_snapshot.not_written", template=spec.template.name, isolation=spec.isolation, error=str(error) or type(error).__name__
+            )
             self._fail(state, failure_reason(error))
             self._metrics.template_snapshot("failed")
         return state.snapshot
@@ -276,7 +278,7 @@ class TemplateSnapshotManager:
         finally:
             self._release()
         self._metrics.template_snapshot("made")
-        _log.info("template_snapshot.written", template=spec.template, isolation=spec.isolation, size_bytes=size, **stopwatch.laps)
+        _log.info("template_snapshot.written", template=spec.template.name, isolation=spec.isolation, size_bytes=size, **stopwatch.laps)
         await asyncio.to_thread(functools.partial(self._cache.remove_replaced, key, spec.manifest()))
 
     async def _write(self, spec: TemplateSnapshotSpec, factory: WarmSandboxFactory, source: Allocation, image: Path, stopwatch: _Stopwatch) -> int:
@@ -301,7 +303,7 @@ class TemplateSnapshotManager:
         """
         driver = self._drivers[spec.isolation]
         reservation = self._reservations.reserve(Purpose.POOL, driver.max_resources(spec.limits), await self._reservations.read_host())
-        self.allocation = Allocation(driver, reservation, self._clock, f"template {spec.template}")
+        self.allocation = Allocation(driver, reservation, self._clock, f"template {spec.template.name}")
         return self.allocation
 
     def _release(self) -> None:

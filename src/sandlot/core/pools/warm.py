@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -137,12 +137,11 @@ class WarmSandboxFactory:
     def _sandbox_spec(self, id_: SandboxId) -> SandboxSpec:
         return SandboxSpec(
             id=id_,
-            template=self.spec.template,
+            template=replace(self.spec.template, digest=self.template.root.digest),
             limits=self.spec.limits,
             timeout_s=None,
             network=Network.NONE,
             isolation=self.spec.isolation,
-            root=self.template.root.digest,
         )
 
 

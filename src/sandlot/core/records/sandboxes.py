@@ -137,7 +137,7 @@ class SandboxRecorder:
     async def save_created(self, sandbox: Sandbox) -> None:
         """Record that a new sandbox runs, with its event. Call this once per sandbox, before the client gets the response."""
         spec = sandbox.spec
-        data: dict[str, Any] = {"template": spec.template, "isolation": spec.isolation, "name": sandbox.name}
+        data: dict[str, Any] = {"template": spec.template.name, "isolation": spec.isolation, "name": sandbox.name}
         source = {"snapshot": spec.snapshot, "parent": spec.parent, "restored": spec.restored}
         data.update({key: value for key, value in source.items() if value})
         await self.save(sandbox, "sandbox.created", state=State.RUNNING, **data)

@@ -2,30 +2,26 @@
 
 Invariants:
 - Concurrent callers share one probe of a driver and one build of a template.
-- Builds of templates take no thread that short work of the service needs, and a template that is built does not wait for the builds of others.
 - A step of a driver is not cancelled when its sandbox ends. Only the timeout of the step cancels the step.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import structlog
 
 from sandlot.core.ports import ResolvedTemplate, TemplateStore
-from sandlot.host.blocking import run_in_own_thread
+from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, TimeoutExceededError
 from sandlot.model.ports import Capabilities, Driver, DriverCapability
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import SandboxSpec
+from sandlot.model.specs import TemplateRef
 
 STEP_TIMEOUT_S: Final = 60.0
 """Timeout in seconds of one step of a driver, and of the guest's first response. Measured duration: 0.05 to 0.5 s; several seconds on a busy host."""
-
-MAX_BUILDS: Final = 2
-"""Maximum number of templates that are built at the same time. A build takes one processor for minutes."""
 
 ResultT = TypeVar("ResultT")
 
@@ -83,71 +79,58 @@ class Templates:
 
     def __init__(self, store: TemplateStore) -> None:
         self._store = store
-        self._builds: dict[str, asyncio.Task[ResolvedTemplate]] = {}
-        self._build_slots = asyncio.Semaphore(MAX_BUILDS)
+        self._builds: dict[TemplateRef, asyncio.Task[ResolvedTemplate]] = {}
 
-    def names(self) -> Collection[str]:
-        """Return the names of all templates."""
-        return self._store.names()
+    async def list(self, principal: Principal) -> Sequence[TemplateInfo]:
+        """Return the templates of a principal and the built-in templates, with the state of their builds."""
+        return await self._store.list(principal)
 
-    async def list(self) -> list[TemplateInfo]:
-        """Return all templates and the state of their builds."""
-        return list(await asyncio.to_thread(self._store.all))
-
-    def require(self, name: str) -> None:
-        """Refuse the name of a template that does not exist.
+    async def find(self, principal: Principal, name: str) -> TemplateRef:
+        """Return the template that a name means for a principal: the principal's own template, else the built-in template.
 
         Raises:
-            NotFoundError: There is no template of this name (``template_not_found``).
+            NotFoundError: There is no such template (``template_not_found``).
         """
-        names = self._store.names()
-        if name not in names:
+        ref = await self._store.find(principal, name)
+        if ref is None:
             raise NotFoundError(
                 f"There is no template {name[:64]!r}.",
                 code=ErrorCode.TEMPLATE_NOT_FOUND,
-                hint=f"Use one of: {', '.join(sorted(names))}.",
+                hint=f"Use one of: {', '.join(sorted(each.name for each in await self._store.list(principal)))}.",
                 fields={"template": name[:64]},
             )
+        return ref
 
-    async def resolve(self, name: str) -> ResolvedTemplate:
-        """Return the current build of a template. A template without a build is built first."""
-        build = self._builds.get(name)
-        if build is None:
-            build = self._builds[name] = asyncio.create_task(self._find_or_build(name))
-            build.add_done_callback(lambda done: self._finish_build(name, done))
-        return await asyncio.shield(build)
-
-    async def resolve_for(self, spec: SandboxSpec) -> ResolvedTemplate:
-        """Return the build of a template from which a sandbox starts.
-
-        This is the build with the digest ``spec.root``, or the current build if ``spec.root`` is empty.
+    async def resolve(self, ref: TemplateRef) -> ResolvedTemplate:
+        """Return the build of a template that ``ref`` names. If ``ref`` names the current build and there is none, the template is built first.
 
         Raises:
-            ConflictError: The build with this digest has been removed (``snapshot_unusable``).
+            ConflictError: The build with the digest of ``ref`` has been removed (``snapshot_unusable``).
         """
-        if not spec.root:
-            return await self.resolve(spec.template)
-        found = await asyncio.to_thread(self._store.at, spec.template, spec.root)
+        if not ref.digest:
+            return await self._build(ref)
+        found = await self._store.at(ref)
         if found is None:
             raise ConflictError(
-                f"The snapshot needs an earlier build of template {spec.template!r}, which has been removed.",
+                f"The snapshot needs an earlier build of template {ref.name!r}, which has been removed.",
                 code=ErrorCode.SNAPSHOT_UNUSABLE,
                 hint="Start from the template, or from a snapshot of kind `files`.",
-                fields={"template": spec.template, "root": spec.root},
+                fields={"template": ref.name, "root": ref.digest},
             )
         return found
 
-    async def _find_or_build(self, name: str) -> ResolvedTemplate:
-        if (found := await asyncio.to_thread(self._store.find, name)) is not None:
-            return found
-        async with self._build_slots:
-            return await run_in_own_thread(self._store.base, name)
+    async def _build(self, ref: TemplateRef) -> ResolvedTemplate:
+        build = self._builds.get(ref)
+        if build is None:
+            build = self._builds[ref] = asyncio.create_task(self._store.build(ref))
+            build.add_done_callback(lambda done: self._finish_build(ref, done))
+        return await asyncio.shield(build)
 
-    def _finish_build(self, name: str, build: asyncio.Task[ResolvedTemplate]) -> None:
-        del self._builds[name]
+    def _finish_build(self, ref: TemplateRef, build: asyncio.Task[ResolvedTemplate]) -> None:
+        del self._builds[ref]
         if not build.cancelled() and (error := build.exception()) is not None:
             # All callers that waited for the build may have disconnected; then only the log has the error.
-            _log.warning("template.build_failed", template=name, error=str(error))
+            _log.warning("template.build_failed", template=ref.name, error=str(error))
 
 
 async def driver_step(what: str, work: Coroutine[Any, Any, ResultT], timeout_s: float | None = None) -> ResultT:

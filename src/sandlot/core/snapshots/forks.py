@@ -357,7 +357,7 @@ def child_params(parent: Sandbox, params: ForkParams) -> list[CreateSandboxParam
     metadata = {name: value for name, value in parent.metadata.items() if not name.startswith(RESERVED_PREFIX)}
     return [
         CreateSandboxParams(
-            template=parent.spec.template,
+            template=parent.spec.template.name,
             name=params.name_of(number),
             env=params.env,
             metadata=metadata if params.metadata is None else params.metadata,

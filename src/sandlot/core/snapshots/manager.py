@@ -193,7 +193,7 @@ class SnapshotManager:
             source, spec = replace(found, digest=digest), found.constraints.spec
             full = replace(
                 params,
-                template=spec.template,
+                template=spec.template.name,
                 limits=spec.limits if limits is None else limits.over(spec.limits),
                 network=network or spec.network,
                 isolation=spec.isolation,
@@ -306,10 +306,10 @@ class SnapshotManager:
         return restore.RestoreFacts(memory=memory, has_root=await self._has_root(record.spec), has_overlay=has_overlay)
 
     async def _has_root(self, spec: SandboxSpec) -> bool:
-        if not spec.root:
+        if not spec.template.digest:
             return True
         try:
-            await self._templates.resolve_for(spec)
+            await self._templates.resolve(spec.template)
         except ConflictError:
             return False
         return True
@@ -370,7 +370,7 @@ class SnapshotManager:
     async def _write(self, sandbox: Sandbox, record: SnapshotRecord) -> int:
         into = await self._images.make(record.id)
         if record.kind is SnapshotKind.FILES:
-            base = await self._templates.resolve_for(sandbox.spec)
+            base = await self._templates.resolve(sandbox.spec.template)
             return await overlay.pack_overlay(sandbox, self._images.layer(record.id), base.root.path)
         return await writer.write_image(sandbox, into, durable=True)
 

@@ -44,7 +44,7 @@ class RestorePlan:
 
     Args:
         restored: ``memory``: memory and files are restored. ``files``: only files are restored.
-        spec: Spec of the sandbox. ``spec.root`` is empty if the sandbox uses the current image of the template.
+        spec: Spec of the sandbox. ``spec.template`` has no digest if the sandbox uses the current image of the template.
         reason: Reason why the memory is not restored; empty if the memory is restored.
     """
 
@@ -70,7 +70,7 @@ def choose(record: SnapshotRecord, facts: RestoreFacts) -> RestorePlan:
         return RestorePlan(MEMORY, spec)
     if not facts.has_overlay:
         raise unusable(record, reason)
-    return RestorePlan(FILES, spec if facts.has_root else replace(spec, root=""), reason)
+    return RestorePlan(FILES, spec if facts.has_root else replace(spec, template=spec.template.current), reason)
 
 
 def unusable(record: SnapshotRecord, reason: str) -> ConflictError:
@@ -99,5 +99,5 @@ def _memory_problem(record: SnapshotRecord, facts: RestoreFacts) -> str:
     if not facts.memory.ok:
         return facts.memory.reason or "its memory cannot be restored on this host"
     if not facts.has_root:
-        return f"the root filesystem image of its template {record.spec.template!r} was removed"
+        return f"the root filesystem image of its template {record.spec.template.name!r} was removed"
     return ""

@@ -180,7 +180,7 @@ class SnapshotVerifier:
     async def _pack_files(self, record: SnapshotRecord, sandbox: Sandbox) -> None:
         layer = self._images.layer(record.id)
         await self._snapshots.check_layer_quota(record)
-        base = await self._templates.resolve_for(sandbox.spec)
+        base = await self._templates.resolve(sandbox.spec.template)
         size_bytes = await overlay.pack_overlay(sandbox, layer, base.root.path)
         try:
             await self._snapshots.save_layer(record, size_bytes)

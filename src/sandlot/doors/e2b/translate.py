@@ -207,7 +207,7 @@ def _named(sandbox: Sandbox) -> dict[str, Any]:
 
 def template_name(sandbox: Sandbox) -> str:
     """What its template, or its snapshot, was called when it was asked for."""
-    return sandbox.metadata.get(TEMPLATE_WORD, sandbox.spec.template)
+    return sandbox.metadata.get(TEMPLATE_WORD, sandbox.spec.template.name)
 
 
 def shown(metadata: Mapping[str, str]) -> dict[str, str]:

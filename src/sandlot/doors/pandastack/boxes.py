@@ -52,7 +52,7 @@ async def create(node: Node, principal: Principal, body: CreateBody) -> SandboxA
     if params.snapshot is None:
         sandbox = await node.manager.create(principal, params)
     else:
-        node.templates.require(params.template)
+        await node.templates.find(principal, params.template)
         sandbox = await node.snapshots.create_sandbox(principal, params)
     return translate.sandbox(sandbox, node.clock.monotonic_s() - began_s)
 

@@ -184,7 +184,7 @@ async def delete_volume(volume: str, request: Request) -> Response:
 @router.get("/v1/templates")
 async def list_templates(request: Request) -> Response:
     """What a sandbox can be started from."""
-    found = await node_of(request).templates.list()
+    found = await node_of(request).templates.list(principal_of(request))
     return reply(TemplatesAnswer(items=[translate.template(each) for each in found]))
 
 
@@ -221,9 +221,9 @@ async def me(request: Request) -> Response:
 
 
 async def _template(request: Request, name: str) -> TemplateAnswer:
-    templates = node_of(request).templates
-    templates.require(name)
-    return next(translate.template(each) for each in await templates.list() if each.name == name)
+    templates, principal = node_of(request).templates, principal_of(request)
+    await templates.find(principal, name)
+    return next(translate.template(each) for each in await templates.list(principal) if each.name == name)
 
 
 _APPS = "Run what you would deploy in a persistent sandbox."

@@ -138,7 +138,7 @@ def sandbox(sandbox: Sandbox, boot_s: float | None = None) -> SandboxAnswer:
         words |= {"fork_parent_id": spec.parent, "fork_tree_id": tree_of(sandbox)}
     return SandboxAnswer(
         id=sandbox.id,
-        template=spec.template,
+        template=spec.template.name,
         cpu=max(1, math.ceil(spec.limits.cpus)),
         memory_mb=spec.limits.memory_bytes // MIB,
         status=status(sandbox),
@@ -198,7 +198,7 @@ def snapshot(record: SnapshotRecord) -> SnapshotAnswer:
         id=record.id,
         snapshot_id=record.id,
         sandbox_id=record.spec.id,
-        template=record.spec.template,
+        template=record.spec.template.name,
         size_bytes=record.size_bytes,
         created_at=time(record.created_at),
     )

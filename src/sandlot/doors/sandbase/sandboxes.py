@@ -39,7 +39,8 @@ async def create(body: SandboxBody, request: Request) -> Response:
 async def made(body: SandboxBody, request: Request) -> Response:
     """Create a sandbox, whoever's client asks for it."""
     node = node_of(request)
-    params = translate.new_sandbox(body, node.templates.names())
+    known = await node.templates.list(principal_of(request))
+    params = translate.new_sandbox(body, [each.name for each in known])
     sandbox = await unless_gone(request, node.manager.create(principal_of(request), params))
     return told(opened(node, sandbox), 201)
 
@@ -119,7 +120,7 @@ async def refresh(sandbox: str, body: RefreshBody, request: Request) -> Response
 @router.get("/templates")
 async def list_templates(request: Request) -> Response:
     """List what a sandbox can be started from."""
-    known = await node_of(request).templates.list()
+    known = await node_of(request).templates.list(principal_of(request))
     return told([translate.template(name, about) for name, about in translate.templates(known)])
 
 
@@ -156,7 +157,7 @@ def live(request: Request, sandbox: str) -> Sandbox:
 
 
 async def _template(request: Request, asked: str) -> tuple[str, TemplateInfo]:
-    known = await node_of(request).templates.list()
+    known = await node_of(request).templates.list(principal_of(request))
     for name, about in translate.templates(known):
         if asked in {name, about.name}:
             return name, about

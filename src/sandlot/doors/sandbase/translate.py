@@ -195,7 +195,7 @@ def status(sandbox: Sandbox) -> str:
 
 def template_of(sandbox: Sandbox) -> str:
     """What its template was called when it was asked for."""
-    return sandbox.metadata.get(TEMPLATE_WORD, sandbox.spec.template)
+    return sandbox.metadata.get(TEMPLATE_WORD, sandbox.spec.template.name)
 
 
 def envs(sandbox: Sandbox) -> dict[str, str]:

@@ -61,7 +61,7 @@ async def version(request: Request) -> Response:
 @router.get("/v1/templates", responses=also(TemplatesAnswer, "All of them."))
 async def templates(request: Request) -> Response:
     """What a sandbox can be started from. One that is not built yet is built by the first sandbox that asks for it."""
-    found = await node_of(request).templates.list()
+    found = await node_of(request).templates.list(principal_of(request))
     return reply(
         TemplatesAnswer(
             templates=[

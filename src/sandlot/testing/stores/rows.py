@@ -9,12 +9,12 @@ from types import MappingProxyType
 
 import pytest
 
-from sandlot.model.access import Quota
+from sandlot.model.access import LOCAL, Quota
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId, new_file_id, new_node_id, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, SandboxRecord
 from sandlot.model.repositories import Position, Store
-from sandlot.model.specs import GIB, Limits, SandboxSpec
+from sandlot.model.specs import GIB, Limits, SandboxSpec, TemplateRef
 from sandlot.model.states import State, is_terminal
 from sandlot.testing.stores.harness import (
     ALICE,
@@ -49,7 +49,7 @@ class RowsSuite:
     async def test_sandbox_is_read_as_it_was_saved(self, store: Store) -> None:
         spec = SandboxSpec(
             id=new_sandbox_id(NODE),
-            template="base",
+            template=TemplateRef(LOCAL, "base"),
             env=MappingProxyType({"PATH": "/bin", "ÜNI": "🐢\n'\"\\"}),
             metadata={"": "", "a.b[0]": "x", "🐢" * 63: "x" * 15_000, '"quoted"': "'"},
             limits=Limits(cpus=0.1, memory_bytes=3 * GIB, disk_bytes=7 * GIB, pids=99),

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from sandlot.model.access import LOCAL
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId, SnapshotId, new_node_id, new_sandbox_id
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position, Store
-from sandlot.model.specs import GIB, Limits, Network, OnTimeout, SandboxSpec, SnapshotKind
+from sandlot.model.specs import GIB, Limits, Network, OnTimeout, SandboxSpec, SnapshotKind, TemplateRef
 from sandlot.testing.stores.harness import ALICE, BOB, HOSTILE_TEXT, NODE, StoreOpener, event, every_event, snapshot
 
 
@@ -27,7 +28,7 @@ class SnapshotsSuite:
     async def test_snapshot_is_read_as_it_was_saved(self, store: Store) -> None:
         spec = SandboxSpec(
             id=new_sandbox_id(NODE),
-            template="base",
+            template=TemplateRef(LOCAL, "base", "ab" * 32),
             env={"PATH": "/bin", "ÜNI": "🐢\n'\"\\"},
             metadata={"": "", "a.b[0]": "x"},
             limits=Limits(cpus=0.1, memory_bytes=3 * GIB, disk_bytes=7 * GIB, pids=99),
@@ -38,7 +39,6 @@ class SnapshotsSuite:
             auto_resume=False,
             snapshot=SnapshotId("snap-node-aaaaaaaaaaaaaaaa"),
             parent=SandboxId("sb-node-aaaaaaaaaaaaaaaa"),
-            root="ab" * 32,
         )
         full = snapshot(
             0.000001,

@@ -23,7 +23,7 @@ from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec
+from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec, TemplateRef
 from sandlot.model.states import State as SandboxState
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.process import ProgramContext
@@ -245,7 +245,7 @@ def hibernate(sandbox: Sandbox) -> None:
 async def test_execution_that_the_next_service_continues_has_no_end_in_the_log(
     place: Place, clock: ManualClock, rest: Callable[[Sandbox], None]
 ) -> None:
-    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
+    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template=TemplateRef(LOCAL, "base"))
     still = Sandbox(spec, owner=LOCAL, name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
     still.state = SandboxState.RUNNING
     made = [Execution(place.node.services.code.executions, still, Kind.PROCESS, NATIVE) for _ in range(3)]

@@ -9,15 +9,15 @@ import pytest
 
 from sandlot.core.pools.config_file import POOLS_FILE, PoolConfigFile
 from sandlot.core.pools.models import PoolConfig, PoolId, PoolSpec
-from sandlot.model.access import OwnerId
+from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import HostError
 from sandlot.model.pools import PoolSizes
-from sandlot.model.specs import Limits
+from sandlot.model.specs import Limits, TemplateRef
 
-SPEC = PoolSpec("base", "gvisor", Limits(cpus=2, pids=99))
+SPEC = PoolSpec(TemplateRef(LOCAL, "base"), "gvisor", Limits(cpus=2, pids=99))
 SHARED = PoolConfig(SPEC, PoolSizes(2, 4, 1), metadata={"team": "blue"})
 PRIVATE = PoolConfig(SPEC, PoolSizes(1, 1), OwnerId("0123456789ab"))
-DELETED = PoolConfig(PoolSpec("code-interpreter", "gvisor", Limits()), None)
+DELETED = PoolConfig(PoolSpec(TemplateRef(LOCAL, "code-interpreter"), "gvisor", Limits()), None)
 
 
 def by_id(*configs: PoolConfig) -> dict[PoolId, PoolConfig]:

@@ -31,7 +31,7 @@ from sandlot.model.pools import PoolSizes, StartPath
 from sandlot.model.ports import DriverCapability
 from sandlot.model.records import NewEvent, SandboxRecord
 from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import GIB, MIB, Limits
+from sandlot.model.specs import GIB, MIB, Limits, TemplateRef
 from sandlot.model.states import State
 from sandlot.testing.memory.store import MemoryStore
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
@@ -101,7 +101,7 @@ async def test_create_claims_a_warm_sandbox_and_records_it_as_running(node: Memo
     assert pool.claims == {StartPath.WARM: 1}
     record = await node.store.sandboxes.get(sandbox.id)
     assert record is not None
-    assert (record.state, record.ref, record.spec.root) == (State.RUNNING, sandbox.ref, pool.ready[0].template.root.digest)
+    assert (record.state, record.ref, record.spec.template.digest) == (State.RUNNING, sandbox.ref, pool.ready[0].template.root.digest)
 
 
 async def test_warm_sandbox_is_asleep_and_has_had_only_the_neutral_identity(node: MemoryNode) -> None:
@@ -661,8 +661,8 @@ async def test_pools_and_their_updates_survive_a_restart(state: NodeState) -> No
 
     async with open_node(state) as node:
         assert {status.pool.spec: status.pool.sizes for status in node.pools.list(OPERATOR)} == {
-            PoolSpec("base", "gvisor", LIMITS): PoolSizes(warm=1, max=1),
-            PoolSpec("base", "gvisor", LARGE): PoolSizes(warm=0, max=3),
+            PoolSpec(TemplateRef(LOCAL, "base"), "gvisor", LIMITS): PoolSizes(warm=1, max=1),
+            PoolSpec(TemplateRef(LOCAL, "base"), "gvisor", LARGE): PoolSizes(warm=0, max=3),
         }
         await refill(node)
         assert len(node.pools.find(OPERATOR, first.id).pool.ready) == 1

@@ -23,9 +23,9 @@ from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.pools import DEFAULT_MAX, PoolSizes
-from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, MIB, Limits, RootFs
+from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, MIB, Limits, RootFs, TemplateRef
 
-SPEC = PoolSpec("base", "gvisor", Limits())
+SPEC = PoolSpec(TemplateRef(LOCAL, "base"), "gvisor", Limits())
 TEMPLATE = ResolvedTemplate(root=RootFs(Path("/roots/a"), "a" * 64), env={"PATH": "/bin", "LANG": "C.UTF-8"})
 
 
@@ -34,7 +34,7 @@ TEMPLATE = ResolvedTemplate(root=RootFs(Path("/roots/a"), "a" * 64), env={"PATH"
 
 def test_pool_id_depends_on_the_owner_and_on_every_field_of_the_spec() -> None:
     others = [
-        replace(SPEC, template="code-interpreter"),
+        replace(SPEC, template=TemplateRef(LOCAL, "code-interpreter")),
         replace(SPEC, isolation="container"),
         *(replace(SPEC, limits=limits) for limits in (Limits(cpus=2.0), Limits(memory_bytes=2 * GIB), Limits(disk_bytes=GIB), Limits(pids=100))),
     ]
@@ -47,7 +47,7 @@ def test_pool_id_depends_on_the_owner_and_on_every_field_of_the_spec() -> None:
 
 
 def test_pool_id_is_the_same_on_every_node() -> None:
-    assert str(PoolId(LOCAL, PoolSpec("base", "gvisor", Limits()))) == "pool-j66vgm5nuh7a"
+    assert str(PoolId(LOCAL, PoolSpec(TemplateRef(LOCAL, "base"), "gvisor", Limits()))) == "pool-nyo2eazslwep"
 
 
 def test_pool_id_does_not_depend_on_how_a_number_of_cores_is_written() -> None:
@@ -67,7 +67,7 @@ def test_pool_id_does_not_depend_on_how_a_number_of_cores_is_written() -> None:
         (replace(SPEC, limits=Limits(memory_bytes=GIB // 2)), False),
         (replace(SPEC, limits=Limits(cpus=0.5)), False),
         (replace(SPEC, limits=Limits(disk_bytes=GIB)), False),
-        (replace(SPEC, template="code-interpreter"), False),
+        (replace(SPEC, template=TemplateRef(LOCAL, "code-interpreter")), False),
         (replace(SPEC, isolation="container"), False),
     ],
 )
@@ -108,7 +108,7 @@ def test_sizes_out_of_range_are_refused(sizes: dict[str, int]) -> None:
 
 
 def config(template: str, sizes: PoolSizes) -> PoolConfig:
-    return PoolConfig(PoolSpec(template, "auto", Limits()), sizes)
+    return PoolConfig(PoolSpec(TemplateRef(LOCAL, template), "auto", Limits()), sizes)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_invalid_setting_is_refused(text: str) -> None:
 def test_default_pool_is_small_and_implied() -> None:
     (default,) = DEFAULT_POOLS
 
-    assert (default.spec.template, default.is_implied) == (DEFAULT_TEMPLATE, True)
+    assert (default.spec.template.name, default.is_implied) == (DEFAULT_TEMPLATE, True)
     assert default.sizes is not None
     assert default.sizes.warm == 1
 

@@ -18,7 +18,7 @@ from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ForbiddenError, LimitError
 from sandlot.model.ids import SandboxId
 from sandlot.model.pools import PoolSizes
-from sandlot.model.specs import GIB, Limits
+from sandlot.model.specs import GIB, Limits, TemplateRef
 
 LIMITS = Limits(cpus=0.5, memory_bytes=GIB, disk_bytes=GIB)
 ANNE, BOB = OwnerId("aaaaaaaaaaaa"), OwnerId("bbbbbbbbbbbb")
@@ -32,7 +32,7 @@ def principal(owner: OwnerId, **quota: Any) -> Principal:  # noqa: ANN401 - any 
 
 def pool(owner: OwnerId = LOCAL, template: str = "base", limits: Limits = LIMITS, ages_s: tuple[float, ...] = ()) -> Pool:
     """Return a pool with warm sandboxes of some ages; the current time is 0."""
-    made = Pool(PoolConfig(PoolSpec(template, "gvisor", limits), PoolSizes(1, 4), owner))
+    made = Pool(PoolConfig(PoolSpec(TemplateRef(LOCAL, template), "gvisor", limits), PoolSizes(1, 4), owner))
     for age_s in sorted(ages_s, reverse=True):
         made.ready.append(WarmSandbox(SandboxId(f"{owner}-{template}-{age_s}"), made.spec, UNUSED, UNUSED, -age_s))
     return made

@@ -15,13 +15,13 @@ from sandlot.core.records import write_behind
 from sandlot.core.records.execution_log import OUTPUT_BYTES, ExecutionDescription, ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal
 from sandlot.model.buffer_budget import PART, BufferBudget
 from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundError
 from sandlot.model.executions import KILLED, Output, OutputGap
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord
-from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec, User, shell_argv
+from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec, TemplateRef, User, shell_argv
 from sandlot.store.executions import SqlExecutionRepository
 from sandlot.store.store import SqlStore
 from tests.support.clock import ManualClock
@@ -34,7 +34,7 @@ SOMEBODY = Principal(owner=OwnerId("0123456789ab"), name="somebody")
 @pytest.fixture
 async def still(clock: ManualClock) -> Sandbox:
     """A sandbox of which only its owner, its id and its state matter."""
-    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
+    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template=TemplateRef(LOCAL, "base"))
     return Sandbox(spec, owner=SOMEBODY.owner, name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
 
 
@@ -201,7 +201,7 @@ async def test_entries_of_one_owner_leave_room_for_others(
     for _ in range(100):
         entry = execution_log.begin(still, new_process_id(), argv=("true",))
         entry.add(Output(1, 0, b"x" * 10_000))
-    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
+    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template=TemplateRef(LOCAL, "base"))
     other = Sandbox(spec, owner=OwnerId("b" * 12), name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
     last = new_process_id()
     entry = execution_log.begin(other, last, argv=("true",))

@@ -13,14 +13,14 @@ from sandlot.core.records import log_stream
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.log_stream import LogFollower
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import OPERATOR, OwnerId
+from sandlot.model.access import LOCAL, OPERATOR, OwnerId
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import UnavailableError
 from sandlot.model.executions import Output, OutputGap
 from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import NodeId, new_process_id, new_sandbox_id
 from sandlot.model.ports import Exit, ExitReason
-from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, shell_argv
+from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, TemplateRef, shell_argv
 from tests.support.clock import ManualClock
 from tests.support.service import Bench
 from tests.support.until import until
@@ -36,7 +36,7 @@ def execution_log(at: Bench) -> ExecutionLog:
 @pytest.fixture
 async def still(clock: ManualClock) -> Sandbox:
     """A sandbox of which only its id and its state matter."""
-    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
+    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template=TemplateRef(LOCAL, "base"))
     return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
 
 

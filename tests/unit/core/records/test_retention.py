@@ -14,7 +14,7 @@ from sandlot.model.access import LOCAL
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ids import NodeId, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord, NewEvent, SandboxRecord
-from sandlot.model.specs import SandboxSpec
+from sandlot.model.specs import SandboxSpec, TemplateRef
 from sandlot.model.states import State
 from sandlot.store.store import SqlStore
 from tests.support.clock import START, ManualClock
@@ -30,7 +30,7 @@ def run(seconds: float) -> ExecutionRecord:
 
 def sandbox(seconds: float | None) -> SandboxRecord:
     ended = None if seconds is None else START + timedelta(seconds=seconds)
-    spec = SandboxSpec(id=new_sandbox_id(NODE), template="base")
+    spec = SandboxSpec(id=new_sandbox_id(NODE), template=TemplateRef(LOCAL, "base"))
     state = State.RUNNING if ended is None else State.STOPPED
     return SandboxRecord(spec, NODE, LOCAL, None, state, created_at=START, ended_at=ended)
 

@@ -7,95 +7,149 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sandlot.core.ports import ResolvedTemplate
-from sandlot.core.resources.drivers import MAX_BUILDS, Templates
-from sandlot.model.access import OPERATOR
+from sandlot.core.resources.drivers import Templates
+from sandlot.images.progress import Progress, discard_progress
+from sandlot.images.recipe import builtin
+from sandlot.images.store import ImageStore
+from sandlot.model.access import LOCAL, OPERATOR, Principal
+from sandlot.model.errors import NotFoundError
 from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.specs import RootFs, TemplateRef
 from sandlot.model.states import State
-from tests.support.node import MemoryTemplates, NodeState, open_node, settled
+from sandlot.server.templates import MAX_BUILDS, ImageTemplates
+from tests.support.node import MemoryNode, NodeState, open_node, settled
 
 WORKER_THREADS = (os.cpu_count() or 1) + 4
 """Number of asyncio's worker threads, which short work shares."""
 USER_TEMPLATES = tuple(f"user-{number}" for number in range(WORKER_THREADS))
 
 
-class SlowTemplates(MemoryTemplates):
-    """The built-in templates, which are built, and ``USER_TEMPLATES``, whose builds block until ``finish`` is set.
+class SlowImages(ImageStore):
+    """The built-in recipes, which are built, and ``USER_TEMPLATES``, whose builds block until ``finish`` is set. No build makes an image.
 
     Attributes:
         finish: Event that ends all builds.
         building: Names of the templates that are being built.
         built: Names of the templates whose builds have ended, in order.
+        error: Exception that each build raises; None for no exception.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._recipes = {**self._recipes, **dict.fromkeys(USER_TEMPLATES, self._recipes["base"])}
-        self.missing |= set(USER_TEMPLATES)
+    __slots__ = ("_missing", "building", "built", "error", "finish")
+
+    def __init__(self, cache: Path) -> None:
+        recipes = builtin()
+        super().__init__(cache, {**recipes, **dict.fromkeys(USER_TEMPLATES, recipes["base"])})
+        self._missing = set(USER_TEMPLATES)
         self.finish = threading.Event()
         self.building: set[str] = set()
         self.built: list[str] = []
+        self.error: Exception | None = None
 
-    def base(self, name: str) -> ResolvedTemplate:
+    def find_current_root(self, name: str) -> RootFs | None:
+        """Return the root of a template that is built."""
+        return None if name in self._missing else RootFs(Path("/nonexistent") / name, name)
+
+    def root(self, name: str, _progress: Progress = discard_progress) -> RootFs:
         """Build a template."""
-        if name in self.missing:
-            self.building.add(name)
-            assert self.finish.wait(60)
-            self.building.discard(name)
-            self.built.append(name)
-        return super().base(name)
+        self.building.add(name)
+        assert self.finish.wait(60)
+        self.building.discard(name)
+        if self.error is not None:
+            raise self.error
+        self._missing.discard(name)
+        self.built.append(name)
+        return RootFs(Path("/nonexistent") / name, name)
+
+    def find_root(self, digest: str) -> RootFs | None:
+        """Return a root by its digest."""
+        return RootFs(Path("/nonexistent") / digest, digest)
 
 
 @pytest.fixture
-def templates() -> Iterator[SlowTemplates]:
-    """Templates whose builds end after the test at the latest, so that no thread is left."""
-    slow = SlowTemplates()
+def images(tmp_path: Path) -> Iterator[SlowImages]:
+    """Images whose builds end after the test at the latest, so that no thread is left."""
+    slow = SlowImages(tmp_path)
     yield slow
     slow.finish.set()
 
 
-async def test_short_work_does_not_wait_for_template_builds(tmp_path: Path, templates: SlowTemplates) -> None:
+async def test_short_work_does_not_wait_for_template_builds(tmp_path: Path, images: SlowImages) -> None:
     """A create of a built template and a hibernation call short functions in threads."""
+    templates: Any = ImageTemplates(images)
     state = NodeState(tmp_path, templates=templates)
     async with open_node(state) as node:
         sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
         creating = [asyncio.create_task(node.sandboxes.create(OPERATOR, CreateSandboxParams(template=name))) for name in USER_TEMPLATES]
-        await settled(lambda: len(templates.building) == MAX_BUILDS)
+        await settled(lambda: len(images.building) == MAX_BUILDS)
         node.clock.advance(30.0)  # the last reading of the host is outdated
 
         async with asyncio.timeout(30):
             await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
             await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
-        assert (len(templates.building), templates.built) == (MAX_BUILDS, [])
-        templates.finish.set()
+        assert (len(images.building), images.built) == (MAX_BUILDS, [])
+        images.finish.set()
         assert [created.state for created in await asyncio.gather(*creating)] == [State.RUNNING] * len(USER_TEMPLATES)
-        assert sorted(templates.built) == sorted(USER_TEMPLATES)
+        assert sorted(images.built) == sorted(USER_TEMPLATES)
 
 
-async def test_callers_share_one_build(templates: SlowTemplates) -> None:
-    resolver = Templates(templates)
-    first, second = [asyncio.create_task(resolver.resolve("user-0")) for _ in range(2)]
-    await settled(lambda: templates.building == {"user-0"})
+async def test_callers_share_one_build(images: SlowImages) -> None:
+    resolver = Templates(ImageTemplates(images))
+    first, second = [asyncio.create_task(resolver.resolve(TemplateRef(LOCAL, "user-0"))) for _ in range(2)]
+    await settled(lambda: images.building == {"user-0"})
 
     first.cancel()
-    templates.finish.set()
+    images.finish.set()
 
     assert (await second).root.path.name
-    assert templates.built == ["user-0"]
+    assert images.built == ["user-0"]
 
 
-async def test_failed_build_frees_its_slot_and_is_tried_again(templates: SlowTemplates) -> None:
-    resolver = Templates(templates)
-    templates.finish.set()
+async def test_failed_build_frees_its_slot_and_is_tried_again(images: SlowImages) -> None:
+    resolver = Templates(ImageTemplates(images))
+    images.finish.set()
+    images.error = OSError("no space left")
     for _ in range(MAX_BUILDS + 1):
-        templates.errors["base"] = OSError("no space left")
         with pytest.raises(OSError, match="no space left"):
-            await resolver.resolve("base")
-    del templates.errors["base"]
+            await resolver.resolve(TemplateRef(LOCAL, "user-1"))
+    images.error = None
 
-    assert (await resolver.resolve("base")).root.digest
-    assert (await resolver.resolve("user-0")).root.digest
+    assert (await resolver.resolve(TemplateRef(LOCAL, "user-1"))).root.digest
+    assert (await resolver.resolve(TemplateRef(LOCAL, "user-0"))).root.digest
+
+
+async def _principal(node: MemoryNode, name: str) -> Principal:
+    record, _secret = await node.keys.create(name)
+    principal = node.keys.principal_of(record.id)
+    assert principal is not None
+    return principal
+
+
+async def test_error_lists_own_and_builtin_templates_only(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path)) as node:
+        anne, bob = [await _principal(node, name) for name in ("anne", "bob")]
+        node.state.templates.custom |= {TemplateRef(anne.owner, "own-project"), TemplateRef(bob.owner, "secret-project")}
+
+        with pytest.raises(NotFoundError) as error:
+            await node.sandboxes.create(anne, CreateSandboxParams(template="secret-project"))
+
+        assert "base, code-interpreter" in error.value.hint
+        assert "own-project" in error.value.hint
+        assert "secret-project" not in error.value.hint
+
+
+async def test_name_means_the_own_template_before_the_builtin_template(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path)) as node:
+        anne, bob = [await _principal(node, name) for name in ("anne", "bob")]
+        node.state.templates.custom.add(TemplateRef(anne.owner, "base"))
+
+        own = await node.sandboxes.create(anne, CreateSandboxParams(template="base"))
+        builtin_ = await node.sandboxes.create(bob, CreateSandboxParams(template="base"))
+
+        assert (own.spec.template.owner, builtin_.spec.template.owner) == (anne.owner, LOCAL)
+        assert own.spec.template.digest != builtin_.spec.template.digest
+        assert 'template="custom"' in node.services.metrics.text().decode()

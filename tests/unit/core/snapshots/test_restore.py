@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 import pytest
 
 from sandlot.core.snapshots.restore import RestoreFacts, choose
-from sandlot.model.access import OwnerId
+from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import NodeId, SandboxId, SnapshotId
 from sandlot.model.ports import ProbeResult
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.specs import SandboxSpec, SnapshotKind
+from sandlot.model.specs import SandboxSpec, SnapshotKind, TemplateRef
 
 YES, NO = ProbeResult(ok=True), ProbeResult(ok=False, reason="its runtime build was removed")
 RECORD = SnapshotRecord(
@@ -22,7 +22,7 @@ RECORD = SnapshotRecord(
     owner=OwnerId("alice"),
     name="set-up",
     kind=SnapshotKind.MEMORY,
-    spec=SandboxSpec(id=SandboxId("sb-node-a"), root="digest", parent=SandboxId("sb-node-b")),
+    spec=SandboxSpec(id=SandboxId("sb-node-a"), template=TemplateRef(LOCAL, "base", "digest"), parent=SandboxId("sb-node-b")),
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
     ready=True,
     layer=True,
@@ -35,7 +35,7 @@ USABLE = RestoreFacts(memory=YES, has_root=True, has_overlay=True)
 def test_memory_is_restored_if_possible() -> None:
     plan = choose(RECORD, replace(USABLE, has_overlay=False))
     assert (plan.restored, plan.reason) == ("memory", "")
-    assert (plan.spec.snapshot, plan.spec.parent, plan.spec.root) == (RECORD.id, None, "digest")
+    assert (plan.spec.snapshot, plan.spec.parent, plan.spec.template.digest) == (RECORD.id, None, "digest")
 
 
 @pytest.mark.parametrize(
@@ -59,5 +59,5 @@ def test_files_are_used_if_memory_cannot_be_restored(record: SnapshotRecord, fac
 
 
 def test_files_are_applied_to_the_current_image_if_theirs_was_removed() -> None:
-    assert choose(FILES, replace(USABLE, memory=None)).spec.root == "digest"
-    assert choose(FILES, replace(USABLE, memory=None, has_root=False)).spec.root == ""
+    assert choose(FILES, replace(USABLE, memory=None)).spec.template.digest == "digest"
+    assert choose(FILES, replace(USABLE, memory=None, has_root=False)).spec.template.digest == ""

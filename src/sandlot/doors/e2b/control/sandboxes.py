@@ -111,7 +111,7 @@ async def _create(body: CreateBody, request: Request, timeout_s: float, key: str
 async def _made(node: Node, principal: Principal, body: CreateBody, timeout_s: float, key: str | None) -> Sandbox:
     """A sandbox from a template, or from the snapshot of that id or name."""
     try:
-        node.templates.require(translate.ours(body.template_id))
+        await node.templates.find(principal, translate.ours(body.template_id))
     except NotFoundError:
         params = translate.new_sandbox(body, timeout_s, snapshot=translate.plain(body.template_id))
         network = translate.network_of(allow=body.allow_internet_access, network=body.network)
@@ -120,7 +120,7 @@ async def _made(node: Node, principal: Principal, body: CreateBody, timeout_s: f
         except NotFoundError as error:
             if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
                 raise
-            known = [each.name for each in await node.templates.list()]
+            known = [each.name for each in await node.templates.list(principal)]
             raise translate.no_template(body.template_id, known) from None
     return await node.manager.create(principal, translate.new_sandbox(body, timeout_s), key=key)
 
@@ -140,7 +140,7 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
         if translate.STATES[sandbox.state] in states
         and wanted.items() <= sandbox.metadata.items()
         and (since is None or sandbox.created_at >= since)
-        and query.template in {None, translate.template_name(sandbox), sandbox.spec.template}
+        and query.template in {None, translate.template_name(sandbox), sandbox.spec.template.name}
     ]
     after = cursors.understood(query.next_token)
     if query.order == "desc":

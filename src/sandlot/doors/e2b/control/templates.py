@@ -86,7 +86,7 @@ def _check_team(query: TeamQuery) -> None:
 
 
 async def _known(request: Request) -> Sequence[TemplateInfo]:
-    return await node_of(request).templates.list()
+    return await node_of(request).templates.list(principal_of(request))
 
 
 async def _find(request: Request, name: str) -> TemplateInfo | SnapshotRecord:

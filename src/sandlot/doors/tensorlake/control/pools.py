@@ -58,7 +58,7 @@ async def change(pool: str, body: PoolBody, request: Request) -> Response:
     """Change how much a pool holds, and what is claimed of it from now on. What it holds is what it is."""
     pools, principal, words = node_of(request).pools, principal_of(request), translate.pool_words(body)
     there = pools.find(principal, pool).pool
-    if translate.template(body.image) != there.spec.template or translate.limits(body.resources) != there.spec.limits:
+    if translate.template(body.image) != there.spec.template.name or translate.limits(body.resources) != there.spec.limits:
         raise translate.refuse("Another image or other resources", "They are what a pool is: make another pool, and delete this one.")
     if "network" not in body.model_fields_set and translate.NETWORK_WORD in there.metadata:
         words = {**words, translate.NETWORK_WORD: there.metadata[translate.NETWORK_WORD]}
@@ -88,7 +88,7 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
     node = node_of(request)
     told = node.pools.find_claimable(principal_of(request), pool)
     params = CreateSandboxParams(
-        template=told.spec.template,
+        template=told.spec.template.name,
         isolation=told.spec.isolation,
         limits=told.spec.limits,
         metadata={DOOR_WORD: NAME, POOL_WORD: told.id, **{name: word for name, word in told.metadata.items() if name == IMAGE_WORD}},

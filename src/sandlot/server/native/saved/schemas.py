@@ -67,7 +67,7 @@ class SnapshotAnswer(Answer):
             name=record.name,
             kind=record.kind.value,
             sandbox=spec.id,
-            template=spec.template,
+            template=spec.template.name,
             isolation=spec.isolation,
             network=str(spec.network),
             limits=LimitsAnswer.of(spec.limits),

@@ -112,7 +112,7 @@ class PoolAnswer(Answer):
         return cls(
             id=pool.id,
             owner=None if pool.owner == LOCAL else pool.owner,
-            template=pool.spec.template,
+            template=pool.spec.template.name,
             isolation=pool.spec.isolation,
             limits=LimitsAnswer.of(pool.spec.limits),
             metadata=dict(pool.metadata),

@@ -225,7 +225,7 @@ class SandboxAnswer(Answer):
         return cls(
             id=sandbox.id,
             state=str(sandbox.state),
-            template=spec.template,
+            template=spec.template.name,
             name=sandbox.name,
             metadata=dict(sandbox.metadata),
             isolation=spec.isolation,
