@@ -10,7 +10,8 @@ import pytest
 
 from sandlot.core.node import Node
 from sandlot.model.errors import NotFoundError
-from tests.support.scripted_node import Call, ScriptedNode, ScriptedStream
+from sandlot.model.states import State
+from tests.support.scripted_node import Call, ScriptedNode, ScriptedStream, entry, process_info, sandbox_info
 from tests.support.service import pieces
 
 
@@ -140,3 +141,9 @@ async def test_duplex_records_what_is_sent() -> None:
     await stream.send(b"a")
     await stream.end()
     assert (stream.sent, stream.ended.is_set()) == ([b"a"], True)
+
+
+def test_values_are_complete_and_can_be_changed() -> None:
+    assert (sandbox_info().state, sandbox_info(state=State.PAUSED).state) == (State.RUNNING, State.PAUSED)
+    assert (entry("/a/b").name, entry(size=7).size) == ("b", 7)
+    assert (process_info().running, process_info(running=False).running) == (True, False)

@@ -13,14 +13,18 @@ import typing
 from collections import defaultdict, deque
 from collections.abc import Awaitable
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
 from sandlot.core.node import Node
+from sandlot.model.access import OPERATOR
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.executions import ProcessInfo
 from sandlot.model.files import Entry
-from sandlot.model.ids import NodeId, ProcessId
-from sandlot.model.specs import MIB
+from sandlot.model.ids import NodeId, ProcessId, new_sandbox_id
+from sandlot.model.sandboxes import SandboxInfo
+from sandlot.model.specs import DEFAULT_TIMEOUT_S, MIB, SandboxSpec
+from sandlot.model.states import State
 
 T = TypeVar("T")
 
@@ -188,6 +192,23 @@ class ScriptedStream(Generic[T]):
     async def end(self) -> None:
         """Record the end of the values."""
         self.ended.set()
+
+
+def sandbox_info(**changes: Any) -> SandboxInfo:  # noqa: ANN401 - fields of SandboxInfo
+    """Return a running sandbox of the operator without name, which expires after its default timeout."""
+    spec = SandboxSpec(id=new_sandbox_id(NodeId("node")))
+    created = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    values: dict[str, Any] = {
+        **{each.name: None for each in fields(SandboxInfo)},
+        "spec": spec,
+        "owner": OPERATOR.owner,
+        "metadata": {},
+        "state": State.RUNNING,
+        "created_at": created,
+        "expires_at": created + timedelta(seconds=DEFAULT_TIMEOUT_S),
+        "as_of": created,
+    }
+    return SandboxInfo(**{**values, **changes})
 
 
 def entry(path: str = "/workspace/a.txt", **changes: Any) -> Entry:  # noqa: ANN401 - fields of Entry

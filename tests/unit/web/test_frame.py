@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from structlog.testing import capture_logs
 from sandlot.core.records.metrics import Metrics
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.files import Entry
 from sandlot.model.specs import MIB
 from sandlot.server.compose import Service
 from sandlot.server.serve import answering
@@ -25,9 +27,9 @@ from sandlot.server.settings import Settings
 from sandlot.web import frame, listen, streams
 from sandlot.web.auth import OWNER
 from tests.support.http import NO_TLS
-from tests.support.scripted_app import serve_scripted
-from tests.support.scripted_node import ScriptedNode
-from tests.support.service import BASE, Bench, bench, client, tcp_client
+from tests.support.scripted_app import KnownKeys, serve_scripted
+from tests.support.scripted_node import ScriptedNode, entry
+from tests.support.service import Bench, bench, client
 from tests.support.until import until
 
 CODE = "/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/code"
@@ -129,21 +131,27 @@ async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
     assert sent[0]["status"] == 401
 
 
-async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(at: Bench) -> None:
-    _, secret = await at.service.api_keys.create("small", quota=Quota(upload_bytes=1000))
-    sandbox = await at.sandboxes.create(principal(at, secret), BASE)
+async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(scripted: ScriptedNode, folder: Path) -> None:
+    keys = KnownKeys({"small": Principal(owner=OwnerId("0123456789ab"), name="small", quota=Quota(upload_bytes=1000))})
+    listener = listen.tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     async def pieces(size: int) -> AsyncIterator[bytes]:
         for _ in range(0, size, 500):
             yield b"x" * 500
 
-    async with tcp_client(at.service, secret) as http:
+    scripted.script("files.write", write, write, write)  # the fourth upload is refused before its operation is called
+    async with (
+        serve_scripted(scripted, folder, listeners=[listener], keys=keys),
+        httpx.AsyncClient(base_url=url, headers={"X-API-Key": "small"}, trust_env=False, verify=NO_TLS) as http,
+    ):
 
         async def upload(content: bytes | AsyncIterator[bytes]) -> httpx.Response:
-            return await http.put(f"/v1/sandboxes/{sandbox.id}/files/content", params={"path": "/tmp/upload"}, content=content)
+            return await http.put("/v1/sandboxes/s/files/content", params={"path": "/tmp/upload"}, content=content)
 
         for allowed in (b"x" * 1000, pieces(1000)):
-            assert (await upload(allowed)).status_code == 200
+            response = await upload(allowed)
+            assert (response.status_code, response.json()["size"]) == (200, 1000)
         for too_large in (b"x" * 1500, pieces(1500)):
             refused = await upload(too_large)
             assert (refused.status_code, refused.json()["code"]) == (429, "quota_exceeded")
@@ -151,10 +159,9 @@ async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(a
             assert "retry-after" not in refused.headers, "waiting does not help"
 
 
-def principal(at: Bench, secret: str) -> Principal:
-    found = at.service.api_keys.verify(secret)
-    assert found is not None
-    return found
+async def write(path: str, chunks: AsyncIterable[bytes], **_: object) -> Entry:
+    """Read an upload to its end."""
+    return entry(path, size=sum([len(chunk) async for chunk in chunks]))
 
 
 async def test_over_tcp_answers_are_not_delayed(scripted: ScriptedNode, folder: Path) -> None:
@@ -218,17 +225,19 @@ async def test_bodies_beyond_what_the_service_may_hold_are_refused_until_there_i
     await until(lambda: at.service.node.buffers.taken_bytes == 0)
 
 
-async def test_a_body_that_stops_half_way_is_given_up(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_stops_half_way_is_given_up(
+    scripted: ScriptedNode, served: Service, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(frame, "BODY_TIMEOUT_S", 0.2)
-    sandbox = await at.sandbox()
-    for method, path in (("POST", f"/v1/sandboxes/{sandbox.id}/code"), ("PUT", f"/v1/sandboxes/{sandbox.id}/files/content?path=/tmp/x")):
-        reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    scripted.script("files.write", write)
+    for method, path in (("POST", "/v1/sandboxes/s/code"), ("PUT", "/v1/sandboxes/s/files/content?path=/tmp/x")):
+        reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
         writer.write(f'{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n{{"code": "'.encode())
         answered = await reader.read()
         assert answered.startswith(b"HTTP/1.1 408 "), answered
         assert b'"code": "timeout"' in answered
         writer.close()
-    assert (await http.get("/healthz")).status_code == 200
+    assert (await local.get("/healthz")).status_code == 200
 
 
 async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,9 +277,10 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
     assert told.count(large) == 3
 
 
-@pytest.mark.usefixtures("http")
-async def test_who_is_refused_while_still_sending_reads_why(at: Bench) -> None:
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+async def test_who_is_refused_while_still_sending_reads_why(scripted: ScriptedNode, served: Service) -> None:
+    refusal = NotFoundError("No sandbox has this id.", code=ErrorCode.SANDBOX_NOT_FOUND)
+    scripted.script("files.write", refusal, refusal)
+    reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
     path = "/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/files/content?path=/workspace/a"
     for _ in range(2):
         writer.write(f"PUT {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n".encode())
