@@ -1,4 +1,4 @@
-"""Tunnels over a WebSocket: both halves, what a bad client gets, keys that are revoked, services that stop, and memory that there is not."""
+"""Tunnels over a WebSocket: refusals, keys that are revoked, services that stop, and memory that there is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import InvalidStatus
 
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnavailableError
@@ -82,45 +82,6 @@ async def program(http: httpx.AsyncClient, url: str) -> AsyncIterator[Program]:
 async def opened(at: Bench, url: str, port: int) -> AsyncIterator[ClientConnection]:
     async with unix_connect(str(at.service.settings.socket), f"ws://sandlot{url}/ports/{port}/tunnel", compression=None) as made:
         yield made
-
-
-async def closed(socket: ClientConnection) -> int:
-    with pytest.raises(ConnectionClosed) as over:
-        await socket.recv()
-    assert over.value.rcvd is not None
-    return over.value.rcvd.code
-
-
-async def test_each_half_ends_by_itself(at: Bench, url: str, program: Program) -> None:
-    async with opened(at, url, program.port) as socket:
-        await socket.send(b"over")
-        assert await socket.recv() == b"over"
-        await socket.send(json.dumps({"end": True}))
-        assert await socket.recv() == b"last"
-        assert json.loads(await socket.recv()) == {"event": "end"}
-        assert await closed(socket) == 1000
-    assert await program.said() == "end"
-
-
-async def test_who_closes_in_the_middle_breaks_it_off(at: Bench, url: str, program: Program) -> None:
-    async with opened(at, url, program.port) as socket:
-        await socket.send(b"x")
-        assert await socket.recv() == b"x"
-    assert await program.said() == "reset"
-
-
-async def test_what_is_no_message_of_a_tunnel(at: Bench, http: httpx.AsyncClient, url: str, program: Program) -> None:
-    for said in ("{}", "x", '{"end": 1}', '{"end": true, "x": 1}', "[" * 10_000):
-        async with opened(at, url, program.port) as socket:
-            await socket.send(said)
-            told = json.loads(await socket.recv())
-            assert (told["event"], told["code"]) == ("failure", "invalid_request")
-            assert await closed(socket) == 1008
-    silent = await listening(http, url)
-    async with opened(at, url, int(silent)) as socket:
-        await socket.send('{"end": true}')
-        await socket.send(b"after it")
-        assert json.loads(await socket.recv())["code"] == "invalid_request"
 
 
 async def test_refusals_are_answers_before_the_upgrade(at: Bench, http: httpx.AsyncClient, url: str, program: Program) -> None:
