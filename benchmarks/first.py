@@ -97,7 +97,7 @@ async def raw_runsc(rounds: Rounds, root: RootFs, folder: Path) -> None:
     spec = SandboxSpec(id=new_sandbox_id(new_node_id()))
     config = oci_config(shape, group_limits(shape.limits), has_hub=False)
     config["process"]["args"] = list(PYTHON)
-    config["root"]["path"] = str(root.path)
+    config["root"]["path"] = str(root.tree)
     bundle = Path(tempfile.mkdtemp(dir=folder))
     (bundle / "config.json").write_text(json.dumps(config), encoding="utf-8")
     flags = ("--platform=systrap", "--network=none", "--directfs=false", "--host-uds=none", "--overlay2=root:memory", "--ignore-cgroups")

@@ -89,7 +89,7 @@ async def test_the_host_lists_no_mount_and_one_loop_device(harness: DriverHarnes
 
 
 async def test_the_root_is_shared_and_stays_as_it_is(harness: DriverHarness) -> None:
-    shared = harness.root.path / "etc" / "debian_version"
+    shared = harness.root.tree / "etc" / "debian_version"
     before = shared.stat()
     text = shared.read_text()
     async with harness.sandbox() as one, harness.sandbox() as other:
@@ -108,7 +108,7 @@ async def test_the_root_is_shared_and_stays_as_it_is(harness: DriverHarness) -> 
         before.st_ctime_ns,
         before.st_nlink,
     )
-    assert (harness.root.path / "etc" / "passwd").exists()
+    assert (harness.root.tree / "etc" / "passwd").exists()
 
 
 async def test_it_has_a_boot_id_and_a_host_name_of_its_own(harness: DriverHarness) -> None:
@@ -191,7 +191,7 @@ async def test_a_change_that_cannot_be_finished_after_a_restart_leaves_what_hold
 
 async def test_a_root_without_a_guest_says_what_the_runtime_said(harness: DriverHarness, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    empty = dataclasses.replace(harness, root=dataclasses.replace(harness.root, path=tmp_path / "empty"))
+    empty = dataclasses.replace(harness, root=dataclasses.replace(harness.root, tree=tmp_path / "empty"))
     with pytest.raises(HostError, match=r"crun could not start the sandbox: .*ld\.so"):
         await empty.boot(empty.new_driver())
     assert leftovers(harness.data_dir, harness.node) == ()
@@ -199,9 +199,9 @@ async def test_a_root_without_a_guest_says_what_the_runtime_said(harness: Driver
 
 async def test_an_image_cannot_make_the_runtime_wait(harness: DriverHarness, tmp_path: Path) -> None:
     root = make_tiny_root(tmp_path / "root")
-    (root.path / "etc").mkdir()
+    (root.tree / "etc").mkdir()
     for name in ("passwd", "group"):
-        os.mkfifo(root.path / "etc" / name)
+        os.mkfifo(root.tree / "etc" / name)
     waiting = dataclasses.replace(harness, root=root)
     async with asyncio.timeout(60):
         instance = await waiting.boot(waiting.new_driver())

@@ -30,7 +30,7 @@ def memory_harness(folder: Path) -> DriverHarness:
         driver.restart()
         return driver
 
-    return DriverHarness("gvisor", root=RootFs(folder / "root", "0" * 64), node=new_node_id(), data_dir=folder / "state", open_driver=start)
+    return DriverHarness("gvisor", root=RootFs("0" * 64, folder / "root"), node=new_node_id(), data_dir=folder / "state", open_driver=start)
 
 
 def real_harness(driver: str, folder: Path) -> DriverHarness:

@@ -39,7 +39,7 @@ class TestDocumentedDriver(DriverContractSuite, SnapshotContractSuite):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> DriverHarness:
         module = documented("drivers.md", "src/sandlot_acme/driver.py", tmp_path)
-        root, data_dir = RootFs(tmp_path / "root", "0" * 64), tmp_path / "state"
+        root, data_dir = RootFs("0" * 64, tmp_path / "root"), tmp_path / "state"
 
         def open_driver(_name: str, settings: DriverSettings) -> Driver:
             driver: Driver = module.open_acme(settings)

@@ -161,7 +161,7 @@ async def test_a_state_directory_may_have_a_long_path(harness: DriverHarness, tm
 
 
 async def test_a_root_that_is_not_there_is_refused_before_anything_is_made(harness: DriverHarness, tmp_path: Path) -> None:
-    lost = dataclasses.replace(harness, root=dataclasses.replace(harness.root, path=tmp_path / "nothing"))
+    lost = dataclasses.replace(harness, root=dataclasses.replace(harness.root, tree=tmp_path / "nothing"))
     with pytest.raises(Exception, match="does not exist"):
         await lost.boot(lost.new_driver())
     assert leftovers(harness.data_dir, harness.node) == ()
@@ -169,7 +169,7 @@ async def test_a_root_that_is_not_there_is_refused_before_anything_is_made(harne
 
 async def test_a_root_without_a_guest_says_what_the_runtime_said(harness: DriverHarness, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    empty = dataclasses.replace(harness, root=dataclasses.replace(harness.root, path=tmp_path / "empty"))
+    empty = dataclasses.replace(harness, root=dataclasses.replace(harness.root, tree=tmp_path / "empty"))
     with pytest.raises(HostError, match=r"could not start the sandbox: .*ld\.so"):
         await empty.boot(empty.new_driver())
     assert leftovers(harness.data_dir, harness.node) == ()

@@ -113,7 +113,7 @@ class Hosts:
         settle(lambda: traces(self._folder), NOTHING)
 
     def _harness(self, root: str) -> DriverHarness:
-        return DriverHarness(self._isolation, RootFs((self._roots.folder / root).resolve(), root), self._node, self._folder)
+        return DriverHarness(self._isolation, RootFs(root, (self._roots.folder / root).resolve()), self._node, self._folder)
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ NEVER = ("dirty_pipe", "dirty_cow", "copy_fail", "dirty_frag", "mapped_shared", 
 @pytest.fixture
 def image() -> Path:
     """The folder that the sandboxes' root file system is."""
-    return ImageStore(cache_from(os.environ)).root(TEMPLATE).path
+    return ImageStore(cache_from(os.environ)).root(TEMPLATE).tree
 
 
 def test_no_trick_writes_to_a_file_that_is_shared(service: LocalService, sandbox: Sandbox, image: Path) -> None:

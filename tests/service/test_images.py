@@ -164,7 +164,7 @@ def test_concurrent_builders_make_an_image_once_with_progress_and_it_is_then_fou
     lines: list[str] = []
     image = tiny.ensure("tiny", lines.append)
     assert (image, lines) == (tiny.find("tiny"), [])
-    assert tiny.root("tiny").path == Path(first.strip())
+    assert tiny.root("tiny").tree == Path(first.strip())
     assert (image.path / "bin/ls").is_symlink()
     assert image.env == {"PATH": "/bin"}
     summary = tree.summarize(image.path)
@@ -274,14 +274,14 @@ def test_builder_that_is_told_to_stop_cleans_up(shop: Path) -> None:
 
 def test_root_is_an_image_with_the_guest_in_it_made_of_hard_links(tiny: ImageStore) -> None:
     image, root = tiny.ensure("tiny"), tiny.root("tiny")
-    assert (root.path / "bin/busybox").samefile(image.path / "bin/busybox")
+    assert (root.tree / "bin/busybox").samefile(image.path / "bin/busybox")
     assert not (image.path / ".sandlot").exists()
-    names = {path.name for path in (root.path / ".sandlot").iterdir()}
+    names = {path.name for path in (root.tree / ".sandlot").iterdir()}
     assert names == {"bin", "lib", "guest.zip", "helpers", "kernel_programs", "volumes"}
-    assert [path for path in payload.programs() if not (root.path / ".sandlot" / path).is_file()] == []
+    assert [path for path in payload.programs() if not (root.tree / ".sandlot" / path).is_file()] == []
     assert tiny.root("tiny") == root
     assert root.digest != tiny.root("child").digest
-    with zipfile.ZipFile(root.path / ".sandlot/guest.zip") as archive:
+    with zipfile.ZipFile(root.tree / ".sandlot/guest.zip") as archive:
         assert set(archive.namelist()) == {f"{name}c" for name in payload.guest_sources()}
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
         # PEP 552: byte code of the hash kind that is not checked.
@@ -289,7 +289,7 @@ def test_root_is_an_image_with_the_guest_in_it_made_of_hard_links(tiny: ImageSto
 
 
 def test_interpreter_of_the_guest_loads_everything_from_its_own_folder(tiny: ImageStore) -> None:
-    folder = tiny.root("tiny").path / ".sandlot"
+    folder = tiny.root("tiny").tree / ".sandlot"
     files = "[m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)]"
     code = f"import sys, {', '.join(interpreter.ROOTS)}; print(*sys.path, *{files})"
     done = subprocess.run([*interpreter.argv_in(folder), "-c", code], env={}, check=True, capture_output=True, text=True)
@@ -305,7 +305,7 @@ def test_interpreter_of_the_guest_loads_everything_from_its_own_folder(tiny: Ima
 
 def test_guest_imports_only_what_its_interpreter_has(tiny: ImageStore) -> None:
     own = {name: text for name, text in payload.programs().items() if not payload.runs_on_the_image(name)}
-    folder = tiny.root("tiny").path / ".sandlot"
+    folder = tiny.root("tiny").tree / ".sandlot"
     interpreter.check_imports({**payload.guest_sources(), **own}, folder, beside=[Path(path).stem for path in payload.programs()])
 
 
@@ -318,7 +318,7 @@ def test_sandbox_does_not_change_its_image(tiny: ImageStore, tmp_path: Path) -> 
     image, root = tiny.ensure("tiny"), tiny.root("tiny")
     inside(root, image.env, ("/bin/sh", "-c", "echo x > /etc/passwd; rm -r /bin/busybox /home/user; touch /new"), tmp_path, uid=0)
     assert tree.summarize(image.path).digest == image.digest
-    assert sorted(path.name for path in root.path.iterdir()) == sorted([".sandlot", *(path.name for path in image.path.iterdir())])
+    assert sorted(path.name for path in root.tree.iterdir()) == sorted([".sandlot", *(path.name for path in image.path.iterdir())])
 
 
 def test_prune_removes_unused_roots_and_keeps_named_ones(furnished: Path) -> None:
@@ -331,11 +331,11 @@ def test_prune_removes_unused_roots_and_keeps_named_ones(furnished: Path) -> Non
     current = newer.root("app")
     assert {stored.kind for stored in newer.list()} == {"images", "guests", "interpreters", "roots"}
     assert newer.prune(keep=[old.digest]) == 1
-    assert old.path.is_dir()
-    assert (old.path / "bin/busybox").stat().st_size > 0
+    assert old.tree.is_dir()
+    assert (old.tree / "bin/busybox").stat().st_size > 0
     assert newer.prune() == 1
-    assert not old.path.exists()
+    assert not old.tree.exists()
     assert newer.root("app") == current
     newer.remove(current.digest)
-    assert not current.path.exists()
+    assert not current.tree.exists()
     assert newer.root("app") == current

@@ -100,7 +100,7 @@ async def looked(node: Node, sandbox: Sandbox) -> dict[str, Any]:
 
 
 async def root_of(service: Service, sandbox: Sandbox) -> Path:
-    return (await service.node.templates.resolve(sandbox.spec.template)).root.path
+    return (await service.node.templates.resolve(sandbox.spec.template)).root.tree
 
 
 @pytest.fixture(scope="module", params=["gvisor", "container"])

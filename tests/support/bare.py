@@ -32,6 +32,7 @@ from sandlot.model.ports import (
     ProbeResult,
     Resources,
     Usage,
+    VolumeView,
 )
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
@@ -207,7 +208,7 @@ class BareBlank:
 
     async def boot(self, spec: SandboxSpec) -> BareInstance:
         await self._faults.at("boot")
-        lines = [f"{each.source}\t{each.path}\t{'ro' if each.read_only else 'rw'}\n" for each in self._volumes]
+        lines = [f"{each.tree}\t{each.path}\t{'ro' if each.read_only else 'rw'}\n" for each in self._volumes]
         (self._folder / "volumes").write_text("".join(lines), encoding="utf-8")
         read = os.open(self._folder / "in", os.O_RDWR | os.O_CLOEXEC)
         write = os.open(self._folder / "out", os.O_RDWR | os.O_CLOEXEC)
@@ -226,7 +227,7 @@ class BareBlank:
                 "-c",
                 _INSIDE,
                 "sh",
-                str(self._shape.root.path),
+                str(self._shape.root.tree),
                 str(self._folder / "mnt"),
                 str(self._folder / "volumes"),
                 *GUEST_ARGV,
@@ -262,6 +263,7 @@ class BareDriver:
     """
 
     name = "gvisor"
+    volume_view = VolumeView.TREE
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -88,7 +88,7 @@ class MemoryTemplates:
 
     def _current(self, name: str) -> ResolvedTemplate:
         digest = hashlib.sha256(name.encode()).hexdigest()
-        return ResolvedTemplate(root=RootFs(Path("/nonexistent") / digest, digest), env={"PATH": _PATH})
+        return ResolvedTemplate(root=RootFs(digest, Path("/nonexistent") / digest), env={"PATH": _PATH})
 
 
 @dataclass

@@ -27,7 +27,7 @@ def inside(
             "cwd": "/workspace",
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
         },
-        "root": {"path": str(root.path)},
+        "root": {"path": str(root.tree)},
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"]},

@@ -39,7 +39,7 @@ class Folders:
         return TemplateRef(LOCAL, name) if name in self._names() else None
 
     async def build(self, ref: TemplateRef) -> ResolvedTemplate:
-        return ResolvedTemplate(root=RootFs((self._folder / ref.name).resolve(), self._digest(ref.name)), env={})
+        return ResolvedTemplate(root=RootFs(self._digest(ref.name), (self._folder / ref.name).resolve()), env={})
 
     async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
         return await self.build(ref) if ref.name in self._names() and self._digest(ref.name) == ref.digest else None

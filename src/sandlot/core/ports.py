@@ -105,6 +105,10 @@ class VolumeDisks(Protocol):
         """Mount a volume if it is not mounted, and return its path."""
         ...
 
+    def image(self, volume: str) -> Path:
+        """Return the path of the image file of a volume. Pure."""
+        ...
+
     def unmount(self, volume: str) -> None:
         """Unmount a volume. Idempotent."""
         ...

@@ -31,7 +31,7 @@ from sandlot.host.blocking import run_in_own_thread
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import VOLUME_ID, NodeId, SandboxId, VolumeId, new_volume_id
-from sandlot.model.ports import Attachment, Resources
+from sandlot.model.ports import Attachment, Resources, VolumeView
 from sandlot.model.records import NewEvent, VolumeRecord
 from sandlot.model.repositories import VolumeRepository
 from sandlot.model.specs import VolumeMount, placed, slots
@@ -209,25 +209,32 @@ class VolumeManager:
         return found
 
     async def attach(self, allocation: Allocation, mounts: Sequence[VolumeMount]) -> tuple[Attachment, ...]:
-        """Mount volumes of a sandbox on the host. They stay mounted until its allocation is released or :meth:`release` is called.
+        """Mount volumes of a sandbox on the host, unless its driver takes images. They stay mounted until :meth:`release` is called for them.
 
         Raises:
+            ConflictError: Another sandbox uses a volume, and one of the two drivers takes images (``conflict``).
             HostError: A volume cannot be mounted; the message gives the reason.
         """
         self.hold(allocation, mounts)
+        for mount in mounts:
+            self._check_shared(allocation, VolumeId(mount.volume))
+        takes_images = allocation.driver.volume_view is VolumeView.IMAGE
         attachments = []
         for slot, mount in slots(mounts):
             volume = VolumeId(mount.volume)
             async with self._mount_locks.hold(volume):
                 try:
-                    source = await run_in_own_thread(self._disks.mount, volume)
+                    if takes_images:  # the sandbox that used the volume before may have left it mounted
+                        await run_in_own_thread(self._disks.unmount, volume)
+                    tree = None if takes_images else await run_in_own_thread(self._disks.mount, volume)
                 except OSError as error:
                     raise HostError(
                         f"Volume {self._name(volume)} cannot be mounted: {error.strerror or error}.",
                         hint="Look for errors in the host's kernel log (dmesg), and repair the filesystem with e2fsck.",
                         fields={"volume": volume},
                     ) from error
-            attachments.append(Attachment(slot=slot, source=source, path=mount.path, read_only=mount.read_only))
+            image = self._disks.image(volume) if takes_images else None
+            attachments.append(Attachment(slot=slot, path=mount.path, read_only=mount.read_only, tree=tree, image=image))
         return tuple(attachments)
 
     def release(self, allocation: Allocation, *only: str) -> None:
@@ -242,6 +249,18 @@ class VolumeManager:
                 users.discard(allocation)
                 if not users:
                     self.tasks.spawn(self._unmount(volume))
+
+    def _check_shared(self, allocation: Allocation, volume: VolumeId) -> None:
+        """Refuse a volume that two sandboxes would use of which one has its image: a filesystem must not be mounted by two kernels."""
+        others = self._users[volume] - {allocation}
+        users = [user for user in (allocation, *others) if isinstance(user, Allocation)]
+        if others and any(user.driver.volume_view is VolumeView.IMAGE for user in users):
+            raise ConflictError(
+                f"Volume {self._name(volume)} is used by another sandbox.",
+                code=ErrorCode.CONFLICT,
+                hint="Detach the volume from the other sandbox first: one of the two isolations cannot share volumes.",
+                fields={"volume": volume},
+            )
 
     async def _create(self, principal: Principal, name: str, size_bytes: int) -> Volume:
         record = VolumeRecord(

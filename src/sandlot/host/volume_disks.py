@@ -26,6 +26,7 @@ from sandlot.host.blocking import call_in_own_thread
 from sandlot.host.disk_images import image_bytes, inode_count, loops_below, run_e2fsprogs, run_mkfs
 from sandlot.host.stage import syscalls
 from sandlot.host.stage.operations import mount_image
+from sandlot.model.errors import InternalError
 from sandlot.model.ports import Attachment
 from sandlot.model.specs import MAX_VOLUMES
 
@@ -78,7 +79,7 @@ class VolumeFiles:
             OSError: The file cannot be written, for example because the host's disk is full.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        image = self._image(volume)
+        image = self.image(volume)
         handle = os.open(image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(handle, self.max_disk_bytes(size_bytes))
@@ -102,7 +103,7 @@ class VolumeFiles:
             if self._is_mounted(path):
                 return path
             path.mkdir(mode=0o700, exist_ok=True)
-            image = self._image(volume)
+            image = self.image(volume)
             device = next((name for name, file in loops_below(self.folder).items() if file == image), None)
             if device is not None:
                 syscalls.mount(f"/dev/{device}", str(path), "ext4", _MOUNT_FLAGS, _MOUNT_OPTIONS)
@@ -143,7 +144,7 @@ class VolumeFiles:
             OSError: The volume cannot be unmounted, for example because a process of the host uses a file in it.
         """
         self.unmount(volume)
-        self._image(volume).unlink(missing_ok=True)
+        self.image(volume).unlink(missing_ok=True)
 
     def ids(self) -> frozenset[str]:
         """Return the ids of all volumes that have an image file, including volumes whose creation was interrupted."""
@@ -156,7 +157,8 @@ class VolumeFiles:
                 _unmount(self.mounts)
             self.mounts.rmdir()
 
-    def _image(self, volume: str) -> Path:
+    def image(self, volume: str) -> Path:
+        """Return the path of the image file of a volume. Pure."""
         return self.folder / f"{volume}.img"
 
     def _has_mounts(self) -> bool:
@@ -247,8 +249,10 @@ def _in_namespace_thread(work: Callable[[], None]) -> None:
 
 
 def _attach(process: int, hub: str, volume: Attachment, ids: str | None) -> None:
-    target, device = f"{hub}/{volume.slot}", volume.source.stat().st_dev
-    tree = syscalls.clone_mount(str(volume.source))
+    if volume.tree is None:
+        raise InternalError("The volume is not mounted on the host.")
+    target, device = f"{hub}/{volume.slot}", volume.tree.stat().st_dev
+    tree = syscalls.clone_mount(str(volume.tree))
     namespace = -1
     try:
         syscalls.setns(process, syscalls.CLONE_NEWNS)
@@ -262,7 +266,7 @@ def _attach(process: int, hub: str, volume: Attachment, ids: str | None) -> None
             namespace = os.open(ids, os.O_RDONLY | os.O_CLOEXEC)
         # Clearing MOUNT_ATTR_ATIME sets relatime, the default. A mount with another setting of access times could not be bound again inside a user
         # namespace, where this setting is locked.
-        syscalls.set_mount_attributes(tree, str(volume.source), enable, syscalls.MOUNT_ATTR_ATIME, max(0, namespace))
+        syscalls.set_mount_attributes(tree, str(volume.tree), enable, syscalls.MOUNT_ATTR_ATIME, max(0, namespace))
         syscalls.move_mount(tree, target)
     finally:
         os.close(tree)

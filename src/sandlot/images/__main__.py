@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             case "build":
                 progress = _TimedProgress()
                 for name in arguments.names:
-                    print(store.root(name, progress).path)
+                    print(store.root(name, progress).tree)
             case "list":
                 for stored in store.list():
                     print(f"{stored.kind:<13} {stored.key}  {stored.size_bytes / 1e6:8.1f} MB  {stored.name}")

@@ -151,7 +151,7 @@ class ImageStore:
             (folder / build.MANIFEST).write_bytes((image.path.parent / build.MANIFEST).read_bytes())
 
         folder = self._roots.ensure(digest, fill, lambda: reporter.step("waiting for another process that is adding the guest layer"))
-        return RootFs(path=folder / build.TREE, digest=digest)
+        return RootFs(digest=digest, tree=folder / build.TREE)
 
     def find_root(self, digest: str) -> RootFs | None:
         """Return the root file system with this digest, or None if it was removed.
@@ -159,7 +159,7 @@ class ImageStore:
         A new build of a template does not remove the root file systems of earlier builds.
         """
         folder = self._roots.find(digest)
-        return None if folder is None else RootFs(path=folder / build.TREE, digest=digest)
+        return None if folder is None else RootFs(digest=digest, tree=folder / build.TREE)
 
     def find_current_root(self, name: str) -> RootFs | None:
         """Return the root file system that :meth:`root` returns, or None if a part of it has not been built. Builds nothing.

@@ -172,21 +172,32 @@ class HostReading:
     sandbox_disk_bytes: int
 
 
+class VolumeView(StrEnum):
+    """Form in which a driver takes volumes."""
+
+    TREE = "tree"
+    """A folder of the host at which the volume is mounted. Several sandboxes may have the volume at once."""
+    IMAGE = "image"
+    """The image file of the volume, which is not mounted on the host. Only one sandbox has the volume at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A volume that is mounted on the host, for one sandbox.
+    """A volume for one sandbox, in the form of ``Driver.volume_view``.
 
     Args:
         slot: Number of the sandbox's volume slot in which the volume is mounted, counted from 0.
-        source: Mount point of the volume on the host.
         path: Path inside the sandbox.
         read_only: True if the sandbox cannot write to the volume.
+        tree: Mount point of the volume on the host; None if the driver takes images.
+        image: Image file of the volume; None if the driver takes trees.
     """
 
     slot: int
-    source: Path
     path: str
     read_only: bool = False
+    tree: Path | None = None
+    image: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,9 +467,11 @@ class Driver(Protocol):
 
     Attributes:
         name: Name of the driver, such as ``gvisor``.
+        volume_view: Form in which the driver takes volumes.
     """
 
     name: str
+    volume_view: VolumeView
 
     def probe(self) -> Capabilities:
         """Return the capabilities of the driver on this host. The first call may block for a second, so callers must use a thread."""

@@ -223,12 +223,14 @@ class RootFs:
     """A root file system. It is shared by sandboxes, read-only, and never changes.
 
     Args:
-        path: Folder on the host that contains the root file system, with the guest in ``.sandlot``.
         digest: SHA-256 of all inputs of the build, in hexadecimal. Root file systems with the same digest are equal.
+        tree: Folder on the host that contains the root file system, with the guest in ``.sandlot``.
+        image: File with an image of the root file system; None: there is no image.
     """
 
-    path: Path
     digest: str
+    tree: Path
+    image: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from sandlot.model.access import LOCAL, OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
-from sandlot.model.ports import HostReading, Resources
+from sandlot.model.ports import HostReading, Resources, VolumeView
 from sandlot.model.specs import GIB, MIB, SandboxSpec, TemplateRef, VolumeMount
 from sandlot.model.volumes import MIN_SIZE_BYTES
 from sandlot.store.store import SqlStore, open_store
@@ -64,6 +64,9 @@ class Disks:
             self.mounted.append(volume)
         return Path("/mounted") / volume
 
+    def image(self, volume: str) -> Path:
+        return Path("/images") / volume
+
     def unmount(self, volume: str) -> None:
         if volume in self.mounted:
             self.mounted.remove(volume)
@@ -95,10 +98,12 @@ class Rig:
         """Return the volume manager of another service on the same disks."""
         return VolumeManager(self.store.volumes, self.disks, NODE, SystemClock(), self.events, reservations=self.reservations, registry=self.registry)
 
-    def allocation(self, id_: SandboxId) -> Allocation:
-        """Return an allocation of a sandbox that was not started."""
+    def allocation(self, id_: SandboxId, view: VolumeView = VolumeView.TREE) -> Allocation:
+        """Return an allocation of a sandbox that was not started, of a driver that takes volumes in the given form."""
+        driver = MemoryDriver()
+        driver.volume_view = view
         nothing = Resources(memory_bytes=0, disk_bytes=0, pids=0)
-        return Allocation(MemoryDriver(), self.reservations.record(Purpose.SANDBOX, nothing), SystemClock(), id_)
+        return Allocation(driver, self.reservations.record(Purpose.SANDBOX, nothing), SystemClock(), id_)
 
     def add_sandbox(self, id_: SandboxId, mounts: Sequence[VolumeMount]) -> Sandbox:
         """Add a sandbox that has volumes to the registry."""
@@ -162,6 +167,28 @@ async def test_restart_removes_unfinished_volumes(rig: Rig) -> None:
     assert (await volumes.get(ALICE, "data")).used_bytes == 77  # measured by the unmount
 
 
+async def test_driver_that_takes_images_gets_the_image_of_a_volume_that_is_not_mounted(rig: Rig) -> None:
+    made = await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
+    mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
+    before, machine = rig.allocation(SANDBOX), rig.allocation(OTHER, VolumeView.IMAGE)
+    await rig.volumes.attach(before, mounts)
+    rig.volumes.release(before)
+
+    (attached,) = await rig.volumes.attach(machine, mounts)  # before the unmount has run
+
+    assert (attached.tree, attached.image, rig.disks.mounted) == (None, Path("/images") / made.id, [])
+
+
+@pytest.mark.parametrize("first,second", [(VolumeView.TREE, VolumeView.IMAGE), (VolumeView.IMAGE, VolumeView.TREE), (VolumeView.IMAGE,) * 2])
+async def test_image_of_a_volume_has_one_user(rig: Rig, first: VolumeView, second: VolumeView) -> None:
+    await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
+    mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
+    await rig.volumes.attach(rig.allocation(SANDBOX, first), mounts)
+
+    with pytest.raises(ConflictError, match="another sandbox"):
+        await rig.volumes.attach(rig.allocation(OTHER, second), mounts)
+
+
 async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig) -> None:
     made = await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
@@ -170,7 +197,7 @@ async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig)
     one, other = rig.allocation(SANDBOX), rig.allocation(OTHER)
     (first,), (second,) = [await rig.volumes.attach(allocation, mounts) for allocation in (one, other)]
     assert first == second
-    assert (first.slot, first.source, first.path, first.read_only) == (0, Path("/mounted") / made.id, "/data", False)
+    assert (first.slot, first.tree, first.path, first.read_only) == (0, Path("/mounted") / made.id, "/data", False)
     await one.release()
     rig.volumes.release(one)
     await rig.volumes.tasks.wait()

@@ -79,6 +79,6 @@ def test_volume_is_not_attached_to_a_process_that_has_ended(files: VolumeFiles) 
     os.waitpid(child, 0)
     try:
         with pytest.raises(OSError, match="setns"):
-            attach(process, "/nowhere", Attachment(0, source, "/data"))
+            attach(process, "/nowhere", Attachment(0, "/data", tree=source))
     finally:
         os.close(process)

@@ -38,7 +38,7 @@ def test_prune_keeps_named_roots_without_a_recipe(tmp_path: Path) -> None:
     store = ImageStore(tmp_path, {})
 
     assert store.prune(keep=[digest]) == 0
-    assert store.find_root(digest) == RootFs(tmp_path / "roots" / digest / "tree", digest)
+    assert store.find_root(digest) == RootFs(digest, tmp_path / "roots" / digest / "tree")
 
     assert store.prune() == 1
     assert store.find_root(digest) is None

@@ -17,7 +17,7 @@ def test_change_needs_the_capability_of_each_limit_that_gets_another_value() -> 
     assert change.needs(LIMITS) == (DriverCapability.CONFIGURE_MEMORY,)
 
 
-@pytest.mark.parametrize("change", [Change(volumes=(Attachment(0, Path("/srv/volume"), "/data"),)), Change(without=(0,))])
+@pytest.mark.parametrize("change", [Change(volumes=(Attachment(0, "/data", tree=Path("/srv/volume")),)), Change(without=(0,))])
 def test_change_of_volumes_needs_its_capability_and_keeps_all_limits(change: Change) -> None:
     assert change.needs(LIMITS) == (DriverCapability.CONFIGURE_VOLUMES,)
     assert change.over(LIMITS) == LIMITS

@@ -181,7 +181,7 @@ class SnapshotVerifier:
         layer = self._images.layer(record.id)
         await self._snapshots.check_layer_quota(record)
         base = await self._templates.resolve(sandbox.spec.template)
-        size_bytes = await overlay.pack_overlay(sandbox, layer, base.root.path)
+        size_bytes = await overlay.pack_overlay(sandbox, layer, base.root.tree)
         try:
             await self._snapshots.save_layer(record, size_bytes)
         except LimitError:

@@ -49,7 +49,7 @@ from sandlot.host.id_ranges import RANGES, IdRanges
 from sandlot.host.launcher import Stage, StageError, read_started
 from sandlot.host.process_identity import open_process
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError
-from sandlot.model.ports import Capabilities, DriverCapability, HeadroomRange, Instance, PreparedSandbox, ProbeResult, Resources
+from sandlot.model.ports import Capabilities, DriverCapability, HeadroomRange, Instance, PreparedSandbox, ProbeResult, Resources, VolumeView
 from sandlot.model.specs import Limits, Shape
 
 _MAX_TEMPLATES = 16
@@ -70,7 +70,7 @@ class OciDriver:
     """
 
     def __init__(self, name: str, settings: DriverSettings, runtime: Runtime) -> None:
-        self.name = name
+        self.name, self.volume_view = name, VolumeView.TREE
         self._settings = settings
         self._runtime = runtime
         self._sandboxes = sandboxes_folder(settings.data_dir)
@@ -126,8 +126,8 @@ class OciDriver:
             ConflictError: ``snapshot_unusable``: the snapshot is not complete, or the build that wrote it is not available.
             HostError: The host does not meet a requirement; the hint gives the fix.
         """
-        if not (shape.root.path / "").is_dir():
-            raise InternalError(f"The root file system {shape.root.path} does not exist.")
+        if not (shape.root.tree / "").is_dir():
+            raise InternalError(f"The root file system {shape.root.tree} does not exist.")
         program = await run_blocking(self._builds.current if snapshot is None else partial(self._build_of, snapshot))
         resources = self._hold(new_ref(self._settings.node, self._settings.ids))
         try:
@@ -174,7 +174,7 @@ class OciDriver:
             folder=folder,
             entry_files=resources.cgroup.entry_files,
             has_image=not program.limits_disk,
-            has_tmp=await run_blocking(_is_empty, shape.root.path / "tmp"),
+            has_tmp=await run_blocking(_is_empty, shape.root.tree / "tmp"),
             first_id=first_id,
             boot_id=str(uuid.UUID(bytes=self._settings.ids(16), version=4)),
         )

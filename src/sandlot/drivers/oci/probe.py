@@ -123,7 +123,7 @@ def make_tiny_root(folder: Path) -> RootFs:
     program.chmod(0o755)
     for name in ("dev", "proc", "sys", "tmp", f"{GUEST_ROOT}/{VOLUMES}".strip("/")):
         (folder / name).mkdir()
-    return RootFs(folder, "tiny")
+    return RootFs("tiny", folder)
 
 
 def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping[DriverCapability, str], folder: Path) -> Capabilities:
@@ -166,8 +166,8 @@ async def _try_all(driver: Driver, folder: Path, results: dict[DriverCapability,
     async with asyncio.timeout(_TIMEOUT_S):
         shape, snapshot = Shape(make_tiny_root(folder / "root"), PROBE_LIMITS), folder / "snapshot"
         prepared = await driver.prepare(shape)
-        volume = Attachment(slot=0, source=folder / "volume", path="/volume")
-        volume.source.mkdir()
+        volume = Attachment(slot=0, path="/volume", tree=folder / "volume")
+        (folder / "volume").mkdir()
         try:
             results[DriverCapability.VOLUMES] = await _try_volume(prepared.attach((volume,)))
             instance = await prepared.boot(_SPEC)

@@ -37,7 +37,7 @@ def crashing_service(harness: DriverHarness, mode: str) -> Iterator[tuple[subpro
         harness: Driver that the program uses.
         mode: Mode of the program: ``live``, ``prepared``, ``churn`` or ``snapshots``.
     """
-    arguments = [mode, harness.driver_name, harness.node, str(harness.data_dir), str(harness.root.path), harness.root.digest]
+    arguments = [mode, harness.driver_name, harness.node, str(harness.data_dir), str(harness.root.tree), harness.root.digest]
     service = subprocess.Popen([sys.executable, "-m", __name__, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         if service.stdout is None:
@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> None:
         arguments: Mode of the program, name of the driver, node id, state directory, path and digest of the root file system.
     """
     mode, driver_name, node, data_dir, root, digest = arguments
-    harness = DriverHarness(driver_name, RootFs(Path(root), digest), NodeId(node), Path(data_dir))
+    harness = DriverHarness(driver_name, RootFs(digest, Path(root)), NodeId(node), Path(data_dir))
     asyncio.run({"live": live, "prepared": prepared, "churn": churn, "snapshots": snapshots}[mode](harness))
 
 

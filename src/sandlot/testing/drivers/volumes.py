@@ -47,7 +47,7 @@ class VolumesSuite(CleanupSuite):
     async def test_volume_is_mounted_at_its_path_and_outlives_its_sandbox(self, harness: DriverHarness, volumes: list[Path]) -> None:
         driver = harness.new_driver()
         for number in range(2):
-            async with _sandbox_with(harness, driver, Attachment(0, volumes[0], "/mnt/data")) as sandbox:
+            async with _sandbox_with(harness, driver, Attachment(0, "/mnt/data", tree=volumes[0])) as sandbox:
                 assert (await sandbox.run("sh", "-c", f"echo {number} >> /mnt/data/word")).exit_code == 0
                 done = await sandbox.run("cat", "/mnt/data/word")
                 assert (done.exit_code, done.stdout) == (0, "".join(f"{each}\n" for each in range(number + 1))), done.stderr
@@ -56,7 +56,7 @@ class VolumesSuite(CleanupSuite):
 
     async def test_volume_accepts_no_more_than_its_size(self, harness: DriverHarness, volumes: list[Path]) -> None:
         driver = harness.new_driver()
-        async with _sandbox_with(harness, driver, Attachment(0, volumes[0], "/data")) as sandbox:
+        async with _sandbox_with(harness, driver, Attachment(0, "/data", tree=volumes[0])) as sandbox:
             full = await sandbox.run("dd", "if=/dev/zero", "of=/data/large", "bs=1M", "count=64", user=User.ROOT)
             assert full.exit_code != 0
             assert "No space left on device" in full.stderr
@@ -67,8 +67,10 @@ class VolumesSuite(CleanupSuite):
     async def test_read_only_volume_is_read_only_for_root_and_shows_the_writes_of_others(self, harness: DriverHarness, volumes: list[Path]) -> None:
         driver = harness.new_driver()
         async with (
-            _sandbox_with(harness, driver, Attachment(0, volumes[0], "/data"), Attachment(1, volumes[1], "/other")) as writer,
-            _sandbox_with(harness, driver, Attachment(0, volumes[1], "/other"), Attachment(1, volumes[0], "/data", read_only=True)) as reader,
+            _sandbox_with(harness, driver, Attachment(0, "/data", tree=volumes[0]), Attachment(1, "/other", tree=volumes[1])) as writer,
+            _sandbox_with(
+                harness, driver, Attachment(0, "/other", tree=volumes[1]), Attachment(1, "/data", read_only=True, tree=volumes[0])
+            ) as reader,
         ):
             assert (await writer.run("sh", "-c", "echo 1 > /data/word")).exit_code == 0
             assert (await reader.run("cat", "/data/word")).stdout == "1\n"
@@ -81,7 +83,7 @@ class VolumesSuite(CleanupSuite):
         driver = harness.new_driver()
         capabilities = await asyncio.to_thread(driver.probe)
         async with harness.sandbox(driver) as sandbox:
-            volume = Attachment(0, volumes[0], "/data")
+            volume = Attachment(0, "/data", tree=volumes[0])
             if not capabilities.can(DriverCapability.CONFIGURE_VOLUMES):
                 with pytest.raises(UnsupportedError) as refused:
                     await sandbox.instance.configure(Change(volumes=(volume,)))

@@ -29,6 +29,7 @@ from sandlot.model.ports import (
     ProbeResult,
     Resources,
     Usage,
+    VolumeView,
 )
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 from sandlot.testing.memory.guest import MemoryGuest, Scripts
@@ -375,7 +376,7 @@ class MemoryDriver:
     def __init__(
         self, name: str = "gvisor", clock: GuestClock | None = None, capabilities: Collection[DriverCapability] = tuple(DriverCapability)
     ) -> None:
-        self.name = name
+        self.name, self.volume_view = name, VolumeView.TREE
         self.clock = clock
         self.capabilities = frozenset(capabilities)
         self.faults = Faults()

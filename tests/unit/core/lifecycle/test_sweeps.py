@@ -22,7 +22,7 @@ from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.store import MemoryBlobs, MemoryStore
 from tests.support.node import MemoryNode, NodeState, NoPackages, open_node, run_pending, settings_of, settled
 
-SHAPE = Shape(root=RootFs(Path("/nonexistent"), "0" * 64), limits=Limits(), network=Network.NONE)
+SHAPE = Shape(root=RootFs("0" * 64, Path("/nonexistent")), limits=Limits(), network=Network.NONE)
 PERSISTENT = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB, cpus=0.5), timeout_s=None)
 """A sandbox without a deadline that no pool has."""
 

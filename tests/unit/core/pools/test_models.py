@@ -26,7 +26,7 @@ from sandlot.model.pools import DEFAULT_MAX, PoolSizes
 from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, MIB, Limits, RootFs, TemplateRef
 
 SPEC = PoolSpec(TemplateRef(LOCAL, "base"), "gvisor", Limits())
-TEMPLATE = ResolvedTemplate(root=RootFs(Path("/roots/a"), "a" * 64), env={"PATH": "/bin", "LANG": "C.UTF-8"})
+TEMPLATE = ResolvedTemplate(root=RootFs("a" * 64, Path("/roots/a")), env={"PATH": "/bin", "LANG": "C.UTF-8"})
 
 
 # Ids ------------------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def key(spec: PoolSpec = SPEC, template: ResolvedTemplate = TEMPLATE, fingerprin
         key(replace(SPEC, limits=Limits(memory_bytes=2 * GIB))),
         key(replace(SPEC, limits=Limits(cpus=2.0))),
         key(replace(SPEC, limits=Limits(disk_bytes=64 * MIB))),
-        key(template=replace(TEMPLATE, root=RootFs(Path("/roots/a"), "b" * 64))),
+        key(template=replace(TEMPLATE, root=RootFs("b" * 64, Path("/roots/a")))),
         key(template=replace(TEMPLATE, env={**TEMPLATE.env, "LANG": "C"})),
         key(fingerprint="runsc:2"),
         key(version="1.1"),
@@ -175,7 +175,7 @@ def test_snapshot_key_changes_with_everything_that_a_snapshot_depends_on(other: 
         key(replace(SPEC, limits=Limits(pids=100))),
         key(replace(SPEC, limits=Limits(cpus=1))),
         key(replace(SPEC, limits=Limits(disk_bytes=50 * GIB))),
-        key(template=ResolvedTemplate(root=RootFs(Path("/elsewhere"), "a" * 64), env=dict(sorted(TEMPLATE.env.items())))),
+        key(template=ResolvedTemplate(root=RootFs("a" * 64, Path("/elsewhere")), env=dict(sorted(TEMPLATE.env.items())))),
     ],
     ids=["pids", "cores as an integer", "more disk", "order of the environment"],
 )

@@ -17,7 +17,7 @@ from tests.support.clock import ManualClock
 from tests.support.node import run_pending
 
 TEN = Resources(10, 10, 10)
-SHAPE = Shape(root=RootFs(Path("/nonexistent"), "digest"))
+SHAPE = Shape(root=RootFs("digest", Path("/nonexistent")))
 
 
 class Resource:

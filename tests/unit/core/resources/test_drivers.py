@@ -51,7 +51,7 @@ class SlowImages(ImageStore):
 
     def find_current_root(self, name: str) -> RootFs | None:
         """Return the root of a template that is built."""
-        return None if name in self._missing else RootFs(Path("/nonexistent") / name, name)
+        return None if name in self._missing else RootFs(name, Path("/nonexistent") / name)
 
     def root(self, name: str, _progress: Progress = discard_progress) -> RootFs:
         """Build a template."""
@@ -62,11 +62,11 @@ class SlowImages(ImageStore):
             raise self.error
         self._missing.discard(name)
         self.built.append(name)
-        return RootFs(Path("/nonexistent") / name, name)
+        return RootFs(name, Path("/nonexistent") / name)
 
     def find_root(self, digest: str) -> RootFs | None:
         """Return a root by its digest."""
-        return RootFs(Path("/nonexistent") / digest, digest)
+        return RootFs(digest, Path("/nonexistent") / digest)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ async def test_callers_share_one_build(images: SlowImages) -> None:
     first.cancel()
     images.finish.set()
 
-    assert (await second).root.path.name
+    assert (await second).root.tree.name
     assert images.built == ["user-0"]
 
 

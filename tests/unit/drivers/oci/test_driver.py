@@ -102,7 +102,7 @@ def test_replaced_runtime_changes_the_fingerprint(settings: DriverSettings, tmp_
 
 async def test_record_of_a_prepared_sandbox_says_prepare(settings: DriverSettings, tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
-    prepared = await driver(settings).prepare(Shape(RootFs(tmp_path / "root", "0"), LIMITS))
+    prepared = await driver(settings).prepare(Shape(RootFs("0", tmp_path / "root"), LIMITS))
     (folder,) = (settings.data_dir / "sandboxes").iterdir()
     record = records.read(folder / "record.json")
     await prepared.destroy()

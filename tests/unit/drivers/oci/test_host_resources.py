@@ -75,7 +75,7 @@ async def test_failed_release_of_a_sandbox_that_was_never_handed_out_is_repeated
     settings = DriverSettings(new_node_id(), tmp_path)
     driver = OciDriver("gvisor", settings, Runsc(lambda: Program("runsc", Path("/bin/true"), content_sha256(Path("/bin/true")), "x")))
     failing += [InternalError("It has processes that do not end."), OSError(5, "Input/output error")]
-    shape = Shape(root=RootFs(path=tmp_path, digest="0"), limits=RECORD.limits)
+    shape = Shape(root=RootFs(digest="0", tree=tmp_path), limits=RECORD.limits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SandboxHostResources, "create_folder", _fails_half_way)
         with pytest.raises(HostError, match="half-way"):

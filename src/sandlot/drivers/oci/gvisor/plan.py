@@ -69,7 +69,7 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         *(("mkdir", path) for path in (VIEW, VIEW_FOLDER, VIEW_PROGRAM, VIEW_ROOT, VIEW_DISK)),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),
         ("bind", str(inputs.program.path.parent), VIEW_PROGRAM, "ro"),
-        ("bind", str(shape.root.path), VIEW_ROOT, "ro"),
+        ("bind", str(shape.root.tree), VIEW_ROOT, "ro"),
         *(
             [("bind", str(folder.tmp), f"{VIEW_ROOT}/tmp", "ro")]  # noqa: S108 - the sandbox's
             if inputs.has_tmp

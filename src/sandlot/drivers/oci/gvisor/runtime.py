@@ -136,7 +136,7 @@ class Runsc:
         volumes: Sequence[Attachment] = (),  # noqa: ARG002 - volumes are in the hub
     ) -> dict[str, Any]:
         """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded."""
-        return oci_config(shape, group_limits(shape.limits), has_hub=(shape.root.path / HUB.strip("/")).is_dir())
+        return oci_config(shape, group_limits(shape.limits), has_hub=(shape.root.tree / HUB.strip("/")).is_dir())
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
         """Return the command that starts a sandbox. The command ends as soon as the sandbox is running."""

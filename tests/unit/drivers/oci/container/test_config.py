@@ -12,7 +12,7 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
 
 LIMITS = Limits(cpus=0.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
-SHAPE = Shape(RootFs(Path("/cache/tree"), "x"), LIMITS)
+SHAPE = Shape(RootFs("x", Path("/cache/tree")), LIMITS)
 SPEC = SandboxSpec(id=SandboxId("sb-ab27-aaaaaaaaaaaaaaaa"), env={"SECRET": "of the tenant"}, limits=LIMITS)
 
 

@@ -12,7 +12,7 @@ from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
 LIMITS = Limits(cpus=0.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
-SHAPE = Shape(RootFs(Path("/cache/tree"), "x"), LIMITS)
+SHAPE = Shape(RootFs("x", Path("/cache/tree")), LIMITS)
 
 
 def config(*, has_hub: bool = True) -> dict[str, Any]:

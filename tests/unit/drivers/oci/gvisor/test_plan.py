@@ -10,7 +10,7 @@ from sandlot.drivers.oci.runtime import Program, RuntimePlanInputs
 from sandlot.host.launcher import Operation
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
-SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
+SHAPE = Shape(RootFs("x", Path("/cache/roots/x/tree")), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
 FOLDER = SandboxFolder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
 PROGRAM = Program("runsc", Path("/data/runtimes/00/runsc"), "00", "x")
 DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))

@@ -11,7 +11,7 @@ from sandlot.drivers.oci.snapshots.manifest import NAME, Manifest, load, read
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
 LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
-SHAPE = Shape(RootFs(Path("/cache/tree"), "root"), LIMITS)
+SHAPE = Shape(RootFs("root", Path("/cache/tree")), LIMITS)
 MANIFEST = Manifest("gvisor", "runsc", "a" * 64, "0.0~20240729.0", "root", LIMITS, {"checkpoint.img": 10, "pages.img": 20})
 
 
@@ -35,7 +35,7 @@ def test_invalid_manifest_is_none(text: str, tmp_path: Path) -> None:
     [
         (SHAPE, "other", "a" * 64, "the gvisor driver"),
         (SHAPE, "gvisor", "b" * 64, "another build of runsc (0.0~20240729.0, aaaaaaaaaaaa), but this sandbox uses build bbbbbbbbbbbb"),
-        (replace(SHAPE, root=RootFs(Path("/cache/tree"), "another")), "gvisor", "a" * 64, "root file system root, but this sandbox has another"),
+        (replace(SHAPE, root=RootFs("another", Path("/cache/tree"))), "gvisor", "a" * 64, "root file system root, but this sandbox has another"),
         (replace(SHAPE, limits=replace(LIMITS, memory_bytes=255 * MIB)), "gvisor", "a" * 64, "256 MiB of memory, but this sandbox has 255 MiB"),
         (replace(SHAPE, limits=replace(LIMITS, disk_bytes=63 * MIB)), "gvisor", "a" * 64, "64 MiB of disk, but this sandbox has 63 MiB"),
     ],
