@@ -245,7 +245,7 @@ class MemoryNode:
     @property
     def keys(self) -> ApiKeys:
         """API keys."""
-        return self.services.api_keys
+        return self.service.api_keys
 
     @property
     def store(self) -> Store:

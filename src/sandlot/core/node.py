@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.packages import PackageInstaller
 from sandlot.core.execution.processes import ProcessService
@@ -15,6 +14,7 @@ from sandlot.core.files.store import FileStore
 from sandlot.core.files.watch import WatchService
 from sandlot.core.forwarding.tunnels import TunnelService
 from sandlot.core.history import HistoryService
+from sandlot.core.keys import KeyService
 from sandlot.core.lifecycle.mounts import MountManager
 from sandlot.core.manager import SandboxManager
 from sandlot.core.oneshot.runner import OneShotRunner
@@ -27,6 +27,7 @@ from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Reservations
+from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes import VolumeManager
@@ -73,5 +74,6 @@ class Node:
     mounts: MountManager
     forks: ForkManager
     tokens: TokenService
-    api_keys: ApiKeys
+    keys: KeyService
+    service: ServiceInspector
     execution_counter: MonthlyExecutionCounter

@@ -161,10 +161,6 @@ class VolumeManager:
         """Return the caller's volumes, oldest first. Operators see the volumes of all owners."""
         return [await self._describe(record) for record in tuple(self._volumes.values()) if principal.sees(record.owner)]
 
-    async def totals(self, principal: Principal) -> tuple[int, int]:
-        """Return the number of the caller's own volumes, unfinished volumes included, and their total size in bytes."""
-        return await self._table.totals(principal.owner)
-
     async def delete(self, principal: Principal, name_or_id: str) -> None:
         """Delete a volume with its content.
 

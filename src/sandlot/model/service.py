@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sandlot.model.ids import NodeId
 from sandlot.model.ports import Resources
+
+METRICS_MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""Media type of the metrics in the text format of Prometheus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +21,8 @@ class ServiceInfo:
         generation: Generation of the protocol between the service and its guests.
         node: Id of the node.
         pid: Process id of the service.
-        max_sandboxes: Maximum number of live sandboxes.
-        sandboxes: Number of live sandboxes.
+        max_sandboxes: Maximum number of live sandboxes of all owners together.
+        sandboxes: Number of sandboxes that hold resources of the host.
     """
 
     version: str

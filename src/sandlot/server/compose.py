@@ -33,6 +33,7 @@ from sandlot.core.files.store import FileStore
 from sandlot.core.files.watch import WatchService
 from sandlot.core.forwarding.tunnels import TunnelService
 from sandlot.core.history import HistoryService
+from sandlot.core.keys import KeyService
 from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import MountManager
@@ -59,6 +60,7 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Reservations
 from sandlot.core.scheduler import Scheduler
+from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes import VolumeManager
@@ -288,7 +290,16 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         node = Node(
             id=node_id,
             clock=clock,
-            api_keys=api_keys,
+            keys=KeyService(api_keys=api_keys, store=store, registry=registry, execution_counter=counter, pools=pools),
+            service=ServiceInspector(
+                node=node_id,
+                version=__version__,
+                max_sandboxes=policy.max_sandboxes,
+                registry=registry,
+                drivers=driver_set,
+                reservations=reservations,
+                metrics=metrics,
+            ),
             events=events,
             history=HistoryService(registry=registry, executions=store.executions, execution_log=execution_log, events=events),
             executions=execution_log,

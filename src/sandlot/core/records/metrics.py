@@ -19,8 +19,6 @@ from sandlot.model.errors import ErrorCode
 from sandlot.model.ports import ExitReason
 from sandlot.model.states import State, is_terminal
 
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 CREATE_S = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2, 5, 15, 60, 300)
 """Histogram buckets for the duration of create requests in seconds. A container starts in 0.05 s, a gVisor sandbox in 0.35 s. The first sandbox of a
 template waits until the template is built."""

@@ -69,10 +69,6 @@ class Drivers(Mapping[str, Driver]):
             found = await self.capabilities(isolation)
         return found
 
-    async def all_capabilities(self) -> list[Capabilities]:
-        """Return the capabilities of every driver on this host."""
-        return [await self.capabilities(isolation) for isolation in self._drivers]
-
 
 class Templates:
     """Templates of a service and their root filesystem images."""

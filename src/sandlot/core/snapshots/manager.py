@@ -230,10 +230,6 @@ class SnapshotManager:
         found = await self._table.page(owner=None if principal.operator else principal.owner, after=after, limit=limit + 1)
         return found[:limit], len(found) > limit
 
-    async def totals(self, principal: Principal) -> tuple[int, int]:
-        """Return the number of the caller's own snapshots, unfinished snapshots included, and their total size in bytes."""
-        return await self._table.totals(principal.owner)
-
     async def delete(self, principal: Principal, id_or_name: str) -> None:
         """Delete a snapshot. Sandboxes that were created from the snapshot keep running.
 

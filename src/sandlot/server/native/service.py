@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from sandlot import __version__
-from sandlot.core.records.metrics import MEDIA_TYPE
 from sandlot.model.errors import ErrorCode, ForbiddenError
-from sandlot.protocol.connection import GENERATION
+from sandlot.model.service import METRICS_MEDIA_TYPE
 from sandlot.server.native.common import PROBLEM, also, node_of, principal_of, reply, service_of
 from sandlot.server.native.schemas.service import (
     CapabilitiesAnswer,
@@ -49,13 +47,14 @@ async def metrics(request: Request) -> Response:
             code=ErrorCode.FORBIDDEN,
             hint="Ask on the service's unix socket, or with an operator's key ('sandlot keys create --operator').",
         )
-    return Response(node_of(request).metrics.text(), media_type=MEDIA_TYPE)
+    return Response(node_of(request).service.metrics(), media_type=METRICS_MEDIA_TYPE)
 
 
 @router.get("/v1/version", responses=also(VersionAnswer, "Who answers."))
 async def version(request: Request) -> Response:
     """Which service this is."""
-    return reply(VersionAnswer(version=__version__, generation=GENERATION, node=service_of(request).node.id, pid=os.getpid()))
+    info = node_of(request).service.info()
+    return reply(VersionAnswer(version=info.version, generation=info.generation, node=info.node, pid=info.pid))
 
 
 @router.get("/v1/templates", responses=also(TemplatesAnswer, "All of them."))
@@ -77,7 +76,7 @@ async def templates(request: Request) -> Response:
 @router.get("/v1/capabilities", responses=also(CapabilitiesAnswer, "Found by doing it."))
 async def capabilities(request: Request) -> Response:
     """What this host can do: for every ability yes, or no and why."""
-    found = await node_of(request).drivers.all_capabilities()
+    found = await node_of(request).service.capabilities()
     return reply(
         CapabilitiesAnswer(
             drivers=[
@@ -95,8 +94,8 @@ async def capabilities(request: Request) -> Response:
 @router.get("/v1/capacity", responses=also(CapacityAnswer, "As of a second ago at most."))
 async def capacity(request: Request) -> Response:
     """What this node may promise to sandboxes, what it has promised, and what is left."""
-    service = service_of(request)
-    return reply(CapacityAnswer.of(await service.node.reservations.capacity(), service.settings.max_sandboxes))
+    service = node_of(request).service
+    return reply(CapacityAnswer.of(await service.capacity(principal_of(request)), service.info().max_sandboxes))
 
 
 @router.post("/v1/service/stop", status_code=202, responses=also(StoppingAnswer, "It ends; its sandboxes live on.", 202))
@@ -106,6 +105,6 @@ async def stop(request: Request) -> Response:
         raise ForbiddenError(
             "The service can only be stopped by its owner, on its unix socket.", code=ErrorCode.FORBIDDEN, hint="Run 'sandlot stop' on the server."
         )
-    service = service_of(request)
-    service.stop.set()
-    return reply(StoppingAnswer(pid=os.getpid(), sandboxes=service.node.registry.count), 202)
+    service_of(request).stop.set()
+    info = node_of(request).service.info()
+    return reply(StoppingAnswer(pid=info.pid, sandboxes=info.sandboxes), 202)

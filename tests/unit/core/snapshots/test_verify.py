@@ -137,7 +137,7 @@ async def test_packed_files_count_against_the_quota(node: MemoryNode, packed: li
     snapshot = await verified_snapshot(node, anne)
 
     assert (snapshot.layer, len(packed)) == (True, 1)
-    assert await node.services.snapshots.totals(anne) == (1, snapshot.size_bytes)
+    assert await node.store.snapshots.totals(anne.owner) == (1, snapshot.size_bytes)
     assert snapshot.size_bytes > PACKED_BYTES
 
 
@@ -148,7 +148,7 @@ async def test_packed_files_that_exceed_the_quota_are_removed_and_the_memory_sta
 
     assert (snapshot.layer, snapshot.problem) == (False, "")
     assert [layer.exists() for layer in packed] == [False]
-    _, total_bytes = await node.services.snapshots.totals(anne)
+    _, total_bytes = await node.store.snapshots.totals(anne.owner)
     assert total_bytes == snapshot.size_bytes <= PACKED_BYTES
     copy = await node.services.snapshots.create_sandbox(anne, CreateSandboxParams(template="base", snapshot=snapshot.id, limits=SMALL))
     assert (copy.state, copy.spec.restored) == (State.RUNNING, "memory")

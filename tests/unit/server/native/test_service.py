@@ -7,13 +7,16 @@ import os
 import httpx
 
 from sandlot import __version__
+from sandlot.model.service import ServiceInfo
 from tests.support.scripted_node import ScriptedNode
 from tests.support.service import Bench
 
 
 async def test_who_it_is(scripted: ScriptedNode, api: httpx.AsyncClient) -> None:
     assert (await api.get("/healthz")).json() == {"status": "ok", "version": __version__}
-    assert (await api.get("/v1/version")).json() == {"version": __version__, "generation": 1, "node": scripted.services.id, "pid": os.getpid()}
+    info = ServiceInfo(version="1.2.3", generation=4, node=scripted.services.id, pid=567, max_sandboxes=8, sandboxes=9)
+    scripted.script("service.info", info)
+    assert (await api.get("/v1/version")).json() == {"version": "1.2.3", "generation": 4, "node": scripted.services.id, "pid": 567}
 
 
 async def test_what_there_is(http: httpx.AsyncClient) -> None:

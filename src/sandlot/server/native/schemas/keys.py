@@ -7,8 +7,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from sandlot.core.access.quotas import Taken
-from sandlot.model.access import UNBOUNDED, Principal, Quota
+from sandlot.model.access import UNBOUNDED, KeyUsage, Principal, Quota
 from sandlot.model.records import KeyRecord
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text
 
@@ -146,18 +145,12 @@ class SelfAnswer(Answer):
     used: UsedAnswer
 
     @classmethod
-    def of(cls, principal: Principal, taken: Taken, executions: int, snapshots: tuple[int, int], volumes: tuple[int, int], pools: int) -> SelfAnswer:
+    def of(cls, principal: Principal, usage: KeyUsage) -> SelfAnswer:
         """What is told of somebody."""
-        used = UsedAnswer(
-            sandboxes=taken.sandboxes,
-            cpus=taken.cpus,
-            memory_bytes=taken.memory_bytes,
-            disk_bytes=taken.disk_bytes,
-            executions_per_month=executions,
-            snapshots=snapshots[0],
-            snapshot_bytes=snapshots[1],
-            volumes=volumes[0],
-            volume_bytes=volumes[1],
-            pools=pools,
+        return cls(
+            id=principal.owner,
+            name=principal.name,
+            operator=principal.operator,
+            quota=QuotaAnswer.of(principal.quota),
+            used=UsedAnswer(**{each.name: getattr(usage, each.name) for each in fields(usage)}),
         )
-        return cls(id=principal.owner, name=principal.name, operator=principal.operator, quota=QuotaAnswer.of(principal.quota), used=used)

@@ -1,0 +1,99 @@
+"""API keys for the clients of a node: create, list and revoke keys, and report the use of a quota."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from sandlot.core.access.api_keys import ApiKeys
+from sandlot.core.access.quotas import taken
+from sandlot.core.pools.manager import PoolManager
+from sandlot.core.pools.ownership import pool_owner
+from sandlot.core.records.usage import MonthlyExecutionCounter
+from sandlot.core.registry import SandboxRegistry
+from sandlot.model.access import KeyUsage, Principal, Quota
+from sandlot.model.errors import ErrorCode, ForbiddenError
+from sandlot.model.records import KeyRecord
+from sandlot.model.repositories import Position, Store
+from sandlot.model.streams import Page
+
+
+class KeyService:
+    """All API keys of a store. Only operators may create, list and revoke keys."""
+
+    def __init__(
+        self, *, api_keys: ApiKeys, store: Store, registry: SandboxRegistry, execution_counter: MonthlyExecutionCounter, pools: PoolManager
+    ) -> None:
+        self._api_keys = api_keys
+        self._store = store
+        self._registry = registry
+        self._execution_counter = execution_counter
+        self._pools = pools
+
+    async def create(self, principal: Principal, name: str, *, operator: bool = False, quota: Quota | None = None) -> tuple[KeyRecord, str]:
+        """Create a key.
+
+        Args:
+            principal: Caller, an operator.
+            name: Up to 63 letters, digits, '.', '_' and '-', unique among the valid keys.
+            operator: True lets the key see the sandboxes of all owners, and create and revoke keys.
+            quota: Quota of the key. None is the default quota, or no limit for an operator.
+
+        Returns:
+            The record of the key, and the key's secret, which is stored nowhere.
+
+        Raises:
+            InvalidRequestError: The name is invalid, or a field of the quota is negative or not finite.
+            ConflictError: A valid key has this name.
+        """
+        _check_operator(principal)
+        return await self._api_keys.create(name, operator=operator, quota=quota)
+
+    async def list(self, principal: Principal, *, after: Position | None = None, limit: int = 100) -> Page[KeyRecord]:
+        """Return the valid keys, oldest first.
+
+        Args:
+            principal: Caller, an operator.
+            after: Position of the last key of the previous page.
+            limit: Largest number of keys.
+        """
+        _check_operator(principal)
+        known = await self._api_keys.list()
+        found = list(islice((record for record in known if after is None or (record.created_at, record.id) > (after.at, after.id)), limit + 1))
+        return Page(found[:limit], more=len(found) > limit)
+
+    async def revoke(self, principal: Principal, name_or_id: str) -> KeyRecord:
+        """Revoke a key: refuse new requests with the key, and end its open requests with 401. The sandboxes of the key continue.
+
+        Raises:
+            NotFoundError: No valid key has this name or id.
+        """
+        _check_operator(principal)
+        return await self._api_keys.revoke(name_or_id)
+
+    async def usage(self, principal: Principal) -> KeyUsage:
+        """Return the part of the principal's own quota that is in use."""
+        owner = principal.owner
+        live = taken([sandbox.spec.limits for sandbox in self._registry.list(principal) if sandbox.owner == owner])
+        snapshots, snapshot_bytes = await self._store.snapshots.totals(owner)
+        volumes, volume_bytes = await self._store.volumes.totals(owner)
+        return KeyUsage(
+            sandboxes=live.sandboxes,
+            cpus=live.cpus,
+            memory_bytes=live.memory_bytes,
+            disk_bytes=live.disk_bytes,
+            executions_per_month=self._execution_counter.used(owner),
+            snapshots=snapshots,
+            snapshot_bytes=snapshot_bytes,
+            volumes=volumes,
+            volume_bytes=volume_bytes,
+            pools=self._pools.count(pool_owner(principal)),
+        )
+
+
+def _check_operator(principal: Principal) -> None:
+    if not principal.operator:
+        raise ForbiddenError(
+            "Only an operator may see, make and revoke keys.",
+            code=ErrorCode.FORBIDDEN,
+            hint="Use an operator's key, or 'sandlot keys' on the server; GET /v1/keys/self tells about your own.",
+        )
