@@ -16,7 +16,7 @@ from sandlot.link import parse
 from sandlot.link.files import FileRequests
 from sandlot.link.kernels import KernelRequests
 from sandlot.link.processes import ProcessRequests
-from sandlot.link.services import Service
+from sandlot.link.services import GuestService
 from sandlot.link.session import LinkSession, new_call_id
 from sandlot.link.tunnels import Tunnel
 from sandlot.link.types import LinkClosed, LinkClosedReason
@@ -52,7 +52,7 @@ class Link:
         cls,
         stream: ByteStream,
         *,
-        services: Mapping[str, Service] | None = None,
+        services: Mapping[str, GuestService] | None = None,
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Link:
@@ -90,7 +90,7 @@ class Link:
         """Wait until the link has ended, and return how it ended. Any number of callers may wait."""
         return await asyncio.shield(self._session.transport.closed)
 
-    def set_services(self, services: Mapping[str, Service]) -> None:
+    def set_services(self, services: Mapping[str, GuestService]) -> None:
         """Replace the services of the host that the guest may use. A warm sandbox gets its services when its owner is known.
 
         Args:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
 
 from sandlot.link.stream_end import StreamEnd
 from sandlot.link.transport import FrameTransport
@@ -120,9 +120,20 @@ class GuestStream:
             self._transport.forget(self._stream.id)
 
 
-Service = Callable[[GuestStream, Mapping[str, Any]], Awaitable[None]]
-"""Function that serves one stream. Its arguments are the stream and the arguments that the guest sent. When the function returns, the stream ends.
-When the function raises a SandlotError, the stream is reset with the code and message of the error."""
+class GuestService(Protocol):
+    """A service of the host for one guest."""
+
+    async def serve(self, stream: GuestStream, args: Mapping[str, Any]) -> None:
+        """Serve one stream, which ends when this method returns.
+
+        Args:
+            stream: Stream that the guest opened.
+            args: Arguments of the guest, not checked.
+
+        Raises:
+            SandlotError: The stream is reset with the code and the message of the error.
+        """
+        ...
 
 
 class Services:
@@ -133,12 +144,12 @@ class Services:
         services: Services by name.
     """
 
-    def __init__(self, transport: FrameTransport, services: Mapping[str, Service]) -> None:
+    def __init__(self, transport: FrameTransport, services: Mapping[str, GuestService]) -> None:
         self._transport = transport
         self._services = dict(services)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def replace(self, services: Mapping[str, Service]) -> None:
+    def replace(self, services: Mapping[str, GuestService]) -> None:
         """Replace all services. Streams that are open keep their service."""
         self._services = dict(services)
 
@@ -170,9 +181,9 @@ class Services:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _serve(self, service: Service, stream: GuestStream, args: Mapping[str, Any]) -> None:
+    async def _serve(self, service: GuestService, stream: GuestStream, args: Mapping[str, Any]) -> None:
         try:
-            await service(stream, args)
+            await service.serve(stream, args)
         except SandlotError as error:
             stream.reset(error.code.value, error.message)
         except Exception:  # noqa: BLE001 - a failed service must not end the link

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sandlot.link.calls import Call
-from sandlot.link.services import Service, Services
+from sandlot.link.services import GuestService, Services
 from sandlot.link.transport import FrameTransport, error_of_closed_link
 from sandlot.model.errors import ConflictError, ErrorCode, TimeoutExceededError, UnavailableError
 from sandlot.model.ports import ByteStream
@@ -35,7 +35,7 @@ class LinkSession:
         request_timeout_s: Maximum duration in seconds of a request that sets no timeout.
     """
 
-    def __init__(self, stream: ByteStream, *, services: Mapping[str, Service], request_timeout_s: float) -> None:
+    def __init__(self, stream: ByteStream, *, services: Mapping[str, GuestService], request_timeout_s: float) -> None:
         self.transport = FrameTransport(stream, self._on_event)
         self.services = Services(self.transport, services)
         self._request_timeout_s = request_timeout_s

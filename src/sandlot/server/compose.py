@@ -23,6 +23,7 @@ from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.execution import Executions
+from sandlot.core.execution.guest_services import GuestServices
 from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.execution.packages import PackageInstaller
 from sandlot.core.execution.processes import ProcessService
@@ -264,7 +265,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             pools=pools,
             volumes=volumes,
             memory_images=memory_images,
-            package_access=package_access,
+            guest_services=GuestServices(package_access),
             clock=clock,
             policy=policy,
             start_slots=start_slots,

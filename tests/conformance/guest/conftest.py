@@ -12,7 +12,7 @@ import pytest
 from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
-from sandlot.link.services import Service
+from sandlot.link.services import GuestService
 from sandlot.model.access import LOCAL
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Instance, PreparedSandbox
@@ -25,7 +25,7 @@ SMALL = Limits(memory_bytes=512 << 20, disk_bytes=64 << 20, pids=PIDS)
 
 @asynccontextmanager
 async def open_sandbox(
-    data_dir: Path, *, limits: Limits = SMALL, services: Mapping[str, Service] | None = None, template: str = "base", isolation: str
+    data_dir: Path, *, limits: Limits = SMALL, services: Mapping[str, GuestService] | None = None, template: str = "base", isolation: str
 ) -> AsyncIterator[Inside]:
     """A sandbox of its own, awake; gone again in the end, whatever happened."""
     store = ImageStore(cache_from(os.environ))

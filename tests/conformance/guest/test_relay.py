@@ -91,7 +91,7 @@ def host() -> Host:
 
 @pytest.fixture(scope="module")
 async def relayed(host: Host, isolation: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
-    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=isolation, services={schema.PACKAGES: host.serve}) as sandbox:
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=isolation, services={schema.PACKAGES: host}) as sandbox:
         yield sandbox
 
 
@@ -215,7 +215,7 @@ for turn in range(2):
 
 async def test_rest_and_another_link_reset_what_was_carried_and_the_port_goes_on(tmp_path: Path, isolation: str) -> None:
     host = Host()
-    services = {schema.PACKAGES: host.serve}
+    services = {schema.PACKAGES: host}
     async with open_sandbox(tmp_path, isolation=isolation, services=services) as inside:
         call = await inside.link.processes.start(ProcessSpec(("python3", "-c", SURVIVOR), timeout_s=None))
         await host.heard.wait()

@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sandlot.link.client import Link
-from sandlot.link.services import Service
+from sandlot.link.services import GuestStream
 from sandlot.protocol import events
 from sandlot.protocol.connection import GUEST, Connection
 
 ENTRY = {"name": "f", "path": "/f", "kind": "file", "size": 3, "mode": 0o644, "uid": 1000, "gid": 1000, "modified_ns": 1, "target": None}
+
+
+ServeFunction = Callable[[GuestStream, Mapping[str, Any]], Awaitable[None]]
 
 
 async def until(is_so: Callable[[], object]) -> None:
@@ -290,11 +294,19 @@ def pipes() -> tuple[Pipes, Pipes]:
     return Pipes(to_host[0], to_guest[1]), Pipes(to_guest[0], to_host[1])
 
 
+@dataclass(frozen=True)
+class _FunctionService:
+    function: ServeFunction
+
+    async def serve(self, stream: GuestStream, args: Mapping[str, Any]) -> None:
+        await self.function(stream, args)
+
+
 @contextlib.asynccontextmanager
 async def linked(
     handlers: Mapping[str, Handler] | None = None,
     *,
-    services: Mapping[str, Service] | None = None,
+    services: Mapping[str, ServeFunction] | None = None,
     asleep: bool = False,
     request_timeout_s: float = 60,
 ) -> AsyncIterator[tuple[Link, Peer]]:
@@ -304,7 +316,9 @@ async def linked(
     host_end, guest_end = pipes()
     peer = Peer(guest_end, handlers or {})
     peer.connection.asleep = asleep
-    link = await Link.open(host_end, services=services, request_timeout_s=request_timeout_s)
+    link = await Link.open(
+        host_end, services={name: _FunctionService(serve) for name, serve in (services or {}).items()}, request_timeout_s=request_timeout_s
+    )
     try:
         yield link, peer
     finally:

@@ -8,14 +8,24 @@ as soon as the installation ends.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sandlot.core.ports import PackageIndex
 from sandlot.core.sandbox import Sandbox, SandboxLocal
-from sandlot.link.services import GuestStream, Service
+from sandlot.link.services import GuestService, GuestStream
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import Network
-from sandlot.protocol import schema
+
+
+@dataclass(frozen=True, slots=True)
+class _PackageService:
+    index: PackageIndex
+    access: PackageAccess
+    sandbox: Sandbox
+
+    async def serve(self, stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        await self.index.serve(stream, sandbox=self.sandbox.id, allowed=lambda: self.access.is_open(self.sandbox))
 
 
 class PackageAccess:
@@ -25,16 +35,9 @@ class PackageAccess:
         self._index = index
         self._installs: SandboxLocal[set[ProcessId]] = SandboxLocal(lambda _: set())
 
-    def of(self, sandbox: Sandbox) -> Mapping[str, Service]:
-        """Return the services that the guest of a sandbox may call, by name."""
-        index = self._index
-        if index is None:
-            return {}
-
-        async def serve(stream: GuestStream, _args: Mapping[str, Any]) -> None:
-            await index.serve(stream, sandbox=sandbox.id, allowed=lambda: self.is_open(sandbox))
-
-        return {schema.PACKAGES: serve}
+    def service(self, sandbox: Sandbox) -> GuestService | None:
+        """Return the service with which the guest of a sandbox reads the indexes; None if this service has no index."""
+        return None if self._index is None else _PackageService(self._index, self, sandbox)
 
     def is_open(self, sandbox: Sandbox) -> bool:
         """Return True if processes of a sandbox may read the package indexes now."""

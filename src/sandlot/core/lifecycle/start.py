@@ -166,7 +166,7 @@ class WarmStart:
         sandbox, warm = supervisor.sandbox, self.warm
         sandbox.spec = sandbox.spec.started_from(warm.template.root)
         sandbox.ref = warm.instance.ref
-        warm.link.set_services(supervisor.dependencies.package_access.of(sandbox))
+        warm.link.set_services(supervisor.dependencies.guest_services.of(sandbox))
         saving = asyncio.ensure_future(supervisor.save_running()) if self.records else None
         try:
             await supervisor.until_end(driver_step("answer", self._wake(supervisor)))
@@ -301,7 +301,7 @@ async def _connect_and_wake(supervisor: SandboxSupervisor, template: ResolvedTem
 
 
 async def _connect(supervisor: SandboxSupervisor) -> Link:
-    return await supervisor.allocation.connect(supervisor.dependencies.package_access.of(supervisor.sandbox))
+    return await supervisor.allocation.connect(supervisor.dependencies.guest_services.of(supervisor.sandbox))
 
 
 async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: ResolvedTemplate) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.execution.package_access import PackageAccess
+from sandlot.core.execution.guest_services import GuestServices
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.operations import Operation
 from sandlot.core.pools.manager import PoolManager
@@ -92,7 +92,7 @@ class LifecycleDependencies:
     pools: PoolManager
     volumes: VolumeManager
     memory_images: MemoryImages
-    package_access: PackageAccess
+    guest_services: GuestServices
     clock: Clock
     policy: AdmissionPolicy
     start_slots: asyncio.Semaphore

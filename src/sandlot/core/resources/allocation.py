@@ -24,7 +24,7 @@ from sandlot.core.resources.drivers import driver_step
 from sandlot.core.resources.reservations import Purpose, Reservation
 from sandlot.core.resources.start_steps import connect_guest
 from sandlot.link.client import Link
-from sandlot.link.services import Service
+from sandlot.link.services import GuestService
 from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError
 from sandlot.model.ports import Attachment, Driver, Exit, HeadroomRange, Instance, PreparedSandbox, Resources
 from sandlot.model.specs import SandboxSpec, Shape
@@ -243,7 +243,7 @@ class Allocation:
             each.release()
         self._headroom.clear()
 
-    async def connect(self, services: Mapping[str, Service]) -> Link:
+    async def connect(self, services: Mapping[str, GuestService]) -> Link:
         """Connect to the guest of the instance, and return the link. The caller sets :attr:`link`.
 
         Raises:

@@ -10,7 +10,7 @@ from typing import Any
 from sandlot.core.resources.drivers import STEP_TIMEOUT_S
 from sandlot.host.blocking import outlast_cancellation
 from sandlot.link.client import Link
-from sandlot.link.services import Service
+from sandlot.link.services import GuestService
 from sandlot.model.ports import Exit, Instance
 
 
@@ -25,7 +25,7 @@ class ExitedError(Exception):
 async def connect_guest(
     instance: Instance,
     exited: asyncio.Future[Exit],
-    services: Mapping[str, Service],
+    services: Mapping[str, GuestService],
     *,
     timeout_s: float = STEP_TIMEOUT_S,
 ) -> Link:
