@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from sandlot.core.files import files
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import NotFoundError
-from sandlot.model.sandboxes import ListeningPort as Listening
+from sandlot.model.sandboxes import ListeningPort
 from sandlot.model.specs import MIB, User
 from sandlot.protocol.schema import PACKAGES_PORT
 
@@ -35,9 +35,9 @@ _V4_DIGITS, _V6_DIGITS = 8, 32
 _SANDLOT_LISTENER = ("127.0.0.1", PACKAGES_PORT)
 
 
-async def ports(sandbox: Sandbox) -> list[Listening]:
+async def ports(sandbox: Sandbox) -> list[ListeningPort]:
     """Return the listening TCP sockets of a sandbox, sorted by port."""
-    found: set[Listening] = set()
+    found: set[ListeningPort] = set()
     for table in TABLES:
         try:
             download = await files.read(sandbox, table, user=User.ROOT, length=MAX_BYTES)
@@ -51,7 +51,7 @@ async def ports(sandbox: Sandbox) -> list[Listening]:
     return sorted(each for each in found if (each.address, each.port) != _SANDLOT_LISTENER)
 
 
-def parse_table(lines: Iterable[str]) -> list[Listening]:
+def parse_table(lines: Iterable[str]) -> list[ListeningPort]:
     """Return the listening sockets of a table. Invalid lines are skipped.
 
     Args:
@@ -64,7 +64,7 @@ def parse_table(lines: Iterable[str]) -> list[Listening]:
             continue
         address, _, port = fields[1].partition(":")
         try:
-            listening = Listening(int(port, 16), parse_address(address))
+            listening = ListeningPort(int(port, 16), parse_address(address))
         except ValueError:
             continue
         if 0 < listening.port < 1 << 16:

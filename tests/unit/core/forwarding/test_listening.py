@@ -1,4 +1,4 @@
-"""ListeningPort ports, read from the kernel's tables, also from damaged ones."""
+"""Listening ports, read from the kernel's tables, also from damaged ones."""
 
 from __future__ import annotations
 

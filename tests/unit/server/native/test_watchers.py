@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from sandlot.core.execution.helpers import is_helper
 from sandlot.core.files import watch
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
+from sandlot.model.files import FolderWatch
 from tests.support.http import problem
 from tests.support.service import Bench
 from tests.support.until import until
@@ -106,6 +108,22 @@ async def test_they_and_what_they_keep_are_bounded(
     await http.delete(url)
     await until(lambda: (at.node.watches.watches.get(sandbox), sandbox.buffers.taken_bytes) == (None, 0))
     problem(await http.post(f"{watcher}/events"), 410, "sandbox_ended")
+
+
+@pytest.mark.real_guest
+async def test_closed_watch_ends_a_waiting_consumer(at: Bench, sandbox: Sandbox) -> None:
+    watch = await at.node.watches.watch(OPERATOR, sandbox.id, "/workspace")
+    assert sandbox.activity.held == 1
+    waiting = asyncio.create_task(_ended(watch))
+    await asyncio.sleep(0)
+    await watch.aclose()
+    assert await waiting
+    assert await _ended(watch)
+    assert sandbox.activity.held == 0
+
+
+async def _ended(watch: FolderWatch) -> bool:
+    return [event async for event in watch] == []
 
 
 async def test_a_list_tells_what_a_process_was_started_with(at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:

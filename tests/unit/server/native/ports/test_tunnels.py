@@ -14,6 +14,7 @@ from websockets.exceptions import InvalidStatus
 
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnavailableError
+from sandlot.model.tunnels import Tunnel
 from sandlot.server.serve import answering
 from sandlot.web import listen
 from tests.support.http import problem
@@ -132,6 +133,20 @@ async def test_what_waits_counts_and_what_cannot_be_had_is_not_waited_for(at: Be
     assert busy.value.code is ErrorCode.BUSY
     await tunnel.aclose()
     assert await program.said() == "reset"
+
+
+async def test_closed_tunnel_ends_a_waiting_consumer(at: Bench, url: str, program: Program) -> None:
+    tunnel = await at.node.tunnels.connect(OPERATOR, url.rpartition("/")[2], program.port)
+    waiting = asyncio.create_task(_received(tunnel))
+    await tunnel.send(b"x")
+    await asyncio.sleep(0)
+    await tunnel.aclose()
+    assert await waiting in {b"", b"x"}
+    assert await program.said() == "reset"
+
+
+async def _received(tunnel: Tunnel) -> bytes:
+    return b"".join([piece async for piece in tunnel])
 
 
 async def test_of_what_the_client_reads_nothing_a_bounded_part_waits(at: Bench, http: httpx.AsyncClient, url: str) -> None:
