@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from sandlot import Sandbox
+from sandlot import Network, Sandbox
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
 from sandlot.model.specs import MIB
 from sandlot.protocol.schema import PACKAGES_PORT
@@ -37,7 +37,7 @@ while True:
 
 
 def test_tunnel_leads_neither_to_the_host_nor_to_another_sandbox_nor_to_the_services_own_port(service: LocalService, sandbox: Sandbox) -> None:
-    with service.create(network="none") as other:
+    with service.create(network=Network("none")) as other:
         for address in ("127.0.0.1", "::1", EVERY, "::"):
             with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as on_the_host:
                 on_the_host.setblocking(False)

@@ -14,8 +14,9 @@ import pytest
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.network import NetworkMode
 from sandlot.model.sandboxes import ForkParams
-from sandlot.model.specs import MIB, Network, OnTimeout
+from sandlot.model.specs import MIB, OnTimeout
 from sandlot.server.compose import Service
 from tests.support.saving import BASE, SMALL, State, cell, check, fill, gone, make, saved, shell
 from tests.support.until import until
@@ -68,7 +69,8 @@ async def test_children_continue_from_their_parent_and_are_independent(core_serv
     await until(lambda: saved(state_dir) == [])  # the image of a fork is nobody's, and gone once its children have started
     for number, child in enumerate(children, 1):
         assert (child.spec.parent, child.spec.restored, child.spec.snapshot, child.name) == (sandbox.id, "memory", None, f"child-{number}")
-        assert (child.spec.limits, child.spec.network, child.spec.on_timeout, child.idle_timeout_s) == (SMALL, Network.NONE, OnTimeout.PAUSE, 1000.0)
+        assert (child.spec.limits, child.spec.network.mode, child.spec.on_timeout) == (SMALL, NetworkMode.NONE, OnTimeout.PAUSE)
+        assert child.idle_timeout_s == 1000.0
         assert dict(child.metadata) == {"a": "b"}, "the service's own words are not copied"
         assert (child.owner, child.spec.timeout_s) == (sandbox.owner, 77.0)
         assert (await shell(core_service.node, child, "hostname; echo $FIRST $BOTH")).split() == [child.id, "1", "2"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandlot import Sandbox
+from sandlot import Network, Sandbox
 from sandlot.model.errors import InvalidRequestError
 from tests.support.localservice import EVERY_DAY, LocalService, local_service
 
@@ -147,7 +147,7 @@ def test_full_disk_is_reported_in_the_words_of_the_manager(service: LocalService
 
 
 def test_without_network_only_install_gets_packages(service: LocalService) -> None:
-    with service.create(network="none") as closed:
+    with service.create(network=Network("none")) as closed:
         # pip tells of an index that refuses as of one that has nothing; the others give the status.
         for command, words in {"pip": "No matching distribution", "uv pip": "403", "npm": "403"}.items():
             done = closed.commands.run(f"{command} install left-pad", timeout=120)

@@ -24,7 +24,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks
 
-from sandlot import Sandbox, SandlotError
+from sandlot import Network, Sandbox, SandlotError
 from sandlot.model.access import Quota
 from sandlot.sdk import Client
 from tests.support.tcpservice import TcpService, tcp_service
@@ -68,7 +68,7 @@ class World:
     def sandbox(self) -> Sandbox:
         """One that lives, with a file and a folder in it."""
         if self._sandbox is None or not self._lives(self._sandbox):
-            self._sandbox = Sandbox.create(TEMPLATE, isolation="container", timeout=600, network="none", client=self.client)
+            self._sandbox = Sandbox.create(TEMPLATE, isolation="container", timeout=600, network=Network("none"), client=self.client)
             self._sandbox.commands.run("mkdir /workspace/folder && echo hello >/workspace/file && cp file /workspace/folder")
         return self._sandbox
 
@@ -76,7 +76,7 @@ class World:
     def deep(self) -> Sandbox:
         """One whose memory can be written down."""
         if self._deep is None or not self._lives(self._deep):
-            self._deep = Sandbox.create(TEMPLATE, isolation="gvisor", timeout=600, network="none", client=self.client)
+            self._deep = Sandbox.create(TEMPLATE, isolation="gvisor", timeout=600, network=Network("none"), client=self.client)
         return self._deep
 
     def snapshot(self) -> str:
@@ -124,7 +124,7 @@ class World:
     def bare(self) -> Sandbox:
         """One that can have volumes, and has none: another one, because who has volumes is not copied."""
         if self._bare is None or not self._lives(self._bare):
-            self._bare = Sandbox.create(TEMPLATE, isolation="gvisor", timeout=600, network="none", client=self.client)
+            self._bare = Sandbox.create(TEMPLATE, isolation="gvisor", timeout=600, network=Network("none"), client=self.client)
         for mount in self._bare.info().volumes:
             self._bare.detach_volume(mount.path)
         return self._bare

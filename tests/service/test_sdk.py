@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot import AsyncSandbox, Sandbox
+from sandlot import AsyncSandbox, Network, Sandbox
 from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError
 from sandlot.model.specs import MIB
 from sandlot.sdk import AsyncClient, Output
@@ -30,7 +30,7 @@ def test_sandbox_is_created_inspected_changed_and_killed(service: LocalService) 
         info = made.info()
         assert (info.state, info.template, info.name, info.metadata, info.timeout_s) == ("running", "base", "mine", {"job": "7"}, 100)
         assert (info.limits.cpus, info.limits.memory_bytes, info.limits.disk_bytes, info.limits.pids) == (0.5, 256 * MIB, 64 * MIB, 64)
-        assert (info.isolation, info.network) == ("gvisor", "packages")
+        assert (info.isolation, info.network) == ("gvisor", Network("packages"))
         assert made.is_running()
         assert made.id in [each.id for each in Sandbox.list(client=service.client)]
         assert made.commands.run("echo $A").stdout == "b\n"

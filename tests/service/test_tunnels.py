@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from sandlot import AsyncClient, AsyncSandbox, Sandbox
+from sandlot import AsyncClient, AsyncSandbox, Network, Sandbox
 from sandlot.cli.main import dispatch
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.model.specs import MIB
@@ -77,7 +77,7 @@ def sandbox(service: LocalService) -> Iterator[Sandbox]:
 
 def listening_in(service: LocalService) -> Sandbox:
     """Create a sandbox without network in which ``INSIDE`` listens on port 7001."""
-    made = service.create(network="none")
+    made = service.create(network=Network("none"))
     made.commands.run(["python3", "-c", INSIDE], background=True)
     until(lambda: any(each.port == 7001 for each in made.ports()))
     return made

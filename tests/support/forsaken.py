@@ -35,6 +35,7 @@ from sandlot.drivers.oci.prepared import OciPreparedSandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.link.client import Link
 from sandlot.model.access import LOCAL, OPERATOR
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.pools import PoolSizes
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
 from sandlot.model.specs import Limits, TemplateRef
@@ -50,7 +51,7 @@ COUNT = 2
 """Children of a fork."""
 
 POOL = (PoolConfig(PoolSpec(TemplateRef(LOCAL, BASE.template), "auto", Limits()), PoolSizes(warm=1, max=1)),)
-POOLED = CreateSandboxParams(template=BASE.template, network="none")
+POOLED = CreateSandboxParams(template=BASE.template, network=NetworkPolicy(NetworkMode.NONE))
 """A sandbox that the pool has: of default limits."""
 
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, assert_type
 
-from sandlot import AsyncClient, AsyncSandbox, Client, Execution, Limits, NotFoundError, ProgramResult, Sandbox, SandboxInfo, SandlotError, execute
+from sandlot import (
+    AsyncClient,
+    AsyncSandbox,
+    Client,
+    Execution,
+    Limits,
+    Network,
+    NotFoundError,
+    ProgramResult,
+    Sandbox,
+    SandboxInfo,
+    SandlotError,
+    execute,
+)
 from sandlot.sdk import (
     AsyncCodeHandle,
     AsyncCommandHandle,
@@ -35,7 +48,7 @@ def synchronous(client: Client) -> None:
         disk=1 << 30,
         pids=100,
         isolation="auto",
-        network="none",
+        network=Network("none"),
         name="mine",
         files=["file-1"],
         idempotency_key="k",

@@ -56,6 +56,9 @@ def create_key(  # noqa: PLR0913 - each is an option
     max_pools: Annotated[
         int | None, typer.Option("--max-pools", metavar="N", min=-1, help="Pools of its own; -1 is no bound. (default: 4; of an operator -1)")
     ] = None,
+    max_network: Annotated[
+        str | None, typer.Option("--max-network", metavar="MODE", help="The most open network mode of its sandboxes: none or packages.")
+    ] = None,
     installs: Annotated[
         bool, typer.Option("--installs/--no-installs", help="Whether installing opens the package indexes to a sandbox without network.")
     ] = True,
@@ -63,8 +66,11 @@ def create_key(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Make a key; it is shown once, alone on the last line of standard output."""
     from sandlot.model.access import Quota
+    from sandlot.model.network import NetworkMode
     from sandlot.sdk.wire import size_bytes
 
+    if max_network is not None and max_network not in list(NetworkMode):
+        raise typer.BadParameter(f"No network mode is called {max_network!r}: give none or packages.")
     sandboxes = (None if operator else Quota().sandboxes) if max_sandboxes is None else max_sandboxes
     pools = (None if operator else Quota().pools) if max_pools is None else max_pools
     quota = Quota(
@@ -80,6 +86,7 @@ def create_key(  # noqa: PLR0913 - each is an option
         volumes=max_volumes,
         volume_bytes=None if max_volume_size is None else size_bytes(max_volume_size),
         pools=None if pools == -1 else pools,
+        network=None if max_network is None else NetworkMode(max_network),
         installs=installs,
     )
 

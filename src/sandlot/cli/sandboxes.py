@@ -43,9 +43,7 @@ def create(  # noqa: PLR0913 - one for each option
     disk: Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="What may be written. (default: 5G)")] = None,
     pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes and threads. (default: 512)")] = None,
     isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="(default: auto)")] = None,
-    network: Annotated[
-        str | None, typer.Option("--network", metavar="POLICY", help="What it may reach: packages or none. (default: packages)")
-    ] = None,
+    network: Annotated[str | None, typer.Option("--network", metavar="MODE", help="What it may reach: packages or none. (default: packages)")] = None,
     files: Annotated[
         list[str] | None, typer.Option("--file-id", metavar="FILE", help="Put this file of the file store into /workspace; may be given again.")
     ] = None,
@@ -60,6 +58,8 @@ def create(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Make a sandbox and print its id."""
     import anyio
+
+    from sandlot.sdk import Network
 
     if persistent and timeout is not None:
         raise typer.BadParameter("A persistent sandbox has no timeout: give --persistent or --timeout.")
@@ -77,7 +77,7 @@ def create(  # noqa: PLR0913 - one for each option
         "disk": disk,
         "pids": pids,
         "isolation": isolation,
-        "network": network,
+        "network": None if network is None else Network(network),
         "files": files or None,
         "snapshot": snapshot,
         "on_timeout": on_timeout,
@@ -136,7 +136,7 @@ def info(*, sandbox: SandboxId, in_json: InJson = False) -> None:
         "parent": found.parent or "",
         "restored": found.restored or "",
         "isolation": found.isolation,
-        "network": found.network,
+        "network": "" if found.network is None else found.network.mode,
         "cpus": f"{limits.cpus:g}",
         "memory": size(limits.memory_bytes),
         "disk": size(limits.disk_bytes),

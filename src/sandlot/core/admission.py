@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 from sandlot.core.resources.reservations import BUSY_RETRY_AFTER_S, OvercommitConfig
+from sandlot.model.access import Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Capabilities, DriverCapability
 from sandlot.model.sandboxes import AUTO
-from sandlot.model.specs import (
-    MAX_TIMEOUT_S,
-    Network,
-)
+from sandlot.model.specs import MAX_TIMEOUT_S
 
 ISOLATIONS: Final = ("gvisor", "container", "microvm")
 """Isolations that every service recognizes, even if it has no driver for them. Other drivers add their own names."""
-UNSUPPORTED_NETWORKS: Final = ("allowlist", "internet")
-"""Network policies of the API that need the egress proxy, which this version does not have."""
+UNSUPPORTED_NETWORKS: Final = (NetworkMode.ALLOWLIST, NetworkMode.INTERNET)
+"""Network modes that need the egress proxy, which this version does not have. Only policies of these modes have entries or ask."""
 
 SINGLE_USE_METADATA: Final = {"sandlot.use": "oneshot"}
 """Metadata of a single-use sandbox. After a restart, the service recognizes the sandbox by this metadata and ends the sandbox."""
@@ -38,6 +38,19 @@ _REQUIRED: Final = (
     DriverCapability.LIMIT_DISK,
 )
 """Capabilities that a driver needs to start a sandbox and to enforce its limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLimits:
+    """Limits that the operator sets for the network policies of all sandboxes.
+
+    Args:
+        modes: Modes that a policy may have.
+        private: Networks that sandboxes may reach although the networks are not public.
+    """
+
+    modes: Collection[NetworkMode] = (NetworkMode.NONE, NetworkMode.PACKAGES)
+    private: tuple[IPv4Network | IPv6Network, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,7 @@ class AdmissionPolicy:
         max_waiting: Largest number of create requests that wait for a start slot. Further requests are refused.
         overcommit: Shares of the host's memory, disk space and tasks that may be reserved.
         max_suspended_s: Seconds after which a paused or hibernated sandbox is ended.
+        network: Limits of network policies.
     """
 
     isolation_default: str = "gvisor"
@@ -63,6 +77,7 @@ class AdmissionPolicy:
     max_waiting: int = 100
     overcommit: OvercommitConfig = field(default_factory=OvercommitConfig)
     max_suspended_s: float = MAX_TIMEOUT_S
+    network: NetworkLimits = field(default_factory=NetworkLimits)
 
 
 def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collection[str], *, source: str | None = None) -> str:
@@ -107,25 +122,34 @@ def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collec
     return name
 
 
-def resolve_network(requested: str) -> Network:
+def resolve_network(requested: NetworkPolicy | None, limits: NetworkLimits, quota: Quota) -> NetworkPolicy:
     """Return the network policy of a request.
+
+    Args:
+        requested: Policy of the request. None: ``packages``, or ``none`` if the operator or the quota does not allow ``packages``.
+        limits: Limits of the operator.
+        quota: Quota of the caller. It limits only the default; :func:`~sandlot.core.access.quotas.check_network` checks the result.
 
     Raises:
         UnsupportedError: This version of Sandlot cannot enforce the network policy.
-        InvalidRequestError: The network policy does not exist.
+        ForbiddenError: The operator does not allow the mode.
     """
-    if requested in UNSUPPORTED_NETWORKS:
+    if requested is None:
+        is_allowed = NetworkMode.PACKAGES in limits.modes and (quota.network is None or not NetworkMode.PACKAGES.exceeds(quota.network))
+        requested = NetworkPolicy(NetworkMode.PACKAGES if is_allowed else NetworkMode.NONE)
+    if requested.mode in UNSUPPORTED_NETWORKS:
         raise UnsupportedError(
-            f"Network policy {requested!r} needs the egress proxy, which this version does not have.",
+            f"Network mode {str(requested.mode)!r} needs the egress proxy, which this version does not have.",
             hint="Omit `network`: the default policy allows pip, npm and apt-get. Upload other data as files.",
             fields={"field": "network"},
         )
-    try:
-        return Network(requested)
-    except ValueError:
-        raise InvalidRequestError(
-            f"The network policy {requested[:50]!r} does not exist.", hint="Omit `network`, or use 'packages' or 'none'.", fields={"field": "network"}
-        ) from None
+    if requested.mode not in limits.modes:
+        raise ForbiddenError(
+            f"Network mode {str(requested.mode)!r} is not allowed on this service.",
+            hint=f"Use one of: {', '.join(limits.modes)}." if limits.modes else "Ask the operator to allow a network mode.",
+            fields={"field": "network"},
+        )
+    return requested
 
 
 def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:

@@ -26,7 +26,7 @@ from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
-from sandlot.model.access import Principal
+from sandlot.model.access import Principal, Quota
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
@@ -145,11 +145,12 @@ class Scheduler:
         if params.snapshot is not None and source is None:
             raise InternalError("The create request names a snapshot but has no source. Call SnapshotManager.create for such a request.")
         template = await self._templates.find(principal, params.template) if source is None else source.spec.template
-        spec = self._spec(params, template, source)
+        spec = self._spec(params, principal.quota, template, source)
         volumes = self._volumes.resolve(principal, params.volumes)
         capabilities = await self._drivers.capabilities(spec.isolation)
         admission.check_host(capabilities, volumes=bool(volumes))
         quotas.check_lifetime(principal.quota, params.timeout_s)
+        quotas.check_network(principal.quota, spec.network)
         setup = [await self._file_store.injects(principal, params.files)] if params.files else []
         takes = self._drivers[spec.isolation].max_resources(params.limits)
         pool_spec = PoolSpec(spec.template, spec.isolation, params.limits)
@@ -275,7 +276,7 @@ class Scheduler:
         creating = sum(1 for sandbox in self._registry.live() if sandbox.state is State.CREATING)
         admission.check_room(self._reservations.count_live(), creating - self._policy.max_creates, self._policy)
 
-    def _spec(self, params: CreateSandboxParams, template: TemplateRef, source: StartSourceConstraints | None) -> SandboxSpec:
+    def _spec(self, params: CreateSandboxParams, quota: Quota, template: TemplateRef, source: StartSourceConstraints | None) -> SandboxSpec:
         """Return the spec of a new sandbox, without its volumes."""
         spec = SandboxSpec(
             id=self._new_id(),
@@ -284,7 +285,7 @@ class Scheduler:
             metadata={**params.metadata, **admission.SINGLE_USE_METADATA} if params.single_use else params.metadata,
             limits=params.limits,
             timeout_s=params.timeout_s,
-            network=admission.resolve_network(params.network),
+            network=admission.resolve_network(params.network, self._policy.network, quota),
             isolation=admission.resolve_isolation(
                 params.isolation, self._policy, self._drivers, source=None if source is None else source.spec.isolation
             ),

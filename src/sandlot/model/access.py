@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NewType
 
 from sandlot.model.errors import ErrorCode, LimitError
+from sandlot.model.network import NetworkMode
 
 OwnerId = NewType("OwnerId", str)
 """Id of an API key (12 hexadecimal digits), or ``local``."""
@@ -37,7 +38,8 @@ class Quota:
         volume_bytes: Largest sum of the sizes of all volumes, in bytes.
         pools: Largest number of private pools. Warm sandboxes of these pools may use only the part of ``cpus``, ``memory_bytes`` and ``disk_bytes``
             that live sandboxes do not use.
-        installs: True if a sandbox of network ``none`` may use the package indexes while an ``install`` request runs.
+        network: Most open mode of the network policy of a sandbox.
+        installs: True if a sandbox whose network policy has the mode ``none`` may use the package indexes while an ``install`` request runs.
     """
 
     sandboxes: int | None = 50
@@ -52,6 +54,7 @@ class Quota:
     volumes: int | None = None
     volume_bytes: int | None = None
     pools: int | None = 4
+    network: NetworkMode | None = None
     installs: bool = True
 
 
@@ -132,7 +135,14 @@ def check_upload(quota: Quota, size_bytes: int) -> None:
 
 
 def quota_exceeded(
-    quota: str, message: str, hint: str, *, limit: float, used: float, requested: float | None, retry_after_s: int | None = None
+    quota: str,
+    message: str,
+    hint: str,
+    *,
+    limit: float | str,
+    used: float | None,
+    requested: float | str | None,
+    retry_after_s: int | None = None,
 ) -> LimitError:
     """Return the error of an exceeded quota.
 
@@ -141,7 +151,7 @@ def quota_exceeded(
         message: Message of the error.
         hint: Hint of the error.
         limit: Value of the quota.
-        used: Part of the quota that is in use.
+        used: Part of the quota that is in use; None for a quota that is not used up.
         requested: Requested amount; None if the amount is unlimited or unknown.
         retry_after_s: Seconds after which the request may fit; None if waiting does not help.
     """

@@ -496,7 +496,7 @@ class Driver(Protocol):
         """Prepare a sandbox.
 
         Args:
-            shape: Root file system, limits and network of the sandbox.
+            shape: Root file system and limits of the sandbox.
             snapshot: Snapshot to restore later. The sandbox then uses the build of the runtime that wrote the snapshot. None: the newest build.
         """
         ...

@@ -16,9 +16,9 @@ from typing import Final
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import SandboxId, node_of
+from sandlot.model.network import NetworkPolicy
 from sandlot.model.ports import Change, Exit, Usage
 from sandlot.model.specs import (
-    DEFAULT_NETWORK,
     DEFAULT_TEMPLATE,
     DEFAULT_TIMEOUT_S,
     KIB,
@@ -120,7 +120,8 @@ class CreateSandboxParams:
         timeout_s: Seconds until the action ``on_timeout`` is carried out. None: the sandbox is persistent.
         idle_timeout_s: Seconds without activity until the action ``on_timeout`` is carried out. None: no idle timeout.
         isolation: ``auto`` or the name of a driver.
-        network: Name of the network policy.
+        network: Network policy. None: the policy of the snapshot; without a snapshot, mode ``packages``, or ``none`` if the operator or the quota of
+            the API key does not allow ``packages``.
         files: Ids of stored files to copy into the working directory.
         on_timeout: Action when the timeout or the idle timeout passes.
         auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
@@ -139,7 +140,7 @@ class CreateSandboxParams:
     timeout_s: float | None = DEFAULT_TIMEOUT_S
     idle_timeout_s: float | None = None
     isolation: str = AUTO
-    network: str = DEFAULT_NETWORK
+    network: NetworkPolicy | None = None
     files: tuple[str, ...] = ()
     on_timeout: OnTimeout = OnTimeout.KILL
     auto_resume: bool = True

@@ -15,6 +15,7 @@ from typing import Final
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import CONTEXT_ID, SandboxId, SnapshotId
+from sandlot.model.network import NetworkPolicy
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -51,18 +52,6 @@ class User(StrEnum):
 
     USER = "user"
     ROOT = "root"
-
-
-class Network(StrEnum):
-    """Network access of a sandbox. Every sandbox has only a loopback interface. It reaches package indexes only through the service."""
-
-    PACKAGES = "packages"
-    """Read access to the package indexes of this host."""
-    NONE = "none"
-    """No access. The one exception: while ``install`` runs, the package indexes can be read if the quota of the API key allows installations."""
-
-
-DEFAULT_NETWORK = Network.PACKAGES
 
 
 class OnTimeout(StrEnum):
@@ -240,12 +229,10 @@ class Shape:
     Args:
         root: Root file system.
         limits: Limits of the sandbox.
-        network: Network access of the sandbox.
     """
 
     root: RootFs
     limits: Limits = field(default_factory=Limits)
-    network: Network = DEFAULT_NETWORK
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +246,6 @@ class SandboxSpec:
         metadata: Key-value pairs of the owner, stored and returned unchanged.
         limits: Limits of the sandbox.
         timeout_s: Seconds until the timeout passes, 1 second to 7 days; None: never (a persistent sandbox).
-        network: Network access.
         isolation: Name of the driver.
         on_timeout: Action when the timeout passes.
         auto_resume: True to resume the paused or hibernated sandbox when a request needs it.
@@ -276,7 +262,7 @@ class SandboxSpec:
     metadata: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     timeout_s: float | None = DEFAULT_TIMEOUT_S
-    network: Network = DEFAULT_NETWORK
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
     isolation: str = "gvisor"
     on_timeout: OnTimeout = OnTimeout.KILL
     auto_resume: bool = True

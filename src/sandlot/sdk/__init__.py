@@ -63,7 +63,7 @@ from sandlot.sdk.cells.charts import Chart
 from sandlot.sdk.cells.contexts import Context
 from sandlot.sdk.cells.events import Cleared, CodeEvent, Started
 from sandlot.sdk.history import EventInfo, ExecutionInfo, ListeningPort, LogEntry, StoredFile, StoredFiles
-from sandlot.sdk.info import Entry, KeyInfo, NewKey, SandboxInfo, Stopping, Usage, Whoami
+from sandlot.sdk.info import Entry, KeyInfo, Network, NewKey, SandboxInfo, Stopping, Usage, Whoami
 from sandlot.sdk.inside.processes import ProcessInfo
 from sandlot.sdk.inside.watching import FileEvent, WatcherInfo
 from sandlot.sdk.oneshot import BatchItem, Program, ProgramOptions, ProgramResult, execute, execute_batch
@@ -138,6 +138,7 @@ __all__ = [
     "ListeningPort",
     "LogEntry",
     "Mounted",
+    "Network",
     "NewKey",
     "NotFoundError",
     "Output",

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from sandlot.model.access import Quota
+from sandlot.model.network import NetworkMode
 from sandlot.model.specs import Limits
 from sandlot.sdk.saved.volumes import Mounted
 
@@ -66,6 +67,22 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """Network policy of a sandbox.
+
+    Args:
+        mode: ``none``, or ``packages``: the package indexes of the service's host.
+    """
+
+    mode: str
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read a policy from the API's JSON."""
+        return cls(mode=str(raw["mode"]))
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxInfo:
     """A sandbox as the service describes it.
 
@@ -77,7 +94,7 @@ class SandboxInfo:
         name: The name that its owner gave it.
         metadata: The owner's own words.
         isolation: The driver that isolates it.
-        network: What it may reach.
+        network: Network policy.
         limits: What it may use.
         timeout_s: Seconds that it may live, counted from when that was last set.
         created_at: When it was made.
@@ -102,7 +119,7 @@ class SandboxInfo:
     name: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     isolation: str = ""
-    network: str = ""
+    network: Network | None = None
     limits: Limits = field(default_factory=Limits)
     timeout_s: float | None = None
     created_at: datetime | None = None
@@ -131,7 +148,7 @@ class SandboxInfo:
             name=raw.get("name"),
             metadata=dict(raw.get("metadata") or {}),
             isolation=str(raw.get("isolation", "")),
-            network=str(raw.get("network", "")),
+            network=None if raw.get("network") is None else Network.parse(raw["network"]),
             limits=_limits(raw.get("limits")),
             timeout_s=raw.get("timeout"),
             created_at=_moment(raw.get("created_at")),
@@ -317,7 +334,8 @@ def _key(raw: Json) -> dict[str, Any]:
 def _quota(raw: Json | None) -> Quota:
     given = raw or {}
     bounds: dict[str, Any] = {each.name: given.get(each.name) for each in fields(Quota)}
-    return Quota(**{**bounds, "installs": given.get("installs", True)})
+    network = None if given.get("network") is None else NetworkMode(given["network"])
+    return Quota(**{**bounds, "network": network, "installs": given.get("installs", True)})
 
 
 def _limits(raw: Json | None) -> Limits:

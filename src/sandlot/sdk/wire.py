@@ -28,7 +28,7 @@ from sandlot.model.errors import (
 )
 from sandlot.model.specs import GIB, KIB, MAX_TIMEOUT_S, MIB
 from sandlot.model.states import State
-from sandlot.sdk.info import Entry, SandboxInfo
+from sandlot.sdk.info import Entry, Network, SandboxInfo
 from sandlot.sdk.saved.volumes import mounts_body
 
 ENDED = frozenset({State.STOPPED, State.FAILED})
@@ -147,7 +147,7 @@ def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
     metadata: Mapping[str, str] | None,
     limits: Mapping[str, Any],
     isolation: str | None,
-    network: str | None,
+    network: Network | None,
     name: str | None,
     files: Iterable[str] | None,
     snapshot: str | None = None,
@@ -166,7 +166,7 @@ def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
         metadata=None if metadata is None else dict(metadata),
         limits=given(**limits) or None,
         isolation=isolation,
-        network=network,
+        network=None if network is None else {"mode": network.mode},
         name=name,
         files=None if files is None else list(files),
         snapshot=snapshot,

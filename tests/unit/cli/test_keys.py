@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from sandlot.cli.main import dispatch
 from sandlot.model.access import UNBOUNDED, Quota
+from sandlot.model.network import NetworkMode
 from sandlot.model.specs import GIB
 from sandlot.sdk import Client, ForbiddenError
 from sandlot.server.compose import open_service
@@ -25,9 +26,17 @@ from tests.support.node import MemoryTemplates, NoPackages
 from tests.support.service import Bench, bench
 
 BOUNDS = ["--max-sandboxes", "3", "--max-lifetime", "600", "--max-cpus", "2.5", "--max-memory", "8G", "--max-disk", "20G"]
-BOUNDS += ["--max-upload", "1M", "--max-executions", "1000", "--max-pools", "2"]
+BOUNDS += ["--max-upload", "1M", "--max-executions", "1000", "--max-pools", "2", "--max-network", "none"]
 BOUND = Quota(
-    sandboxes=3, lifetime_s=600, cpus=2.5, memory_bytes=8 * GIB, disk_bytes=20 * GIB, upload_bytes=1 << 20, executions_per_month=1000, pools=2
+    sandboxes=3,
+    lifetime_s=600,
+    cpus=2.5,
+    memory_bytes=8 * GIB,
+    disk_bytes=20 * GIB,
+    upload_bytes=1 << 20,
+    executions_per_month=1000,
+    pools=2,
+    network=NetworkMode.NONE,
 )
 
 
@@ -77,6 +86,7 @@ def everything(keys: Command) -> None:
     assert (free["operator"], free["quota"]) == (False, asdict(UNBOUNDED))
     keys("create", "--name", "plain", status=1)
     keys("create", "--name", "no name", status=1)
+    keys("create", "--name", "x", "--max-network", "open", status=2)
     keys("create", "--name", "x", "--max-memory", "much", status=1)
     listed = json.loads(keys("list", "--json"))
     assert [each["name"] for each in listed] == ["plain", "bound", "boss", "free"]
@@ -85,7 +95,7 @@ def everything(keys: Command) -> None:
     assert lines[0] == ["ID", "NAME", "OPERATOR", "CREATED", "QUOTA"]
     assert [(line[1], line[2], line[4]) for line in lines[1:]] == [
         ("plain", "no", "sandboxes=50,pools=4"),
-        ("bound", "no", "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000,pools=2"),
+        ("bound", "no", "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000,pools=2,network=none"),
         ("boss", "yes", "-"),
         ("free", "no", "-"),
     ]

@@ -17,7 +17,7 @@ BOX: dict[str, Any] = {
     "template": "base",
     "name": "mine",
     "isolation": "gvisor",
-    "network": "none",
+    "network": {"mode": "none"},
     "created_at": "2026-11-22T00:00:00+00:00",
     "expires_at": None,
     "persistent": True,
@@ -44,7 +44,7 @@ def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, ca
         "metadata": {"user": "alice"},
         "env": {"A": "b"},
         "files": ["file-1"],
-        "network": "none",
+        "network": {"mode": "none"},
         "limits": {"cpus": 0.5},
     }
 

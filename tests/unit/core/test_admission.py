@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.admission import UNSUPPORTED_NETWORKS, AdmissionPolicy, check_host, check_room, resolve_isolation, resolve_network
+from sandlot.core.admission import AdmissionPolicy, NetworkLimits, check_host, check_room, resolve_isolation, resolve_network
+from sandlot.model.access import Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
+from sandlot.model.network import NetworkEntry, NetworkMode, NetworkPolicy
 from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
 from sandlot.model.sandboxes import CreateSandboxParams, check_reserved_names
-from sandlot.model.specs import Network
 
 POLICY = AdmissionPolicy()
 CONTAINERS = AdmissionPolicy(isolation_default="container", isolation_allowed=("gvisor", "container"))
@@ -61,24 +62,43 @@ def test_snapshot_is_not_started_with_another_isolation() -> None:
 # Network --------------------------------------------------------------------------------------------------------------
 
 
-def test_default_network_is_packages() -> None:
-    assert CreateSandboxParams().network == Network.PACKAGES
+@pytest.mark.parametrize(
+    "modes, most_open, mode",
+    [
+        ([NetworkMode.NONE, NetworkMode.PACKAGES], None, NetworkMode.PACKAGES),
+        ([NetworkMode.NONE, NetworkMode.PACKAGES], NetworkMode.INTERNET, NetworkMode.PACKAGES),
+        ([NetworkMode.NONE, NetworkMode.PACKAGES], NetworkMode.NONE, NetworkMode.NONE),
+        ([NetworkMode.NONE], None, NetworkMode.NONE),
+    ],
+)
+def test_default_network_is_packages_where_it_is_allowed(modes: list[NetworkMode], most_open: NetworkMode | None, mode: NetworkMode) -> None:
+    assert resolve_network(None, NetworkLimits(modes), Quota(network=most_open)) == NetworkPolicy(mode)
 
 
-@pytest.mark.parametrize("network", Network)
-def test_enforced_network_policy_is_accepted(network: Network) -> None:
-    assert resolve_network(network.value) is network
+@pytest.mark.parametrize("mode", [NetworkMode.NONE, NetworkMode.PACKAGES])
+def test_enforced_network_policy_is_accepted(mode: NetworkMode) -> None:
+    assert resolve_network(NetworkPolicy(mode), POLICY.network, Quota()) == NetworkPolicy(mode)
 
 
-@pytest.mark.parametrize("network", UNSUPPORTED_NETWORKS)
-def test_network_policy_that_is_not_enforced_is_refused_with_the_reason(network: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{network}.*egress proxy"):
-        resolve_network(network)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        NetworkPolicy(NetworkMode.ALLOWLIST),
+        NetworkPolicy(NetworkMode.ALLOWLIST, unknown="ask"),
+        NetworkPolicy(NetworkMode.ALLOWLIST, entries=(NetworkEntry(allow=True, rule="example.com"),)),
+        NetworkPolicy(NetworkMode.INTERNET),
+        NetworkPolicy(NetworkMode.INTERNET, entries=(NetworkEntry(allow=False, rule="example.com"),)),
+    ],
+)
+def test_network_policy_that_is_not_enforced_is_refused_with_the_reason(policy: NetworkPolicy) -> None:
+    with pytest.raises(UnsupportedError, match=f"{policy.mode}.*egress proxy"):
+        resolve_network(policy, NetworkLimits(list(NetworkMode)), Quota())
 
 
-def test_unknown_network_policy_is_refused() -> None:
-    with pytest.raises(InvalidRequestError):
-        resolve_network("nonE")
+def test_network_mode_that_the_operator_does_not_allow_is_refused() -> None:
+    with pytest.raises(ForbiddenError, match="'packages' is not allowed") as refused:
+        resolve_network(NetworkPolicy(NetworkMode.PACKAGES), NetworkLimits([NetworkMode.NONE]), Quota())
+    assert refused.value.hint == "Use one of: none."
 
 
 # Host and room --------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ ID = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
 def test_defaults_are_those_of_the_documentation() -> None:
     assert Limits() == Limits(cpus=1.0, memory_bytes=1024 * MIB, disk_bytes=5 * 1024 * MIB, pids=512)
     spec = SandboxSpec(ID)
-    assert (spec.template.name, spec.timeout_s, spec.isolation, spec.network.value) == ("code-interpreter", 300.0, "gvisor", "packages")
+    assert (spec.template.name, spec.timeout_s, spec.isolation, spec.network.mode) == ("code-interpreter", 300.0, "gvisor", "packages")
     process = ProcessSpec(("true",))
     assert (process.user.value, process.cwd, process.stdin, process.timeout_s) == ("user", None, False, 60.0)
 

@@ -94,7 +94,8 @@ def _play(stage: Stage, output: Path | None) -> Path:
             announce_build(client.templates(), None)
             sandbox = Sandbox.create(timeout=SANDBOX_TIMEOUT_S, name="demo", client=client)
             info = sandbox.info()
-            stage.console.print(f"{info.id}: {info.template}, isolated by {info.isolation}, network: {info.network}", highlight=False)
+            network = "" if info.network is None else f", network: {info.network.mode}"
+            stage.console.print(f"{info.id}: {info.template}, isolated by {info.isolation}{network}", highlight=False)
         with sandbox:
             with stage.step("The data: out of the image, then uploaded as a user would"):
                 rows = _fetch_data(sandbox, data)

@@ -205,7 +205,7 @@ def check_quota(quota: Quota) -> None:
     """
     for each in fields(quota):
         value = getattr(quota, each.name)
-        if value is not None and not 0 <= value < math.inf:
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
             raise InvalidRequestError(
                 f"The quota {each.name} is {value}; it must be a finite number, at least 0.",
                 hint=f"Pass a number, or omit `{each.name}` for no limit.",

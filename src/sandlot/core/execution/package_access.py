@@ -1,6 +1,6 @@
 """Access of sandboxes to the package indexes.
 
-A sandbox with network ``packages`` may read the indexes at any time. A sandbox with network ``none`` may read the indexes only while packages are
+A sandbox whose network policy includes the indexes may read the indexes at any time. Any other sandbox may read the indexes only while packages are
 installed at the request of a client, and only if the quota of the client's key allows this. Each request of the guest is checked, so the access ends
 as soon as the installation ends.
 """
@@ -15,7 +15,6 @@ from sandlot.core.ports import PackageIndex
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.services import GuestService, GuestStream
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class PackageAccess:
 
     def is_open(self, sandbox: Sandbox) -> bool:
         """Return True if processes of a sandbox may read the package indexes now."""
-        return sandbox.spec.network is Network.PACKAGES or bool(self._installs.get(sandbox))
+        return sandbox.spec.network.reaches_packages or bool(self._installs.get(sandbox))
 
     def open(self, sandbox: Sandbox, install: ProcessId) -> None:
         """Allow a sandbox to read the package indexes until :meth:`close` is called for the same installation."""

@@ -271,8 +271,8 @@ async def _restore(supervisor: SandboxSupervisor, image: Path, *, is_template: b
 
 
 def shape_of(sandbox: Sandbox, template: ResolvedTemplate) -> Shape:
-    """Return the shape of a sandbox: its root filesystem, limits and network."""
-    return Shape(root=template.root, limits=sandbox.spec.limits, network=sandbox.spec.network)
+    """Return the shape of a sandbox: its root filesystem and limits."""
+    return Shape(root=template.root, limits=sandbox.spec.limits)
 
 
 async def connect_and_wake(supervisor: SandboxSupervisor, template: ResolvedTemplate) -> None:

@@ -36,10 +36,11 @@ from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import RETRY_AFTER_S
 from sandlot.model.errors import ErrorCode, InternalError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.executions import Channel, Output, OutputGap
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.programs import DEFAULT_CONCURRENCY, BatchItem, Comparison, OneShotParams, Result, check_batch, language_of
 from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
+from sandlot.model.specs import KIB, WORKSPACE, ProcessSpec, User
 
 ROOM_TIMEOUT_S = 5.0
 """Seconds that a run waits for room for its sandbox, for example until the sandbox of the previous run is removed."""
@@ -201,7 +202,7 @@ def _create_params(params: OneShotParams, principal: Principal) -> CreateSandbox
         limits=params.limits,
         timeout_s=lifetime_s if longest_s is None else max(1.0, params.timeout_s, min(lifetime_s, longest_s)),
         isolation=params.isolation,
-        network=Network.NONE,
+        network=NetworkPolicy(NetworkMode.NONE),
         single_use=True,
     )
 

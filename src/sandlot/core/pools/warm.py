@@ -24,8 +24,9 @@ from sandlot.core.resources.start_steps import ExitedError
 from sandlot.link.client import Link
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.ids import SandboxId
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Exit
-from sandlot.model.specs import CellSpec, Network, ProcessSpec, SandboxSpec, Shape
+from sandlot.model.specs import CellSpec, ProcessSpec, SandboxSpec, Shape
 
 NEUTRAL_IDENTITY: Final = "template"
 """Identity and host name of a sandbox until it is claimed. The wake request of the claim replaces both."""
@@ -43,8 +44,8 @@ class WarmSandboxFactory:
 
     @property
     def shape(self) -> Shape:
-        """Root filesystem, limits and network of the sandboxes before a claim."""
-        return Shape(root=self.template.root, limits=self.spec.limits, network=Network.NONE)
+        """Root filesystem and limits of the sandboxes before a claim."""
+        return Shape(root=self.template.root, limits=self.spec.limits)
 
     async def make_warm(self, allocation: Allocation, id_: SandboxId, snapshot: TemplateSnapshot | None) -> WarmSandbox:
         """Make a warm sandbox and freeze it.
@@ -140,7 +141,7 @@ class WarmSandboxFactory:
             template=replace(self.spec.template, digest=self.template.root.digest),
             limits=self.spec.limits,
             timeout_s=None,
-            network=Network.NONE,
+            network=NetworkPolicy(NetworkMode.NONE),
             isolation=self.spec.isolation,
         )
 

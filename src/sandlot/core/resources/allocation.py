@@ -102,7 +102,7 @@ class Allocation:
         """Prepare a sandbox on the host.
 
         Args:
-            shape: Root filesystem, limits and network of the sandbox.
+            shape: Root filesystem and limits of the sandbox.
             snapshot: Image that the runtime must be able to restore. None: any build of the runtime will do.
         """
         prepared = await driver_step("prepare", self.driver.prepare(shape, snapshot=snapshot))

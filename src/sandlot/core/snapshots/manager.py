@@ -162,16 +162,15 @@ class SnapshotManager:
         return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
 
     async def create_sandbox(
-        self, principal: Principal, params: CreateSandboxParams, *, limits: Change | None = None, network: str | None = None, key: str | None = None
+        self, principal: Principal, params: CreateSandboxParams, *, limits: Change | None = None, key: str | None = None
     ) -> Sandbox:
         """Create a sandbox from a snapshot.
 
         Args:
             principal: Owner of the new sandbox.
-            params: Parameters of the sandbox. ``snapshot`` is the snapshot's id or name; template, isolation, limits and network are taken
-                from the snapshot.
+            params: Parameters of the sandbox. ``snapshot`` is the snapshot's id or name; template, isolation and limits are taken from the
+                snapshot.
             limits: Limits that replace those of the snapshot. None: the limits of the snapshot.
-            network: Network that replaces the snapshot's. None: the network of the snapshot.
             key: Idempotency key. A repeated request returns the first request's sandbox, even if the snapshot was deleted meanwhile.
 
         Raises:
@@ -179,7 +178,7 @@ class SnapshotManager:
             ConflictError: The snapshot cannot be restored on this node or with these limits (``snapshot_unusable``).
             SandlotError: As for ``SandboxManager.create``.
         """
-        digest = request_digest("create", params, limits, network)
+        digest = request_digest("create", params, limits)
         try:
             record = await self.get(principal, params.snapshot or "")
         except NotFoundError:
@@ -195,7 +194,7 @@ class SnapshotManager:
                 params,
                 template=spec.template.name,
                 limits=spec.limits if limits is None else limits.over(spec.limits),
-                network=network or spec.network,
+                network=params.network or spec.network,
                 isolation=spec.isolation,
             )
             return await self._manager.create(principal, full, key=key, source=source)

@@ -33,10 +33,10 @@ from sandlot.core.snapshots.restore import MEMORY
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, SandlotError, UnavailableError
 from sandlot.model.ids import SnapshotId
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import Network
 
 if TYPE_CHECKING:
     from sandlot.core.snapshots.manager import SnapshotManager
@@ -161,7 +161,7 @@ class SnapshotVerifier:
             limits=record.spec.limits,
             timeout_s=TIMEOUT_S,
             isolation=record.spec.isolation,
-            network=Network.NONE,
+            network=NetworkPolicy(NetworkMode.NONE),
             single_use=True,
         )
         sandbox = await self._manager.create(OPERATOR, params, source=source)

@@ -16,8 +16,9 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, check_reserved_names
-from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, MIB, Network, OnTimeout, VolumeMount
+from sandlot.model.specs import DEFAULT_TEMPLATE, MIB, OnTimeout, VolumeMount
 from sandlot.model.states import State
 
 NAME = "e2b"
@@ -97,7 +98,7 @@ def new_sandbox(body: CreateBody, timeout_s: float, *, snapshot: str | None = No
         env=body.env_vars or {},
         metadata={**metadata, DOOR_WORD: NAME, TEMPLATE_WORD: body.template_id},
         timeout_s=timeout_s if body.timeout is None else timeout(body.timeout),
-        network=network_of(allow=body.allow_internet_access, network=body.network) or DEFAULT_NETWORK,
+        network=network_of(allow=body.allow_internet_access, network=body.network),
         on_timeout=OnTimeout.HIBERNATE if body.auto_pause else OnTimeout.KILL,
         auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
         volumes=tuple(VolumeMount(each.name, each.path) for each in body.volume_mounts or ()),
@@ -125,7 +126,7 @@ def check_unsupported(body: CreateBody) -> None:
         raise _unsupported("A sandbox without a token", "Leave it out: clients show the token by themselves.", "secure")
 
 
-def network_of(*, allow: bool | None, network: NetworkBody | None) -> Network | None:
+def network_of(*, allow: bool | None, network: NetworkBody | None) -> NetworkPolicy | None:
     """The network policy that was asked for; None where nothing was said that differs from the default.
 
     Raises:
@@ -143,16 +144,16 @@ def network_of(*, allow: bool | None, network: NetworkBody | None) -> Network | 
         closed = True
     if asked.allow_out:
         raise _unsupported("A list of allowed addresses", _FIXED, "network.allowOut")
-    return Network.NONE if closed or allow is False else None
+    return NetworkPolicy(NetworkMode.NONE) if closed or allow is False else None
 
 
-def check_same_network(sandbox: Sandbox, wanted: Network | None) -> None:
+def check_same_network(sandbox: Sandbox, wanted: NetworkPolicy | None) -> None:
     """Refuse a change of a sandbox's network; what it has may be said again.
 
     Raises:
         UnsupportedError: It would be another one.
     """
-    if (wanted or DEFAULT_NETWORK) != sandbox.spec.network:
+    if (wanted or NetworkPolicy()).mode is not sandbox.spec.network.mode:
         raise _unsupported("Changing the network of a sandbox that runs", "Give allow_internet_access when you create it.", "network")
 
 
@@ -195,7 +196,7 @@ def detailed(sandbox: Sandbox, token: str) -> dict[str, Any]:
         **listed(sandbox),
         "envdAccessToken": token,
         "domain": None,
-        "allowInternetAccess": False if sandbox.spec.network is Network.NONE else None,
+        "allowInternetAccess": False if sandbox.spec.network.mode is NetworkMode.NONE else None,
         "lifecycle": {"autoResume": sandbox.spec.auto_resume, "onTimeout": "kill" if sandbox.spec.on_timeout is OnTimeout.KILL else "pause"},
     }
 

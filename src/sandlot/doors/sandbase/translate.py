@@ -18,9 +18,10 @@ from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.executions import CommandResult
 from sandlot.model.files import Entry
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxUsage, check_reserved_names
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import MIB, WORKSPACE, Limits, Network, OnTimeout, ProcessSpec
+from sandlot.model.specs import MIB, WORKSPACE, Limits, OnTimeout, ProcessSpec
 from sandlot.model.states import State
 
 NAME = "sandbase"
@@ -155,7 +156,7 @@ def new_sandbox(body: SandboxBody, known: Collection[str]) -> CreateSandboxParam
         env={"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id, **(body.env_vars or {})},
         metadata={**metadata, DOOR_WORD: NAME, TEMPLATE_WORD: body.template_id},
         timeout_s=timeout(body.timeout),
-        network=Network.NONE if body.allow_internet_access is False else Network.PACKAGES,
+        network=NetworkPolicy(NetworkMode.NONE) if body.allow_internet_access is False else None,
         on_timeout=OnTimeout.HIBERNATE if body.auto_pause else OnTimeout.KILL,
         auto_resume=False,
     )

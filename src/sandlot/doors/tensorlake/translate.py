@@ -31,11 +31,11 @@ from sandlot.doors.tensorlake.control.wire import (
 )
 from sandlot.doors.tensorlake.ways import NAMESPACE
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Change
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams
-from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MIB, Limits, SnapshotKind, User, VolumeMount
-from sandlot.model.specs import Network as Policy
+from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MIB, Limits, SnapshotKind, User, VolumeMount
 from sandlot.model.states import State
 
 NAME = "tensorlake"
@@ -85,7 +85,7 @@ def template(image: str) -> str:
     return IMAGES.get(image, image)
 
 
-def network(asked: NetworkBody | None) -> Policy | None:
+def network(asked: NetworkBody | None) -> NetworkPolicy | None:
     """The policy that is asked for; None where nothing is said.
 
     Raises:
@@ -98,7 +98,7 @@ def network(asked: NetworkBody | None) -> Policy | None:
             raise refuse(field, LATER)
     if asked.allow_internet_access:
         raise refuse("allow_internet_access=True", LATER)
-    return Policy.NONE
+    return NetworkPolicy(NetworkMode.NONE)
 
 
 def change(asked: ResourcesBody | None) -> Change | None:
@@ -180,7 +180,7 @@ def new_sandbox(body: CreateBody) -> CreateSandboxParams:
         metadata=metadata,
         limits=limits(body.resources),
         timeout_s=timeout_s(body.timeout_secs),
-        network=network(body.network) or DEFAULT_NETWORK,
+        network=network(body.network),
         auto_resume=body.auto_resume is not False,
         volumes=volumes(body.file_systems),
     )
@@ -193,7 +193,7 @@ def update(body: UpdateBody, sandbox: Sandbox) -> UpdateSandboxParams:
         InvalidRequestError: It cannot be changed like that.
     """
     check_access(body.allow_unauthenticated_access, body.exposed_ports)
-    if "network" in body.model_fields_set and (network(body.network) or DEFAULT_NETWORK) != sandbox.spec.network:
+    if "network" in body.model_fields_set and (network(body.network) or NetworkPolicy()).mode is not sandbox.spec.network.mode:
         raise refuse("network", "What a sandbox may reach is decided when it is made: make another one.")
     if not body.model_fields_set:
         raise InvalidRequestError("Nothing is to be changed.", hint="Say what: name, resources or auto_resume.")
@@ -212,9 +212,9 @@ def resources(of: Limits) -> Resources:
     return Resources(cpus=of.cpus, memory_mb=of.memory_bytes // MIB, disk_mb=of.disk_bytes // MIB)
 
 
-def policy(of: str) -> Network | None:
+def policy(of: NetworkPolicy | None) -> Network | None:
     """What a sandbox may reach, as it is told: None where nothing was said."""
-    return Network() if of == Policy.NONE else None
+    return Network() if of is not None and of.mode is NetworkMode.NONE else None
 
 
 def status(sandbox: Sandbox) -> Status:
@@ -285,7 +285,7 @@ def pool_words(body: PoolBody) -> dict[str, str]:
         raise refuse("entrypoint", "Start what is to run with start_process.")
     chosen = network(body.network)
     words = {DOOR_WORD: NAME, IMAGE_WORD: body.image, TIMEOUT_WORD: str(body.timeout_secs)}
-    return words if chosen is None else {**words, NETWORK_WORD: str(chosen)}
+    return words if chosen is None else {**words, NETWORK_WORD: str(chosen.mode)}
 
 
 def pool_timeout_s(words: Mapping[str, str]) -> float | None:
@@ -293,9 +293,9 @@ def pool_timeout_s(words: Mapping[str, str]) -> float | None:
     return timeout_s(int(words[TIMEOUT_WORD])) if TIMEOUT_WORD in words else DEFAULT_TIMEOUT_S
 
 
-def pool_network(words: Mapping[str, str]) -> str:
-    """What that may reach."""
-    return words.get(NETWORK_WORD, DEFAULT_NETWORK)
+def pool_network(words: Mapping[str, str]) -> NetworkPolicy | None:
+    """What that may reach; None where nothing was said."""
+    return NetworkPolicy(NetworkMode(words[NETWORK_WORD])) if NETWORK_WORD in words else None
 
 
 def pool(told: PoolStatus) -> PoolAnswer:

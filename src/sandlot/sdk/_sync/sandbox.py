@@ -18,7 +18,7 @@ from sandlot.sdk._sync.files import Files
 from sandlot.sdk._sync.handle import cut_short, ended, tell, tell_rest
 from sandlot.sdk._sync.ports.reaching import Reaching
 from sandlot.sdk._sync.terminal import Pty
-from sandlot.sdk.info import SandboxInfo, Usage
+from sandlot.sdk.info import Network, SandboxInfo, Usage
 from sandlot.sdk.results import CommandResult, Output
 from sandlot.sdk.transcript import Transcript
 
@@ -60,7 +60,7 @@ class Sandbox(Reaching):
         disk: int | str | None = None,
         pids: int | None = None,
         isolation: str | None = None,
-        network: str | None = None,
+        network: Network | None = None,
         name: str | None = None,
         unique_name: bool = False,
         files: Iterable[str] | None = None,
@@ -87,7 +87,7 @@ class Sandbox(Reaching):
             disk: What may be written, in the same form; 5 GiB by default.
             pids: Processes and threads, 512 by default.
             isolation: ``auto`` (the default), or a driver by name.
-            network: What it may reach: ``packages`` (the default: the package indexes of the service's host) or ``none``.
+            network: Network policy, as in ``Network("none")``; by default ``Network("packages")``: the package indexes of the service's host.
             name: A name for people.
             unique_name: Whether it is refused while you have a live sandbox of that name.
             files: Ids of files of the file store, which are in ``/workspace`` when this returns.

@@ -10,9 +10,10 @@ import pytest
 from sandlot.model.access import LOCAL
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId, SnapshotId, new_node_id, new_sandbox_id
+from sandlot.model.network import NetworkEntry, NetworkMode, NetworkPolicy
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position, Store
-from sandlot.model.specs import GIB, Limits, Network, OnTimeout, SandboxSpec, SnapshotKind, TemplateRef
+from sandlot.model.specs import GIB, Limits, OnTimeout, SandboxSpec, SnapshotKind, TemplateRef
 from sandlot.testing.stores.harness import ALICE, BOB, HOSTILE_TEXT, NODE, StoreOpener, event, every_event, snapshot
 
 
@@ -33,7 +34,9 @@ class SnapshotsSuite:
             metadata={"": "", "a.b[0]": "x"},
             limits=Limits(cpus=0.1, memory_bytes=3 * GIB, disk_bytes=7 * GIB, pids=99),
             timeout_s=None,
-            network=Network.NONE,
+            network=NetworkPolicy(
+                NetworkMode.ALLOWLIST, entries=(NetworkEntry(allow=False, rule="GET *.example.com:443/v1"),), unknown="ask", generation=3
+            ),
             isolation="container",
             on_timeout=OnTimeout.HIBERNATE,
             auto_resume=False,

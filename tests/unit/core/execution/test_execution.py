@@ -20,6 +20,7 @@ from sandlot.model.access import LOCAL, OPERATOR, Quota
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.sandboxes import CreateSandboxParams
@@ -98,7 +99,8 @@ async def opened(state: NodeState) -> AsyncIterator[Place]:
     state.driver.scripts.programs |= {"program": program, "/bin/sh": program}
     async with open_node(state, keep_sandboxes=True) as node:
         live = node.sandboxes.list(OPERATOR)
-        sandbox = live[0] if live else await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network="none"))
+        params = CreateSandboxParams(template="base", network=NetworkPolicy(NetworkMode.NONE))
+        sandbox = live[0] if live else await node.sandboxes.create(OPERATOR, params)
         yield Place(node, sandbox, gate)
 
 

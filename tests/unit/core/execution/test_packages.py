@@ -18,6 +18,7 @@ from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import ProcessSpec, User, shell_argv
@@ -75,7 +76,7 @@ async def gated(folder: Path) -> AsyncIterator[tuple[MemoryNode, Sandbox, Memory
 
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state) as node:
-        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network="none"))
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network=NetworkPolicy(NetworkMode.NONE)))
         yield node, sandbox, node.guest(sandbox), gate
 
 
@@ -175,7 +176,7 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
 
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state) as node:
-        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network="none"))
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network=NetworkPolicy(NetworkMode.NONE)))
 
         made = await begun(node.services, sandbox)
         await made.close()

@@ -14,6 +14,7 @@ from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id, new_sandbox_id
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.sandboxes import CreateSandboxParams
@@ -117,7 +118,7 @@ async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: P
 async def test_inherited_install_has_package_access_until_its_end(tmp_path: Path, driver: MemoryDriver) -> None:
     manager = "#!/bin/sh\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\n"
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(OPERATOR, replace(BASE, network="none"))
+        sandbox = await first.node.manager.create(OPERATOR, replace(BASE, network=NetworkPolicy(NetworkMode.NONE)))
         put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
         await first.node.processes.run(sandbox, put, stdin=manager.encode())
         await first.node.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
@@ -162,7 +163,7 @@ async def test_inherited_install_has_package_access_before_its_sandbox_is_recove
 
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state, keep_sandboxes=True) as node:
-        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network="none"))
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network=NetworkPolicy(NetworkMode.NONE)))
         await node.services.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
 
     recovery = state.driver.hold("adopt")

@@ -15,14 +15,14 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InternalError
 from sandlot.model.pools import PoolSizes
 from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import GIB, Limits, Network, RootFs, Shape
+from sandlot.model.specs import GIB, Limits, RootFs, Shape
 from sandlot.model.states import State
 from sandlot.server.compose import open_service
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.store import MemoryBlobs, MemoryStore
 from tests.support.node import MemoryNode, NodeState, NoPackages, open_node, run_pending, settings_of, settled
 
-SHAPE = Shape(root=RootFs("0" * 64, Path("/nonexistent")), limits=Limits(), network=Network.NONE)
+SHAPE = Shape(root=RootFs("0" * 64, Path("/nonexistent")), limits=Limits())
 PERSISTENT = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB, cpus=0.5), timeout_s=None)
 """A sandbox without a deadline that no pool has."""
 

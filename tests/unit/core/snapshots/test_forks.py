@@ -13,14 +13,15 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, UnavailableError
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
-from sandlot.model.specs import MIB, Limits, Network, OnTimeout
+from sandlot.model.specs import MIB, Limits, OnTimeout
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, settled
 
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
 LIMITS = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
-BASE = CreateSandboxParams(template="base", limits=LIMITS, network="none")
+BASE = CreateSandboxParams(template="base", limits=LIMITS, network=NetworkPolicy(NetworkMode.NONE))
 PARENT = replace(
     BASE,
     name="root",
@@ -65,7 +66,8 @@ async def test_children_inherit_from_their_parent_and_get_what_the_request_names
     children = await fork(node, parent, 3, env={"BOTH": "2"}, name="child", timeout_s=77.0)
     for number, child in enumerate(children, 1):
         assert (child.spec.parent, child.spec.restored, child.spec.snapshot, child.name) == (parent.id, "memory", None, f"child-{number}")
-        assert (child.spec.limits, child.spec.network, child.spec.on_timeout, child.idle_timeout_s) == (LIMITS, Network.NONE, OnTimeout.PAUSE, 1000.0)
+        assert (child.spec.limits, child.spec.network.mode, child.spec.on_timeout) == (LIMITS, NetworkMode.NONE, OnTimeout.PAUSE)
+        assert child.idle_timeout_s == 1000.0
         assert dict(child.metadata) == {"a": "b"}, "the service's own metadata is not copied"
         assert (child.owner, child.spec.timeout_s, child.state) == (parent.owner, 77.0, State.RUNNING)
         assert dict(child.spec.env).items() >= {"FIRST": "1", "BOTH": "2"}.items()

@@ -18,7 +18,7 @@ from sandlot.doors.e2bwords import metadata_filter
 from sandlot.model.errors import InvalidRequestError, UnsupportedError
 from sandlot.model.executions import CellError, CodeStatus, Display
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import Network
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.states import State, is_terminal
 from sandlot.web.streams import Event
 from tests.support.cases import cases
@@ -61,8 +61,8 @@ def test_unenforced_options_are_refused(more: dict[str, Any]) -> None:
 
 
 def test_network_is_closed_by_either_field() -> None:
-    assert translate.network_of(allow=None, network=NetworkBody.model_validate({"denyOut": ["0.0.0.0/0"]})) is Network.NONE
-    assert translate.network_of(allow=False, network=None) is Network.NONE
+    assert translate.network_of(allow=None, network=NetworkBody.model_validate({"denyOut": ["0.0.0.0/0"]})) == NetworkPolicy(NetworkMode.NONE)
+    assert translate.network_of(allow=False, network=None) == NetworkPolicy(NetworkMode.NONE)
     assert translate.network_of(allow=None, network=None) is None
 
 

@@ -22,7 +22,7 @@ SNAPSHOT = {
     "sandbox": BOX["id"],
     "template": "base",
     "isolation": "gvisor",
-    "network": "none",
+    "network": {"mode": "none"},
     "size_bytes": 5,
     "created_at": AT,
     "node": "abcd",

@@ -51,6 +51,7 @@ async def test_a_key_is_made_listed_and_revoked(at: Bench, http: httpx.AsyncClie
         {"name": "a", "quota": {"sandboxes": 1.5}},
         {"name": "a", "quota": {"sandboxes": True}},
         {"name": "a", "quota": {"unknown": 1}},
+        {"name": "a", "quota": {"network": "open"}},
         {"name": "a", "key": "mine"},
     ],
 )
@@ -70,6 +71,17 @@ async def test_only_operators_have_a_say(at: Bench, http: httpx.AsyncClient) -> 
         await made(client, "x")
         assert (await client.delete("/v1/keys/plain")).status_code == 204
         assert [key["name"] for key in (await client.get("/v1/keys")).json()["keys"]] == ["boss", "x"]
+
+
+async def test_network_mode_of_a_key_limits_its_sandboxes(at: Bench, http: httpx.AsyncClient) -> None:
+    key = await made(http, "offline", quota={"network": "none"})
+    async with tcp_client(at.service, str(key["key"])) as client:
+        assert (await client.get("/v1/keys/self")).json()["quota"]["network"] == "none"
+        created = await client.post("/v1/sandboxes", json=NEW)
+        assert (created.status_code, created.json()["network"]) == (201, {"mode": "none"}), created.text
+        refused = await client.post("/v1/sandboxes", json={**NEW, "network": {"mode": "packages"}})
+        assert (refused.status_code, refused.json()["code"], refused.json()["fields"]["quota"]) == (429, "quota_exceeded", "network")
+    assert [record.quota.network for record in await at.service.api_keys.list()] == ["none"]
 
 
 async def test_who_asks_is_told_what_they_may_take_and_what_is_taken(at: Bench, http: httpx.AsyncClient) -> None:

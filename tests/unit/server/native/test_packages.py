@@ -10,6 +10,7 @@ import pytest
 
 from sandlot.link.services import GuestStream
 from sandlot.model.access import OPERATOR, Principal, Quota
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.protocol.schema import PACKAGES_PORT
 from tests.support.cases import cases
@@ -114,7 +115,7 @@ async def test_what_makes_no_sense_is_refused_and_nothing_runs(http: httpx.Async
 
 @pytest.mark.real_guest
 async def test_without_network_they_are_open_while_something_is_installed(at: Bench, http: httpx.AsyncClient) -> None:
-    sandbox = await at.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", limits=BASE.limits, network="none"))
+    sandbox = await at.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", limits=BASE.limits, network=NetworkPolicy(NetworkMode.NONE)))
     url = f"/v1/sandboxes/{sandbox.id}"
     say = {"argv": ["python3", "-c", SAYS]}
     await put_manager(http, url, "uv", f"#!/usr/bin/python3\n{SAYS}\nimport time\nwhile '-fast' not in sys.argv[-1]: time.sleep(0.1)\n")
@@ -134,7 +135,7 @@ async def test_without_network_they_are_open_while_something_is_installed(at: Be
 async def test_a_key_that_may_not_open_them_gets_the_managers_words(at: Bench) -> None:
     record, secret = await at.service.api_keys.create("closed", quota=Quota(installs=False))
     principal = Principal(owner=record.id, name="closed", quota=record.quota)
-    sandbox = await at.sandboxes.create(principal, CreateSandboxParams(template="base", limits=BASE.limits, network="none"))
+    sandbox = await at.sandboxes.create(principal, CreateSandboxParams(template="base", limits=BASE.limits, network=NetworkPolicy(NetworkMode.NONE)))
     url = f"/v1/sandboxes/{sandbox.id}"
     async with tcp_client(at.service, secret) as http:
         await put_manager(http, url, "uv", f"#!/usr/bin/python3\n{SAYS}\nsys.exit(2)\n")

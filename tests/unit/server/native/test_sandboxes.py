@@ -58,7 +58,7 @@ async def test_created_looked_at_and_killed(at: Bench, http: httpx.AsyncClient) 
     assert "very-secret" not in response.text
     assert (made["state"], made["template"], made["name"], made["metadata"], made["timeout"]) == ("running", "base", "n", {"k": "v"}, 100)
     assert made["limits"] == {"cpus": 0.5, "memory_bytes": 1 << 30, "disk_bytes": 5 << 30, "pids": 64}
-    assert (made["isolation"], made["network"], made["node"], made["exit"]) == ("gvisor", "packages", at.service.node.id, None)
+    assert (made["isolation"], made["network"], made["node"], made["exit"]) == ("gvisor", {"mode": "packages"}, at.service.node.id, None)
     assert datetime.fromisoformat(made["created_at"]) < datetime.now(UTC) < datetime.fromisoformat(made["expires_at"])
     url = f"/v1/sandboxes/{made['id']}"
     assert (await http.get(url)).json() == made
@@ -150,7 +150,9 @@ async def test_usage_stands_beside_its_limits(http: httpx.AsyncClient, url: str)
         ({"limits": {"gpus": 1}}, 400, "invalid_request", "limits.gpus"),
         ({"isolation": "container"}, 403, "forbidden", "isolation"),
         ({"isolation": "docker"}, 400, "invalid_request", "isolation"),
-        ({"network": "internet"}, 501, "unsupported", "network"),
+        ({"network": {"mode": "internet"}}, 501, "unsupported", "network"),
+        ({"network": {"mode": "open"}}, 400, "invalid_request", "network.mode"),
+        ({"network": "none"}, 400, "invalid_request", "network"),
         ({"name": "a b"}, 400, "invalid_request", None),
         ([], 400, "invalid_request", "body"),
         (None, 400, "invalid_request", "body"),

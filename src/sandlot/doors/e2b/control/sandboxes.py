@@ -114,9 +114,8 @@ async def _made(node: Node, principal: Principal, body: CreateBody, timeout_s: f
         await node.templates.find(principal, translate.ours(body.template_id))
     except NotFoundError:
         params = translate.new_sandbox(body, timeout_s, snapshot=translate.plain(body.template_id))
-        network = translate.network_of(allow=body.allow_internet_access, network=body.network)
         try:
-            return await node.snapshots.create_sandbox(principal, params, network=network, key=key)
+            return await node.snapshots.create_sandbox(principal, params, key=key)
         except NotFoundError as error:
             if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
                 raise

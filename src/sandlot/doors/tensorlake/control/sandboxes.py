@@ -49,8 +49,7 @@ async def create(body: CreateBody, request: Request) -> Response:
     if params.snapshot is None:
         work = node.manager.create(principal, params)
     else:
-        policy = translate.network(body.network)
-        work = node.snapshots.create_sandbox(principal, params, limits=translate.change(body.resources), network=policy)
+        work = node.snapshots.create_sandbox(principal, params, limits=translate.change(body.resources))
     sandbox = await unless_gone(request, work)
     return reply(translate.made(sandbox, url_of(request, sandbox.id)), ACCEPTED if body.wait is False else 200)
 

@@ -14,7 +14,7 @@ from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import MAX_CHILDREN, SAME, ForkParams, Promotion, check_reserved_names
 from sandlot.model.specs import SnapshotKind
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
-from sandlot.server.native.schemas.sandboxes import LimitsAnswer, SandboxAnswer
+from sandlot.server.native.schemas.sandboxes import LimitsAnswer, NetworkAnswer, SandboxAnswer
 
 
 class ResumeBody(Body):
@@ -51,7 +51,7 @@ class SnapshotAnswer(Answer):
     sandbox: str = Field(description="What it was taken of, which may be gone.")
     template: str
     isolation: str
-    network: str
+    network: NetworkAnswer
     limits: LimitsAnswer
     size_bytes: int = Field(description="What it takes on the disk.")
     problem: str | None = Field(description="Why nothing can be started from its memory any more; null where nothing is known against it.")
@@ -69,7 +69,7 @@ class SnapshotAnswer(Answer):
             sandbox=spec.id,
             template=spec.template.name,
             isolation=spec.isolation,
-            network=str(spec.network),
+            network=NetworkAnswer.of(spec.network),
             limits=LimitsAnswer.of(spec.limits),
             size_bytes=record.size_bytes,
             problem=record.problem or None,

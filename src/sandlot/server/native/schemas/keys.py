@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import Field
 
 from sandlot.model.access import UNBOUNDED, KeyUsage, Principal, Quota
+from sandlot.model.network import NetworkMode
 from sandlot.model.records import KeyRecord
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text
 
@@ -34,6 +36,7 @@ class QuotaBody(Body):
     pools: int | None = Field(
         default=4, ge=0, le=_MOST, description="Pools of its own. What waits in them takes of the sums above what its live sandboxes leave."
     )
+    network: Annotated[NetworkMode, Field(strict=False)] | None = Field(default=None, description="The most open network mode of its sandboxes.")
     installs: bool = Field(default=True, description="Whether installing opens the package indexes to a sandbox of network 'none' while it runs.")
 
     def asked(self) -> Quota:
@@ -72,6 +75,7 @@ class QuotaAnswer(Answer):
     volumes: int | None
     volume_bytes: int | None
     pools: int | None
+    network: NetworkMode | None
     installs: bool
 
     @classmethod

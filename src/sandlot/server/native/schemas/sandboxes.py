@@ -11,6 +11,7 @@ from pydantic import Field
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Change
 from sandlot.model.sandboxes import (
     AUTO,
@@ -24,7 +25,7 @@ from sandlot.model.sandboxes import (
     check_reserved_names,
     states_of,
 )
-from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, Limits, OnTimeout
+from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, Limits, OnTimeout
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 from sandlot.server.native.volumes.schemas import MountAnswer, MountBody
 
@@ -61,6 +62,16 @@ class LimitsBody(Body):
         return Change(memory_bytes=self.memory_bytes, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk_bytes)
 
 
+class NetworkBody(Body):
+    """Network policy of a sandbox."""
+
+    mode: NetworkMode = Field(
+        strict=False,
+        description="'none', or 'packages': the package indexes of the service's host, for pip, npm and apt. A mode that cannot be enforced is "
+        "refused.",
+    )
+
+
 class CreateBody(Body):
     """A sandbox to create."""
 
@@ -89,10 +100,8 @@ class CreateBody(Body):
         default_factory=list, description="Ids of files of the file store that are put into /workspace before it is answered."
     )
     isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
-    network: Text = Field(
-        default=DEFAULT_NETWORK,
-        description="What it may reach: 'packages' (the package indexes of the service's host, for pip, npm and apt) or 'none'. What cannot be "
-        "enforced is refused.",
+    network: NetworkBody | None = Field(
+        default=None, description="What it may reach. Left out: what the snapshot may; else 'packages', or 'none' where that is not allowed."
     )
 
     volumes: Annotated[list[MountBody], Field(max_length=MAX_VOLUMES)] = Field(
@@ -123,7 +132,7 @@ class CreateBody(Body):
             limits=self.limits.over(Limits()),
             timeout_s=None if self.persistent else timeout_s,
             isolation=self.isolation,
-            network=self.network,
+            network=None if self.network is None else NetworkPolicy(self.network.mode),
             on_timeout=OnTimeout(self.on_timeout),
             auto_resume=self.auto_resume,
             volumes=tuple(mount.asked() for mount in self.volumes),
@@ -132,10 +141,6 @@ class CreateBody(Body):
     def limits_asked(self) -> Change | None:
         """What is said about limits, for what starts from a snapshot."""
         return self.limits.change() if "limits" in self.model_fields_set else None
-
-    def network_asked(self) -> str | None:
-        """What is said about the network, likewise."""
-        return self.network if "network" in self.model_fields_set else None
 
 
 class UpdateBody(Body):
@@ -183,6 +188,17 @@ class LimitsAnswer(Answer):
         return cls(cpus=limits.cpus, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
 
+class NetworkAnswer(Answer):
+    """Network policy of a sandbox."""
+
+    mode: NetworkMode
+
+    @classmethod
+    def of(cls, policy: NetworkPolicy) -> NetworkAnswer:
+        """Describe a policy."""
+        return cls(mode=policy.mode)
+
+
 class ExitAnswer(Answer):
     """How a sandbox ended."""
 
@@ -199,7 +215,7 @@ class SandboxAnswer(Answer):
     name: str | None
     metadata: dict[str, str]
     isolation: str
-    network: str
+    network: NetworkAnswer
     limits: LimitsAnswer
     timeout: float | None
     persistent: bool
@@ -229,7 +245,7 @@ class SandboxAnswer(Answer):
             name=sandbox.name,
             metadata=dict(sandbox.metadata),
             isolation=spec.isolation,
-            network=str(spec.network),
+            network=NetworkAnswer.of(spec.network),
             limits=LimitsAnswer.of(spec.limits),
             timeout=spec.timeout_s,
             persistent=spec.timeout_s is None,

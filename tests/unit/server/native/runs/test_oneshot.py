@@ -71,7 +71,7 @@ async def test_a_program_that_fails_is_an_answer(http: httpx.AsyncClient) -> Non
         ({"timeout": 1e6}, "3600"),
         ({"comparison": "fuzzy"}, "comparison"),
         ({"tolerance": -1}, "tolerance"),
-        ({"network": "internet"}, "network"),
+        ({"network": {"mode": "internet"}}, "network"),
         ({"files": {"main.sh": ""}}, "main.sh"),
         ({"files": {"x": {"content": "?", "encoding": "base64"}}}, "base64"),
         ({"limits": {"memory_bytes": 1}}, "memory_bytes"),
