@@ -37,7 +37,6 @@ NOT_MOVED = {
     "stdin": {ALL},
     "packages": {ALL},
     "file_store": {"inject_in", "injects", "keep_in"},
-    "events": {"subscribe"},
     "executions": {"begin", "keep_open", "reopen", "take_open"},
     "snapshots": {"create_sandbox", "start_source"},
     "volumes": {ALL},

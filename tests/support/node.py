@@ -255,7 +255,7 @@ class MemoryNode:
     @property
     def metrics(self) -> Metrics:
         """Metrics."""
-        return self.services.metrics
+        return self.service.metrics
 
     def instance(self, sandbox: Sandbox | str) -> MemoryInstance:
         """Return the driver's side of a live sandbox, by the sandbox or its id."""

@@ -15,6 +15,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sandlot.core.node import Node
+from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
 from sandlot.model.access import OwnerId, Principal
 from sandlot.server.app import create_app
@@ -48,7 +49,8 @@ class KnownKeys:
 
 def scripted_service(node: Node, settings: Settings | None = None, keys: KnownKeys | None = None) -> Service:
     """Return a service that the app and the server can serve, without store."""
-    values: dict[str, Any] = {"api_keys": keys or KnownKeys(), "store": None, "blobs": None}
+    store: Any = None
+    values: dict[str, Any] = {"api_keys": keys or KnownKeys(), "events": EventFeed(store), "metrics": Metrics(), "store": store, "blobs": None}
     return Service(settings=settings or Settings(), node=node, stop=asyncio.Event(), keep=False, **values)
 
 
@@ -80,14 +82,13 @@ async def serve_scripted(
         yield service
         node.script("manager.refuse", None)
         node.script("registry.count", 0)
-        node.script("events.close", None)
         node.script("manager.aclose", None)
 
 
 @pytest.fixture
 def scripted() -> Iterator[ScriptedNode]:
     """A scripted node; a call that was not scripted and a result that was not used fail the test."""
-    node = ScriptedNode(metrics=Metrics())
+    node = ScriptedNode()
     yield node
     node.check()
 

@@ -20,9 +20,7 @@ from sandlot.core.manager import SandboxManager
 from sandlot.core.oneshot.runner import OneShotRunner
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.ports import Clock
-from sandlot.core.records.events import EventFeed
 from sandlot.core.records.execution_log import ExecutionLog
-from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers, Templates
@@ -64,11 +62,9 @@ class Node:
     watches: WatchService
     file_store: FileStore
     tunnels: TunnelService
-    events: EventFeed
     history: HistoryService
     webhooks: WebhookManager
     executions: ExecutionLog
-    metrics: Metrics
     snapshots: SnapshotManager
     volumes: VolumeManager
     mounts: MountManager

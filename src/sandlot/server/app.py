@@ -75,7 +75,7 @@ def create_app(serving: Service) -> FastAPI:
         keys=serving.api_keys,
         upload_max_bytes=serving.settings.upload_max_bytes,
         buffers=serving.node.buffers,
-        metrics=serving.node.metrics,
+        metrics=serving.metrics,
         tellers=TELLERS,
         signatures=serving.node.tokens,
         node=serving.node,

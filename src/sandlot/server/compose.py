@@ -105,6 +105,8 @@ class Service:
         settings: Settings of the operator.
         node: Services that the HTTP routes use.
         api_keys: API keys, for requests over TCP.
+        events: Event feed, closed before the requests of the clients that follow events are awaited.
+        metrics: Metrics, in which the HTTP requests are counted.
         store: Repositories.
         blobs: Contents of stored files.
         stop: Event that ends the service when it is set.
@@ -114,6 +116,8 @@ class Service:
     settings: Settings
     node: Node
     api_keys: ApiKeys
+    events: EventFeed
+    metrics: Metrics
     store: Store
     blobs: Blobs
     stop: asyncio.Event
@@ -301,7 +305,6 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
                 reservations=reservations,
                 metrics=metrics,
             ),
-            events=events,
             history=HistoryService(registry=registry, executions=store.executions, execution_log=execution_log, events=events),
             executions=execution_log,
             execution_counter=counter,
@@ -309,7 +312,6 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             watches=WatchService(registry),
             file_store=file_store,
             tunnels=TunnelService(registry),
-            metrics=metrics,
             buffers=buffers,
             drivers=driver_set,
             templates=template_set,
@@ -353,7 +355,17 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         )
         await opened.enter_async_context(_running(node, refiller, memory_images, executions, keep=keep))
         opened.callback(images.stop)
-        yield Service(settings=settings, node=node, api_keys=api_keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
+        yield Service(
+            settings=settings,
+            node=node,
+            api_keys=api_keys,
+            events=events,
+            metrics=metrics,
+            store=store,
+            blobs=blobs,
+            stop=asyncio.Event(),
+            keep=keep,
+        )
 
 
 @asynccontextmanager

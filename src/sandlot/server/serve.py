@@ -184,7 +184,7 @@ class Server(uvicorn.Server):
         _log.info("stopping", sandboxes=self._service.node.registry.count)
         # No new client finds it; those that had, are told that it stops.
         self._service.settings.socket.unlink(missing_ok=True)
-        self._service.node.events.close()  # whoever follows them would keep the connection for as long as it may
+        self._service.events.close()  # whoever follows them would keep the connection for as long as it may
         closing = asyncio.create_task(self._service.node.manager.aclose(keep=self._service.keep))
         await super().shutdown(sockets)
         await closing

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from sandlot.core.node import Node
-from sandlot.core.records.metrics import Metrics
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import SandboxLocal
 from sandlot.model.access import OPERATOR, OwnerId, Principal
@@ -67,7 +66,7 @@ def client(node: Node, principal: Principal = OPERATOR) -> httpx.AsyncClient:
 
 
 async def test_scripted_operation_is_translated() -> None:
-    node = ScriptedNode(NotesNode, metrics=Metrics())
+    node = ScriptedNode(NotesNode)
     node.script("notes.add", 3, LimitError("Too many notes.", code=ErrorCode.TOO_LARGE))
     async with client(node.services) as http:
         added = await http.post("/v1/sandboxes/s/notes", json={"text": "hello"})

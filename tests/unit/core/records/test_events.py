@@ -31,7 +31,7 @@ async def taken(feed: AsyncIterator[EventRecord], count: int) -> list[int]:
 async def test_follower_gets_every_event_after_a_number(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "EVENTS_PAGE", 2)
     monkeypatch.setattr(history, "EVENTS_POLL_S", 1000)  # by being told alone
-    feed = at.node.events
+    feed = at.service.events
     await feed.publish(*(happened(ALICE) for _ in range(5)))
     follower = await at.node.history.follow_events(ALICE, after=2)
     assert await taken(follower, 3) == [3, 4, 5]
@@ -53,7 +53,7 @@ async def test_follower_gets_events_of_other_processes(at: Bench, monkeypatch: p
 
 async def test_event_of_another_owner_causes_no_read(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "EVENTS_POLL_S", 1000)
-    feed, looks = at.node.events, []
+    feed, looks = at.service.events, []
     page = feed.page
 
     async def counted(principal: Principal, **asked: Any) -> Sequence[EventRecord]:  # noqa: ANN401 - as it takes them
@@ -76,7 +76,7 @@ async def test_event_of_another_owner_causes_no_read(at: Bench, monkeypatch: pyt
 
 
 async def test_latest_events_are_found_among_many_of_other_owners(at: Bench) -> None:
-    feed = at.node.events
+    feed = at.service.events
     await feed.publish(happened(ALICE), happened(ALICE, "sandbox.ended", BOX))
     await feed.publish(*(happened(BOB) for _ in range(60)), happened(ALICE, "snapshot.created"), happened(ALICE, "sandbox.ended"))
     kinds = {"sandbox.created", "sandbox.ended"}
@@ -105,7 +105,7 @@ async def test_closed_stream_ends_its_waiting_follower(at: Bench) -> None:
 
 
 async def test_page_of_events_says_whether_more_follow(at: Bench) -> None:
-    await at.node.events.publish(*(happened(ALICE) for _ in range(3)))
+    await at.service.events.publish(*(happened(ALICE) for _ in range(3)))
     first = await at.node.history.events(ALICE, limit=2)
     rest = await at.node.history.events(ALICE, after=first.items[-1].sequence, limit=2)
     assert ([record.sequence for record in first.items], first.more) == ([1, 2], True)

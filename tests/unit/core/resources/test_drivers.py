@@ -152,4 +152,4 @@ async def test_name_means_the_own_template_before_the_builtin_template(tmp_path:
 
         assert (own.spec.template.owner, builtin_.spec.template.owner) == (anne.owner, LOCAL)
         assert own.spec.template.digest != builtin_.spec.template.digest
-        assert 'template="custom"' in node.services.metrics.text().decode()
+        assert 'template="custom"' in node.metrics.text().decode()
