@@ -22,9 +22,8 @@ from sandlot.model.errors import (
     UnavailableError,
 )
 from sandlot.model.ids import SnapshotId
-from sandlot.model.ports import Change
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import MIB
 from sandlot.model.states import State as Life
 from sandlot.server.compose import Service
@@ -63,8 +62,8 @@ async def source(service: Service) -> tuple[Sandbox, State]:
     return sandbox, await fill(service.node, sandbox)
 
 
-async def start(service: Service, snapshot: str, *, limits: Change | None = None, principal: Principal = OPERATOR, **asked: object) -> Sandbox:
-    return await service.node.snapshots.create_sandbox(principal, CreateSandboxParams(snapshot=snapshot, **asked), limits=limits)  # type: ignore[arg-type]
+async def start(service: Service, snapshot: str, *, limits: LimitsChange | None = None, principal: Principal = OPERATOR, **asked: object) -> Sandbox:
+    return await service.node.snapshots.create_sandbox(principal, CreateSandboxParams(snapshot=snapshot, limits=limits or LimitsChange(), **asked))  # type: ignore[arg-type]
 
 
 async def end(service: Service, *sandboxes: Sandbox) -> None:
@@ -95,13 +94,13 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
     sandbox, state = source
     await service.node.manager.hibernate(OPERATOR, sandbox.id)
     record = await service.node.snapshots.create(OPERATOR, sandbox.id)
-    larger = await start(service, record.id, limits=Change(memory_bytes=384 * MIB, pids=300))
+    larger = await start(service, record.id, limits=LimitsChange(memory_bytes=384 * MIB, pids=300))
     assert (larger.spec.limits.memory_bytes, larger.spec.limits.pids, larger.spec.limits.disk_bytes) == (384 * MIB, 300, SMALL.disk_bytes)
     await check(service.node, larger, state)
     assert sandbox.state is Life.HIBERNATED
     await end(service, larger)
     with pytest.raises(ConflictError) as refused:
-        await start(service, record.id, limits=Change(memory_bytes=128 * MIB))
+        await start(service, record.id, limits=LimitsChange(memory_bytes=128 * MIB))
     assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
     await service.node.snapshots.delete(OPERATOR, record.id)
     await gone(state_dir, record.id)

@@ -41,7 +41,7 @@ from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
 from sandlot.model.specs import Limits, TemplateRef
 from sandlot.server.compose import Service
 from sandlot.store.snapshots import SqlSnapshotRepository
-from tests.support.saving import BASE, cell, fill, make, real_service
+from tests.support.saving import cell, fill, make, real_service
 from tests.support.until import until
 
 MIDDLE_S = 0.03
@@ -50,8 +50,8 @@ MIDDLE_S = 0.03
 COUNT = 2
 """Children of a fork."""
 
-POOL = (PoolConfig(PoolSpec(TemplateRef(LOCAL, BASE.template), "auto", Limits()), PoolSizes(warm=1, max=1)),)
-POOLED = CreateSandboxParams(template=BASE.template, network=NetworkPolicy(NetworkMode.NONE))
+POOL = (PoolConfig(PoolSpec(TemplateRef(LOCAL, "base"), "auto", Limits()), PoolSizes(warm=1, max=1)),)
+POOLED = CreateSandboxParams(template="base", network=NetworkPolicy(NetworkMode.NONE))
 """A sandbox that the pool has: of default limits."""
 
 

@@ -24,7 +24,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.network import NetworkMode, NetworkPolicy
-from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import MIB, CellSpec, Limits, ProcessSpec
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings
@@ -35,7 +35,7 @@ from tests.support.until import until
 ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
-BASE = CreateSandboxParams(template="base", limits=SMALL, network=NetworkPolicy(NetworkMode.NONE))
+BASE = CreateSandboxParams(template="base", limits=LimitsChange.to(SMALL), network=NetworkPolicy(NetworkMode.NONE))
 IN_CONTAINER = replace(BASE, isolation="container")
 
 TICKING = "(while true; do echo >> /workspace/ticks; sleep 0.2; done) > /dev/null 2>&1 & echo $!"

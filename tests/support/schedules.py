@@ -42,8 +42,8 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, InternalError, SandlotError
 from sandlot.model.ids import SandboxId
 from sandlot.model.pools import PoolSizes
-from sandlot.model.ports import Change, Resources
-from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, UpdateSandboxParams
+from sandlot.model.ports import Resources
+from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChange, UpdateSandboxParams
 from sandlot.model.specs import GIB, Limits, OnTimeout, VolumeMount
 from sandlot.model.states import SUSPENDED, State, is_terminal
 from sandlot.model.volumes import MIN_SIZE_BYTES
@@ -386,7 +386,7 @@ class Schedule:
         note = f"n{next(self._numbers)}"
         params = CreateSandboxParams(
             template="base",
-            limits=Limits(memory_bytes=GIB, cpus=self.rng.choice([1.0, 1.0, 0.5])),
+            limits=LimitsChange(memory_bytes=GIB, cpus=self.rng.choice([1.0, 1.0, 0.5])),
             metadata={"note": note},
             timeout_s=self.rng.choice([5.0, 40.0]) if is_mortal else self.rng.choice([LONG_S, None]),
             idle_timeout_s=10.0 if is_mortal and self.rng.random() < 0.3 else None,
@@ -462,7 +462,7 @@ class Schedule:
 
     def set_limits(self, entry: Entry, memory: int | None = None) -> Call:
         memory = self.rng.choice([1, 2, 3, 4]) if memory is None else memory
-        params = UpdateSandboxParams(limits=Change(memory_bytes=memory * GIB))
+        params = UpdateSandboxParams(limits=LimitsChange(memory_bytes=memory * GIB))
         if self.rng.random() < 0.3:
             note = f"n{next(self._numbers)}"
             params = replace(params, metadata={"note": note})

@@ -20,8 +20,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import DriverCapability, HostReading, Resources
-from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import Limits
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.states import State
 from sandlot.server.compose import Service, open_service
 from sandlot.server.serve import answering
@@ -35,7 +34,7 @@ from tests.support.clock import ManualClock
 from tests.support.http import NO_TLS, unix_client
 from tests.support.node import MemoryTemplates, NoPackages, SandboxesFacade
 
-BASE = CreateSandboxParams(template="base", limits=Limits(pids=32768))
+BASE = CreateSandboxParams(template="base", limits=LimitsChange(pids=32768))
 """What tests create unless they are about something else: the smaller of the built-in images.
 
 The guest's limit of processes counts those of its users (RLIMIT_NPROC), and without isolation those of the whole machine.

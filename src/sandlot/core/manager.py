@@ -114,7 +114,13 @@ class SandboxManager:
             _log.error("sandboxes.not_removed", count=len(late), detail="the next start of the service removes them")
 
     async def create(
-        self, principal: Principal, params: CreateSandboxParams, *, key: str | None = None, source: StartSource | None = None
+        self,
+        principal: Principal,
+        params: CreateSandboxParams,
+        *,
+        key: str | None = None,
+        source: StartSource | None = None,
+        single_use: bool = False,
     ) -> Sandbox:
         """Create a sandbox and wait until it runs.
 
@@ -123,6 +129,8 @@ class SandboxManager:
             params: The request.
             key: Idempotency key. A repeated request returns the same sandbox, even if the sandbox has ended. None: each request creates a sandbox.
             source: Snapshot or sandbox from which the new sandbox starts. None: its template.
+            single_use: True for a sandbox that serves a single request, such as a one-shot run. The client does not get the id of the sandbox. The
+                sandbox is ended when the service stops.
 
         Raises:
             InvalidRequestError: The request is invalid or can never fit on this node.
@@ -136,10 +144,10 @@ class SandboxManager:
             SandboxEndedError: The sandbox was killed while it was created.
         """
         if key is None:
-            return await self._create(params, principal, None, source)
+            return await self._create(params, principal, None, source, single_use=single_use)
         request = IdempotencyKey(key, request_digest(params) if source is None or source.digest is None else source.digest)
         async with self._key_locks.hold(principal.owner, key):
-            return await self._find_created(principal.owner, request) or await self._create(params, principal, request, source)
+            return await self._find_created(principal.owner, request) or await self._create(params, principal, request, source, single_use=single_use)
 
     async def _find_created(self, owner: OwnerId, request: IdempotencyKey) -> Sandbox | None:
         """Return the sandbox that an earlier request with this idempotency key created. The caller holds the lock of the key.
@@ -162,12 +170,14 @@ class SandboxManager:
             await asyncio.sleep(0)
         return None
 
-    async def _create(self, params: CreateSandboxParams, principal: Principal, request: IdempotencyKey | None, source: StartSource | None) -> Sandbox:
+    async def _create(
+        self, params: CreateSandboxParams, principal: Principal, request: IdempotencyKey | None, source: StartSource | None, *, single_use: bool
+    ) -> Sandbox:
         with self._registry.reserve_name(principal.owner, params.name) if params.unique_name else contextlib.nullcontext():
             constraints = source.constraints if source else None
             reservation = source.reservations.pop() if source and source.reservations else None
             try:
-                admitted = await self._scheduler.admit(params, principal, constraints, reservation)
+                admitted = await self._scheduler.admit(params, principal, constraints, reservation, single_use=single_use)
             except BaseException:
                 if reservation is not None:
                     reservation.release()

@@ -30,9 +30,9 @@ from sandlot.model.access import Principal, Quota
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Change, DriverCapability, HostReading, Resources
-from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import SandboxSpec, TemplateRef, VolumeMount
+from sandlot.model.ports import DriverCapability, HostReading, Resources
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
+from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, SandboxSpec, TemplateRef, VolumeMount
 from sandlot.model.states import State
 
 SetupStep = Callable[[Sandbox], Coroutine[Any, Any, object]]
@@ -133,6 +133,8 @@ class Scheduler:
         principal: Principal,
         source: StartSourceConstraints | None = None,
         reservation: Reservation | None = None,
+        *,
+        single_use: bool = False,
     ) -> Admitted:
         """Check a create request, claim a warm sandbox if there is one, and reserve the resources.
 
@@ -141,19 +143,21 @@ class Scheduler:
             principal: Caller; the sandbox belongs to its owner.
             source: Properties that the sandbox takes from the snapshot or sandbox that it starts from. None: the sandbox starts from its template.
             reservation: Reservation for the sandbox, from :meth:`admit_batch`. None: the method makes one.
+            single_use: True for a sandbox that serves a single request and is ended when the service stops.
         """
         if params.snapshot is not None and source is None:
             raise InternalError("The create request names a snapshot but has no source. Call SnapshotManager.create for such a request.")
-        template = await self._templates.find(principal, params.template) if source is None else source.spec.template
-        spec = self._spec(params, principal.quota, template, source)
+        template = await self._templates.find(principal, params.template or DEFAULT_TEMPLATE) if source is None else source.spec.template
+        spec = self._spec(params, principal.quota, template, source, single_use=single_use)
+        limits = spec.limits
         volumes = self._volumes.resolve(principal, params.volumes)
         capabilities = await self._drivers.capabilities(spec.isolation)
         admission.check_host(capabilities, volumes=bool(volumes))
         quotas.check_lifetime(principal.quota, params.timeout_s)
         quotas.check_network(principal.quota, spec.network)
         setup = [await self._file_store.injects(principal, params.files)] if params.files else []
-        takes = self._drivers[spec.isolation].max_resources(params.limits)
-        pool_spec = PoolSpec(spec.template, spec.isolation, params.limits)
+        takes = self._drivers[spec.isolation].max_resources(limits)
+        pool_spec = PoolSpec(spec.template, spec.isolation, limits)
         has_pools = source is None and (not volumes or capabilities.can(DriverCapability.CONFIGURE_VOLUMES))
         claim = self._pools.find_warm(pool_spec, principal.owner) if has_pools else None
         warm = None if claim is None else claim.warm
@@ -161,11 +165,11 @@ class Scheduler:
         if reservation is not None:
             self.check_open()
         elif warm is not None:  # nothing is awaited from here until the warm sandbox is taken
-            self._check_now(params, principal)
+            self._check_now(limits, principal)
         else:
-            self._check_now(params, principal, takes, await self._reservations.read_host())
+            self._check_now(limits, principal, takes, await self._reservations.read_host())
             reading = await self._reservations.make_room(takes)
-            self._check_now(params, principal, takes, reading)
+            self._check_now(limits, principal, takes, reading)
         spec = replace(spec, volumes=self._volumes.resolve(principal, params.volumes))  # again: a volume may have been deleted meanwhile
         if claim is not None:
             self._pools.take(claim)
@@ -179,16 +183,16 @@ class Scheduler:
             buffers=self._buffers.part(),
             clock=self._clock,
             idle_timeout_s=params.idle_timeout_s,
-            single_use=params.single_use,
+            single_use=single_use,
         )
         if warm is not None:
             allocation = warm.allocation
-            allocation.reservation.claim(principal.owner, params.limits, takes)
+            allocation.reservation.claim(principal.owner, limits, takes)
         else:
             if reservation is None:
                 if reading is None:
                     raise InternalError("The sandbox has neither a warm sandbox nor a reading of the host.")
-                reservation = self._reservations.reserve(Purpose.SANDBOX, takes, reading, owner=principal.owner, limits=params.limits)
+                reservation = self._reservations.reserve(Purpose.SANDBOX, takes, reading, owner=principal.owner, limits=limits)
             allocation = Allocation(self._drivers[spec.isolation], reservation, self._clock, spec.id)
         return Admitted(sandbox, allocation, claim, setup)
 
@@ -198,7 +202,7 @@ class Scheduler:
         :meth:`admit` gets one of the reservations for each sandbox. The caller releases those that no sandbox has got.
 
         Args:
-            params: Request of each sandbox; its isolation is the name of a driver.
+            params: Request of each sandbox. It gives all limits, and its isolation is the name of a driver.
             principal: Caller.
             count: Number of sandboxes.
 
@@ -207,7 +211,8 @@ class Scheduler:
             LimitError: The sandboxes would exceed the caller's quota; code ``quota_exceeded``.
             UnavailableError: The node does not have room for all of the sandboxes now; code ``busy``.
         """
-        one = self._drivers[params.isolation].max_resources(params.limits)
+        limits = params.limits.over(Limits())
+        one = self._drivers[params.isolation].max_resources(limits)
         together = Resources(memory_bytes=count * one.memory_bytes, disk_bytes=count * one.disk_bytes, pids=count * one.pids)
 
         def check(reading: HostReading) -> None:
@@ -219,7 +224,7 @@ class Scheduler:
                     hint="Pass a smaller `count`.",
                     fields={**error.fields, "field": "count"},
                 ) from None
-            quotas.check_live(principal.quota, params.limits, self._reservations.live_limits(principal.owner), count)
+            quotas.check_live(principal.quota, limits, self._reservations.live_limits(principal.owner), count)
             admission.check_room(self._reservations.count_live() + count - 1, 0, self._policy)
 
         quotas.check_lifetime(principal.quota, params.timeout_s)
@@ -227,7 +232,7 @@ class Scheduler:
         reading = await self._reservations.make_room(together)
         check(reading)
         self._reservations.check_available(together, reading)
-        return [self._reservations.record(Purpose.SANDBOX, one, owner=principal.owner, limits=params.limits) for _ in range(count)]
+        return [self._reservations.record(Purpose.SANDBOX, one, owner=principal.owner, limits=limits) for _ in range(count)]
 
     async def readmit(self, sandbox: Sandbox, replacing: Reservation) -> Reservation:
         """Reserve the resources of a hibernated sandbox again, before it is woken.
@@ -249,7 +254,7 @@ class Scheduler:
         replacing.release()
         return self._reservations.record(Purpose.SANDBOX, takes, owner=sandbox.owner, limits=limits)
 
-    def check_update(self, sandbox: Sandbox, principal: Principal, timeout_s: float | None, limits: Change) -> None:
+    def check_update(self, sandbox: Sandbox, principal: Principal, timeout_s: float | None, limits: LimitsChange) -> None:
         """Refuse an update that the caller's quota does not allow.
 
         Args:
@@ -265,27 +270,27 @@ class Scheduler:
         others = self._reservations.live_limits(sandbox.owner, besides=own)
         quotas.check_update(principal.quota, sandbox.spec.limits, limits.over(sandbox.spec.limits), timeout_s, others)
 
-    def _check_now(
-        self, params: CreateSandboxParams, principal: Principal, takes: Resources | None = None, reading: HostReading | None = None
-    ) -> None:
+    def _check_now(self, limits: Limits, principal: Principal, takes: Resources | None = None, reading: HostReading | None = None) -> None:
         """Check a create request against everything that can change while it waits: other sandboxes, the host, and the stop of the service."""
         self.check_open()
         if takes is not None and reading is not None:
             self._reservations.check_feasible(takes, reading)  # first: a request that can never fit must not get a retryable error
-        quotas.check_live(principal.quota, params.limits, self._reservations.live_limits(principal.owner))
+        quotas.check_live(principal.quota, limits, self._reservations.live_limits(principal.owner))
         creating = sum(1 for sandbox in self._registry.live() if sandbox.state is State.CREATING)
         admission.check_room(self._reservations.count_live(), creating - self._policy.max_creates, self._policy)
 
-    def _spec(self, params: CreateSandboxParams, quota: Quota, template: TemplateRef, source: StartSourceConstraints | None) -> SandboxSpec:
+    def _spec(
+        self, params: CreateSandboxParams, quota: Quota, template: TemplateRef, source: StartSourceConstraints | None, *, single_use: bool
+    ) -> SandboxSpec:
         """Return the spec of a new sandbox, without its volumes."""
         spec = SandboxSpec(
             id=self._new_id(),
             template=template,
             env=params.env,
-            metadata={**params.metadata, **admission.SINGLE_USE_METADATA} if params.single_use else params.metadata,
-            limits=params.limits,
+            metadata={**params.metadata, **admission.SINGLE_USE_METADATA} if single_use else params.metadata,
+            limits=params.limits.over(Limits() if source is None else source.spec.limits),
             timeout_s=params.timeout_s,
-            network=admission.resolve_network(params.network, self._policy.network, quota),
+            network=admission.resolve_network(params.network or (None if source is None else source.spec.network), self._policy.network, quota),
             isolation=admission.resolve_isolation(
                 params.isolation, self._policy, self._drivers, source=None if source is None else source.spec.isolation
             ),

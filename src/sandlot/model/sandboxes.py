@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -17,9 +17,8 @@ from sandlot.model.access import OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import SandboxId, node_of
 from sandlot.model.network import NetworkPolicy
-from sandlot.model.ports import Change, Exit, Usage
+from sandlot.model.ports import Exit, Usage
 from sandlot.model.specs import (
-    DEFAULT_TEMPLATE,
     DEFAULT_TIMEOUT_S,
     KIB,
     MAX_TIMEOUT_S,
@@ -107,16 +106,43 @@ class SandboxInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsChange:
+    """Limits that replace others. A limit that is None keeps its value; see :class:`~sandlot.model.specs.Limits` for the bounds."""
+
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    pids: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse limits that are out of range."""
+        self.over(Limits())
+
+    @classmethod
+    def to(cls, limits: Limits) -> LimitsChange:
+        """Return the change that replaces all limits."""
+        return cls(**asdict(limits))
+
+    def over(self, limits: Limits) -> Limits:
+        """Return the limits after the change.
+
+        Args:
+            limits: Limits before the change.
+        """
+        return replace(limits, **{name: value for name, value in asdict(self).items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
 class CreateSandboxParams:
     """Parameters of a create request.
 
     Args:
-        template: Name of the template.
-        snapshot: Id or name of a snapshot to start from instead of the template. None: the template.
+        template: Name of the template. None: the default template, or that of the snapshot.
+        snapshot: Id or name of a snapshot to start from instead of a template. The snapshot decides template and isolation. None: a template.
         name: Name that the client chose. None: no name.
         env: Environment variables of every process in the sandbox.
         metadata: Metadata that the client chose: at most 64 entries, 16 KiB, and 255 bytes for each name.
-        limits: Limits of the sandbox.
+        limits: Limits that replace the default limits, or those of the snapshot.
         timeout_s: Seconds until the action ``on_timeout`` is carried out. None: the sandbox is persistent.
         idle_timeout_s: Seconds without activity until the action ``on_timeout`` is carried out. None: no idle timeout.
         isolation: ``auto`` or the name of a driver.
@@ -127,16 +153,14 @@ class CreateSandboxParams:
         auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
         volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
         unique_name: True to refuse the request if the owner has a live sandbox of the same name.
-        single_use: True for a sandbox that serves a single request, such as a one-shot run. The client does not get the id of the sandbox.
-            The sandbox is ended when the service stops. Clients cannot set this field.
     """
 
-    template: str = DEFAULT_TEMPLATE
+    template: str | None = None
     snapshot: str | None = None
     name: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: LimitsChange = field(default_factory=LimitsChange)
     timeout_s: float | None = DEFAULT_TIMEOUT_S
     idle_timeout_s: float | None = None
     isolation: str = AUTO
@@ -146,7 +170,6 @@ class CreateSandboxParams:
     auto_resume: bool = True
     volumes: tuple[VolumeMount, ...] = ()
     unique_name: bool = False
-    single_use: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields whose valid values depend neither on the operator's policy nor on the host.
@@ -261,7 +284,7 @@ class UpdateSandboxParams:
     persistent: bool = False
     idle_timeout_s: float | None = None
     metadata: Mapping[str, str] | None = None
-    limits: Change = field(default_factory=Change)
+    limits: LimitsChange = field(default_factory=LimitsChange)
     on_timeout: OnTimeout | None = None
     auto_resume: bool | None = None
     name: str | None = None
@@ -288,7 +311,7 @@ class UpdateSandboxParams:
             "timeout": self.moves_deadline,
             "idle_timeout": self.idle_timeout_s is not None,
             "metadata": self.metadata is not None,
-            "limits": self.limits != Change(),
+            "limits": self.limits != LimitsChange(),
             "on_timeout": self.on_timeout is not None,
             "auto_resume": self.auto_resume is not None,
             "name": self.name is not None,

@@ -20,8 +20,8 @@ from sandlot.model.errors import (
     UnavailableError,
 )
 from sandlot.model.ports import HostReading, Resources
-from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import GIB, Limits
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
+from sandlot.model.specs import GIB
 from sandlot.model.states import State
 from sandlot.server.settings import Settings
 from tests.support.clock import ManualClock
@@ -160,7 +160,7 @@ async def test_node_reserves_no_more_than_its_host_has(tmp_path: Path) -> None:
             await at.sandbox()
         assert (full.value.code, full.value.retryable, full.value.fields["retry_after_s"]) == (ErrorCode.BUSY, True, 2)
         with pytest.raises(InvalidRequestError, match=r"together can have 2.5 GiB"):
-            await at.sandboxes.create(OPERATOR, replace(BASE, limits=Limits(memory_bytes=4 * GIB)))
+            await at.sandboxes.create(OPERATOR, replace(BASE, limits=LimitsChange(memory_bytes=4 * GIB)))
         assert at.sandboxes.held == 2
         await at.sandboxes.create(OPERATOR, replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)))
         at.driver.faults.raises["clean"] = [OSError("busy")]
@@ -180,4 +180,4 @@ async def test_create_that_can_never_fit_is_invalid_while_the_service_is_full(tm
         with pytest.raises(UnavailableError):
             await at.sandbox()
         with pytest.raises(InvalidRequestError, match=r"together can have 3.0 GiB"):
-            await at.sandboxes.create(OPERATOR, replace(BASE, limits=Limits(memory_bytes=4 * GIB)))
+            await at.sandboxes.create(OPERATOR, replace(BASE, limits=LimitsChange(memory_bytes=4 * GIB)))

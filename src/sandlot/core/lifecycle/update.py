@@ -38,7 +38,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Capabilities, Change, Usage
-from sandlot.model.sandboxes import RESERVED_PREFIX, UpdateSandboxParams, check_reserved_names
+from sandlot.model.sandboxes import RESERVED_PREFIX, LimitsChange, UpdateSandboxParams, check_reserved_names
 from sandlot.model.sandboxes import SandboxUsage as Used
 from sandlot.model.specs import Limits
 from sandlot.model.states import SUSPENDED, State
@@ -55,14 +55,14 @@ Undo = Callable[[], Awaitable[None]]
 _log = structlog.get_logger("sandlot.core")
 
 
-def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
+def check_able(change: LimitsChange, limits: Limits, can: Capabilities) -> None:
     """Refuse limits that a driver cannot change while a sandbox runs.
 
     Raises:
         InvalidRequestError: A limit is out of bounds.
         UnsupportedError: The driver cannot change a limit; the message gives the reason.
     """
-    for ability in change.needs(limits):
+    for ability in _driver_change(change.over(limits)).needs(limits):
         if not can.can(ability):
             raise UnsupportedError(
                 f"The {ability.removeprefix('configure.')} limit of a running sandbox cannot be changed: {can.why_not(ability)}.",
@@ -155,7 +155,7 @@ async def update(supervisor: SandboxSupervisor, *, principal: Principal, params:
     if params.timeout_s is not None:
         replace(sandbox.spec, timeout_s=params.timeout_s)  # raises an error if the timeout is out of bounds
     check_reserved_names(params.metadata or {}, sandbox.metadata)
-    if params.limits == Change():
+    if params.limits == LimitsChange():
         _check_quota(supervisor, principal, params)
         if sandbox.state in SUSPENDED:
             await _record(supervisor, params)
@@ -256,11 +256,14 @@ async def _set_limits(supervisor: SandboxSupervisor, step: Step, guest_timeout_s
         await driver_step("answer", supervisor.link.set_limits(pids=step.pids), guest_timeout_s)
         return
     to = step.limits
-    change = Change(memory_bytes=to.memory_bytes, cpus=to.cpus, pids=to.pids, disk_bytes=to.disk_bytes)
-    await driver_step("change the limits of", supervisor.sandbox.require_instance().configure(change), CONFIGURE_TIMEOUT_S)
+    await driver_step("change the limits of", supervisor.sandbox.require_instance().configure(_driver_change(to)), CONFIGURE_TIMEOUT_S)
     if to.memory_bytes != step.before.memory_bytes:
         # Errors are ignored, because the host enforces the limit.
         await _attempt(lambda: driver_step("answer", supervisor.link.set_limits(pids=step.guest_pids, memory_bytes=to.memory_bytes), guest_timeout_s))
+
+
+def _driver_change(to: Limits) -> Change:
+    return Change(memory_bytes=to.memory_bytes, cpus=to.cpus, pids=to.pids, disk_bytes=to.disk_bytes)
 
 
 async def _attempt(work: Undo) -> None:

@@ -39,7 +39,7 @@ from sandlot.model.executions import Channel, Output, OutputGap
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.programs import DEFAULT_CONCURRENCY, BatchItem, Comparison, OneShotParams, Result, check_batch, language_of
-from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import KIB, WORKSPACE, ProcessSpec, User
 
 ROOM_TIMEOUT_S = 5.0
@@ -154,7 +154,7 @@ class OneShotRunner:
         give_up_s, pause_s = loop.time() + room_timeout_s, _FIRST_PAUSE_S
         while True:
             try:
-                return await self._manager.create(principal, create_params)
+                return await self._manager.create(principal, create_params, single_use=True)
             except SandlotError as error:
                 if error.code not in _RETRYABLE or "retry_after_s" not in error.fields or loop.time() + pause_s > give_up_s:
                     raise
@@ -199,11 +199,10 @@ def _create_params(params: OneShotParams, principal: Principal) -> CreateSandbox
     return CreateSandboxParams(
         template=params.template,
         metadata=params.metadata,
-        limits=params.limits,
+        limits=LimitsChange.to(params.limits),
         timeout_s=lifetime_s if longest_s is None else max(1.0, params.timeout_s, min(lifetime_s, longest_s)),
         isolation=params.isolation,
         network=NetworkPolicy(NetworkMode.NONE),
-        single_use=True,
     )
 
 

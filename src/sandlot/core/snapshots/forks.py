@@ -44,7 +44,7 @@ from sandlot.model.ids import NodeId, SandboxId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent
 from sandlot.model.repositories import Store
-from sandlot.model.sandboxes import RESERVED_PREFIX, SAME, CreateSandboxParams, ForkParams, Promotion
+from sandlot.model.sandboxes import RESERVED_PREFIX, SAME, CreateSandboxParams, ForkParams, LimitsChange, Promotion
 from sandlot.model.specs import SnapshotKind
 
 MAX_DEPTH: Final = 10_000
@@ -361,7 +361,7 @@ def child_params(parent: Sandbox, params: ForkParams) -> list[CreateSandboxParam
             name=params.name_of(number),
             env=params.env,
             metadata=metadata if params.metadata is None else params.metadata,
-            limits=parent.spec.limits,
+            limits=LimitsChange.to(parent.spec.limits),
             timeout_s=parent.spec.timeout_s if params.timeout_s == SAME else params.timeout_s,
             idle_timeout_s=parent.idle_timeout_s,
             isolation=parent.spec.isolation,

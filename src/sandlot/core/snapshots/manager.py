@@ -45,7 +45,6 @@ from sandlot.core.snapshots.verify import SnapshotVerifier
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import SNAPSHOT_ID, NodeId, SnapshotId, new_snapshot_id
-from sandlot.model.ports import Change
 from sandlot.model.records import NewEvent, SnapshotRecord
 from sandlot.model.repositories import Position, Store
 from sandlot.model.sandboxes import NAME, CreateSandboxParams
@@ -161,16 +160,12 @@ class SnapshotManager:
         request = None if key is None else IdempotencyKey(key, request_digest("snapshot", sandbox.id, name, kind))
         return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
 
-    async def create_sandbox(
-        self, principal: Principal, params: CreateSandboxParams, *, limits: Change | None = None, key: str | None = None
-    ) -> Sandbox:
+    async def create_sandbox(self, principal: Principal, params: CreateSandboxParams, *, key: str | None = None) -> Sandbox:
         """Create a sandbox from a snapshot.
 
         Args:
             principal: Owner of the new sandbox.
-            params: Parameters of the sandbox. ``snapshot`` is the snapshot's id or name; template, isolation and limits are taken from the
-                snapshot.
-            limits: Limits that replace those of the snapshot. None: the limits of the snapshot.
+            params: Parameters of the sandbox. ``snapshot`` is the snapshot's id or name.
             key: Idempotency key. A repeated request returns the first request's sandbox, even if the snapshot was deleted meanwhile.
 
         Raises:
@@ -178,26 +173,17 @@ class SnapshotManager:
             ConflictError: The snapshot cannot be restored on this node or with these limits (``snapshot_unusable``).
             SandlotError: As for ``SandboxManager.create``.
         """
-        digest = request_digest("create", params, limits)
         try:
             record = await self.get(principal, params.snapshot or "")
         except NotFoundError:
-            request = None if key is None else IdempotencyKey(key, digest)
+            request = None if key is None else IdempotencyKey(key, request_digest(params))
             earlier = None if request is None else await self._store.sandboxes.get_by_idempotency_key(principal.owner, request.key)
             if request is None or earlier is None:
                 raise
             request.check(earlier.request_digest)  # the first request created its sandbox, and the snapshot was deleted afterwards
             return await self._registry.load(earlier.id, principal)
-        async with self._source_of(principal, record.id) as found:
-            source, spec = replace(found, digest=digest), found.constraints.spec
-            full = replace(
-                params,
-                template=spec.template.name,
-                limits=spec.limits if limits is None else limits.over(spec.limits),
-                network=params.network or spec.network,
-                isolation=spec.isolation,
-            )
-            return await self._manager.create(principal, full, key=key, source=source)
+        async with self._source_of(principal, record.id) as source:
+            return await self._manager.create(principal, params, key=key, source=source)
 
     async def get(self, principal: Principal, id_or_name: str) -> SnapshotRecord:
         """Return a snapshot by its id. The caller's own snapshots are also found by their names.

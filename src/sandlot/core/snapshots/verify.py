@@ -158,13 +158,11 @@ class SnapshotVerifier:
             return
         await self._check_room(record)
         params = CreateSandboxParams(
-            limits=record.spec.limits,
             timeout_s=TIMEOUT_S,
             isolation=record.spec.isolation,
             network=NetworkPolicy(NetworkMode.NONE),
-            single_use=True,
         )
-        sandbox = await self._manager.create(OPERATOR, params, source=source)
+        sandbox = await self._manager.create(OPERATOR, params, source=source, single_use=True)
         self._running = record.id, sandbox
         try:
             await self._pack_files(record, sandbox)

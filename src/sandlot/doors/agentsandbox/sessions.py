@@ -166,7 +166,7 @@ async def _place(node: Node, principal: Principal, session: str | None) -> Async
     if session is not None:
         yield find(node, principal, session)
         return
-    sandbox = await node.manager.create(principal, translate.new_throwaway(principal))
+    sandbox = await node.manager.create(principal, translate.new_throwaway(principal), single_use=True)
     try:
         yield sandbox
     finally:

@@ -146,7 +146,7 @@ def new_session(env: Mapping[str, str], principal: Principal) -> CreateSandboxPa
 def new_throwaway(principal: Principal) -> CreateSandboxParams:
     """The sandbox of one run without a session."""
     longest_s = THROWAWAY_S if principal.quota.lifetime_s is None else principal.quota.lifetime_s
-    return CreateSandboxParams(metadata={DOOR_WORD: NAME}, timeout_s=min(longest_s, THROWAWAY_S), single_use=True)
+    return CreateSandboxParams(metadata={DOOR_WORD: NAME}, timeout_s=min(longest_s, THROWAWAY_S))
 
 
 def is_session(sandbox: Sandbox) -> bool:

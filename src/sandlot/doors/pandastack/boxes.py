@@ -25,6 +25,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import ForkParams
+from sandlot.model.specs import DEFAULT_TEMPLATE
 
 PAGE = 1000
 
@@ -52,7 +53,7 @@ async def create(node: Node, principal: Principal, body: CreateBody) -> SandboxA
     if params.snapshot is None:
         sandbox = await node.manager.create(principal, params)
     else:
-        await node.templates.find(principal, params.template)
+        await node.templates.find(principal, params.template or DEFAULT_TEMPLATE)
         sandbox = await node.snapshots.create_sandbox(principal, params)
     return translate.sandbox(sandbox, node.clock.monotonic_s() - began_s)
 

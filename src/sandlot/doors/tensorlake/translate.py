@@ -32,9 +32,8 @@ from sandlot.doors.tensorlake.control.wire import (
 from sandlot.doors.tensorlake.ways import NAMESPACE
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.network import NetworkMode, NetworkPolicy
-from sandlot.model.ports import Change
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange, UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MIB, Limits, SnapshotKind, User, VolumeMount
 from sandlot.model.states import State
 
@@ -101,7 +100,7 @@ def network(asked: NetworkBody | None) -> NetworkPolicy | None:
     return NetworkPolicy(NetworkMode.NONE)
 
 
-def change(asked: ResourcesBody | None) -> Change | None:
+def change(asked: ResourcesBody | None) -> LimitsChange | None:
     """What is asked for of resources; None where nothing is.
 
     Raises:
@@ -111,12 +110,12 @@ def change(asked: ResourcesBody | None) -> Change | None:
         return None
     if asked.gpus:
         raise refuse("gpus", "Sandlot has no GPUs: leave it out.")
-    given = Change(
+    given = LimitsChange(
         cpus=asked.cpus,
         memory_bytes=None if asked.memory_mb is None else asked.memory_mb * MIB,
         disk_bytes=None if asked.disk_mb is None else asked.disk_mb * MIB,
     )
-    return None if given == Change() else given
+    return None if given == LimitsChange() else given
 
 
 def limits(asked: ResourcesBody | None) -> Limits:
@@ -178,7 +177,7 @@ def new_sandbox(body: CreateBody) -> CreateSandboxParams:
         name=body.name,
         unique_name=body.name is not None,
         metadata=metadata,
-        limits=limits(body.resources),
+        limits=change(body.resources) or LimitsChange(),
         timeout_s=timeout_s(body.timeout_secs),
         network=network(body.network),
         auto_resume=body.auto_resume is not False,
@@ -198,7 +197,7 @@ def update(body: UpdateBody, sandbox: Sandbox) -> UpdateSandboxParams:
     if not body.model_fields_set:
         raise InvalidRequestError("Nothing is to be changed.", hint="Say what: name, resources or auto_resume.")
     return UpdateSandboxParams(
-        name=body.name, unique_name=body.name is not None, limits=change(body.resources) or Change(), auto_resume=body.auto_resume
+        name=body.name, unique_name=body.name is not None, limits=change(body.resources) or LimitsChange(), auto_resume=body.auto_resume
     )
 
 

@@ -37,7 +37,7 @@ async def create(
     if body.snapshot is None:
         work = node.manager.create(principal, params, key=idempotency_key)
     else:
-        work = node.snapshots.create_sandbox(principal, params, limits=body.limits_asked(), key=idempotency_key)
+        work = node.snapshots.create_sandbox(principal, params, key=idempotency_key)
     return reply(SandboxAnswer.of(await unless_gone(request, work)), 201)
 
 

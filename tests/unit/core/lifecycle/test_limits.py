@@ -26,7 +26,7 @@ from sandlot.model.errors import (
 )
 from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import Change, HostReading, Resources
-from sandlot.model.sandboxes import UpdateSandboxParams
+from sandlot.model.sandboxes import LimitsChange, UpdateSandboxParams
 from sandlot.model.specs import GIB, MIB, Limits, ProcessSpec, User
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryInstance
@@ -41,7 +41,7 @@ LIMITS = Limits(pids=PIDS)
 
 @pytest.fixture
 async def sandbox(at: Bench) -> Sandbox:
-    return await at.sandboxes.create(OPERATOR, replace(BASE, limits=LIMITS))
+    return await at.sandboxes.create(OPERATOR, replace(BASE, limits=LimitsChange.to(LIMITS)))
 
 
 async def inside(sandbox: Sandbox) -> int:
@@ -55,19 +55,19 @@ async def promised(at: Bench) -> Resources:
 
 
 async def test_omitted_and_equal_limits_are_not_changed(at: Bench, sandbox: Sandbox) -> None:
-    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=2 * GIB, cpus=0.5)))
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=2 * GIB, cpus=0.5)))
     assert sandbox.spec.limits == replace(LIMITS, memory_bytes=2 * GIB, cpus=0.5)
     (driver,) = at.driver.booted
     assert driver.changes == [Change(memory_bytes=2 * GIB, cpus=0.5, pids=PIDS, disk_bytes=LIMITS.disk_bytes)]
     assert (await promised(at)).memory_bytes == 2 * GIB
-    for same in (Change(), Change(memory_bytes=2 * GIB), Change(disk_bytes=LIMITS.disk_bytes)):
+    for same in (LimitsChange(), LimitsChange(memory_bytes=2 * GIB), LimitsChange(disk_bytes=LIMITS.disk_bytes)):
         await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=same))
     assert len(driver.changes) == 1
 
 
 @pytest.mark.parametrize("pids", [PIDS + 100, PIDS - 100])
 async def test_new_process_limit_is_set_in_the_guest_and_on_the_host(at: Bench, sandbox: Sandbox, pids: int) -> None:
-    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(pids=pids)))
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(pids=pids)))
     assert await inside(sandbox) == sandbox.spec.limits.pids == pids
     assert [change.pids for change in at.driver.booted[0].changes] == [pids]
     used = await at.sandboxes.usage(OPERATOR, sandbox.id)
@@ -82,11 +82,11 @@ async def test_limits_that_the_host_refuses_are_changed_nowhere(at: Bench, sandb
     at.driver.faults.raises["configure"] = [ConflictError("It holds more.", code=ErrorCode.CONFLICT)]
     with pytest.raises(ConflictError, match="holds more"):
         await at.sandboxes.update(
-            OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(pids=pids, memory_bytes=2 * GIB), metadata={"a": "b"}, timeout_s=10)
+            OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(pids=pids, memory_bytes=2 * GIB), metadata={"a": "b"}, timeout_s=10)
         )
     assert (await inside(sandbox), sandbox.spec.limits, dict(sandbox.metadata), sandbox.spec.timeout_s) == (PIDS, LIMITS, {}, BASE.timeout_s)
     assert await promised(at) == before
-    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(pids=pids)))
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(pids=pids)))
     assert await inside(sandbox) == pids
 
 
@@ -95,7 +95,7 @@ async def test_limits_that_the_guest_refuses_are_changed_nowhere(at: Bench, sand
     for _ in range(20):
         await at.node.processes.launch(sandbox, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match=r"The sandbox has 2\d processes and threads"):
-        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(pids=16, memory_bytes=2 * GIB)))
+        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(pids=16, memory_bytes=2 * GIB)))
     assert (await inside(sandbox), sandbox.spec.limits, at.driver.booted[0].changes) == (PIDS, LIMITS, [])
     assert await promised(at) == before
     assert (await at.sandboxes.usage(OPERATOR, sandbox.id)).pids in {20, 21}  # the kernel that is kept ready may be there by now
@@ -110,7 +110,7 @@ async def test_limits_are_set_back_if_the_update_fails_later(at: Bench, sandbox:
     monkeypatch.setattr(type(sandbox.link), "set_deadline", lambda _, seconds: fail(seconds))
     for pids in (PIDS + 100, PIDS - 100):
         with pytest.raises(InternalError, match="no deadline"):
-            await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(pids=pids), timeout_s=50))
+            await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(pids=pids), timeout_s=50))
         assert (await inside(sandbox), sandbox.spec.limits) == (PIDS, LIMITS)
     assert [change.pids for change in at.driver.booted[0].changes] == [PIDS + 100, PIDS, PIDS - 100, PIDS]
 
@@ -125,7 +125,7 @@ async def test_limits_are_not_changed_without_a_response_of_the_guest(at: Bench,
     monkeypatch.setattr(type(sandbox.link), "info", lambda _: asyncio.Event().wait())
     monkeypatch.setattr("sandlot.core.lifecycle.update.COUNT_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutExceededError):
-        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(pids=PIDS + 1)))
+        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(pids=PIDS + 1)))
     assert [change.pids for change in at.driver.booted[0].changes] == [PIDS + 1, PIDS]
     used = await at.sandboxes.usage(OPERATOR, sandbox.id)
     assert (used.pids, used.usage.pids) == (None, 3)
@@ -139,7 +139,7 @@ async def test_memory_is_added_only_after_the_guest_has_agreed(at: Bench, sandbo
 
     monkeypatch.setattr(type(sandbox.link), "set_limits", lambda _, pids: refuse() if pids else None)
     with pytest.raises(ConflictError, match="no"):
-        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(pids=PIDS + 1, memory_bytes=32 * GIB)))
+        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(pids=PIDS + 1, memory_bytes=32 * GIB)))
     assert at.driver.booted[0].changes
     assert {change.memory_bytes for change in at.driver.booted[0].changes} == {LIMITS.memory_bytes}
     assert (sandbox.spec.limits, (await promised(at)).memory_bytes) == (LIMITS, LIMITS.memory_bytes)
@@ -149,7 +149,7 @@ async def test_limits_whose_change_failed_on_the_host_are_set_again(at: Bench, s
     at.driver.faults.raises["configure"] = [OSError(5, "Input/output error")]
 
     with pytest.raises(HostError, match="Input/output error"):
-        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=2 * GIB)))
+        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=2 * GIB)))
 
     assert [change.memory_bytes for change in at.driver.booted[0].changes] == [LIMITS.memory_bytes]
     assert sandbox.spec.limits == LIMITS
@@ -170,10 +170,10 @@ async def test_memory_that_cannot_be_withdrawn_stays_reserved_and_is_reported(
     with monkeypatch.context() as patch:
         patch.setattr(type(sandbox.link), "set_deadline", lambda _, seconds: refuse() if seconds else None)
         with pytest.raises(InternalError, match="no deadline"):
-            await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB), timeout_s=50))
+            await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB), timeout_s=50))
     assert sandbox.spec.limits == replace(LIMITS, memory_bytes=3 * GIB)
     assert (await promised(at)).memory_bytes == 3 * GIB
-    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=GIB)))  # later it can be
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=GIB)))  # later it can be
     assert at.driver.booted[0].changes[-1].memory_bytes == GIB
     assert (await promised(at)).memory_bytes == GIB
 
@@ -195,7 +195,7 @@ async def test_process_limit_that_cannot_be_lowered_stays_and_all_other_limits_a
     monkeypatch.setattr(type(sandbox.link), "set_limits", raise_only)
     monkeypatch.setattr(type(sandbox.link), "set_deadline", lambda _, seconds: fail() if seconds else None)
     with pytest.raises(InternalError, match="no deadline"):
-        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB, pids=PIDS + 100), timeout_s=50))
+        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB, pids=PIDS + 100), timeout_s=50))
     assert sandbox.spec.limits == replace(LIMITS, pids=PIDS + 100)
     assert at.driver.booted[0].changes[-1] == Change(memory_bytes=GIB, cpus=LIMITS.cpus, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
     assert await promised(at) == Resources(memory_bytes=GIB, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
@@ -212,7 +212,7 @@ async def test_update_reports_a_sandbox_that_was_killed_while_the_host_was_read(
     async with bench(tmp_path, clock=clock, read_host=look) as at:
         sandbox = await at.sandbox()
         clock.advance(2)
-        waiting = asyncio.create_task(at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=2 * GIB))))
+        waiting = asyncio.create_task(at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=2 * GIB))))
         await asyncio.sleep(0)
         await at.sandboxes.kill(OPERATOR, sandbox.id)
         await until(lambda: at.sandboxes.held == 0)
@@ -227,12 +227,12 @@ async def test_update_of_an_ended_or_unfinished_sandbox_is_refused(at: Bench, sa
     await at.driver.faults.reach("boot")
     (new,) = (each for each in at.sandboxes.list(OPERATOR) if each.name == "new")
     with pytest.raises(ConflictError, match="still being created"):
-        await at.sandboxes.update(OPERATOR, new.id, UpdateSandboxParams(limits=Change(cpus=0.5)))
+        await at.sandboxes.update(OPERATOR, new.id, UpdateSandboxParams(limits=LimitsChange(cpus=0.5)))
     release.set()
     await creating
     await at.sandboxes.kill(OPERATOR, sandbox.id)
     with pytest.raises(SandboxEndedError):
-        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(cpus=0.5)))
+        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(cpus=0.5)))
 
 
 class TestAQuota:
@@ -241,9 +241,10 @@ class TestAQuota:
     WHO = Principal(OwnerId("a" * 12), "alice", quota=Quota(cpus=4.0, memory_bytes=4 * GIB))
 
     async def test_concurrent_updates_stay_within_the_quota(self, at: Bench) -> None:
-        sandboxes = [await at.sandboxes.create(self.WHO, replace(BASE, limits=LIMITS)) for _ in range(2)]
+        sandboxes = [await at.sandboxes.create(self.WHO, replace(BASE, limits=LimitsChange.to(LIMITS))) for _ in range(2)]
         changes = [
-            at.sandboxes.update(self.WHO, sandbox.id, UpdateSandboxParams(limits=Change(cpus=3.0, memory_bytes=3 * GIB))) for sandbox in sandboxes
+            at.sandboxes.update(self.WHO, sandbox.id, UpdateSandboxParams(limits=LimitsChange(cpus=3.0, memory_bytes=3 * GIB)))
+            for sandbox in sandboxes
         ]
         ends = await asyncio.gather(*changes, return_exceptions=True)
         refused = [end for end in ends if isinstance(end, LimitError)]
@@ -251,13 +252,13 @@ class TestAQuota:
         assert sorted(sandbox.spec.limits.cpus for sandbox in sandboxes) == [1.0, 3.0]
 
     async def test_unfinished_update_counts_with_the_larger_of_both_limits(self, at: Bench) -> None:
-        one = await at.sandboxes.create(self.WHO, replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)))
+        one = await at.sandboxes.create(self.WHO, replace(BASE, limits=LimitsChange.to(replace(LIMITS, memory_bytes=3 * GIB))))
         release = at.driver.faults.hold("configure")
-        less = asyncio.create_task(at.sandboxes.update(self.WHO, one.id, UpdateSandboxParams(limits=Change(memory_bytes=GIB))))
+        less = asyncio.create_task(at.sandboxes.update(self.WHO, one.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=GIB))))
         await at.driver.faults.reach("configure")
-        more = asyncio.create_task(at.sandboxes.update(self.WHO, one.id, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB))))
+        more = asyncio.create_task(at.sandboxes.update(self.WHO, one.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB))))
         with pytest.raises(LimitError):
-            await at.sandboxes.create(self.WHO, replace(BASE, limits=replace(LIMITS, memory_bytes=2 * GIB)))
+            await at.sandboxes.create(self.WHO, replace(BASE, limits=LimitsChange.to(replace(LIMITS, memory_bytes=2 * GIB))))
         async with asyncio.timeout(60):
             release.set()
             await less
@@ -265,15 +266,15 @@ class TestAQuota:
         assert at.service.node.reservations.live_limits(one.owner) == [one.spec.limits] == [replace(LIMITS, memory_bytes=3 * GIB)]
 
     async def test_update_that_waited_is_checked_again(self, at: Bench) -> None:
-        one = await at.sandboxes.create(self.WHO, replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)))
-        await at.sandboxes.update(self.WHO, one.id, UpdateSandboxParams(limits=Change(memory_bytes=GIB)))
+        one = await at.sandboxes.create(self.WHO, replace(BASE, limits=LimitsChange.to(replace(LIMITS, memory_bytes=3 * GIB))))
+        await at.sandboxes.update(self.WHO, one.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=GIB)))
         at.driver.fail_next("configure", ConflictError("It holds more.", code=ErrorCode.CONFLICT))
         release = at.driver.hold("configure")
-        first = asyncio.create_task(at.sandboxes.update(self.WHO, one.id, UpdateSandboxParams(limits=Change(cpus=0.5))))
+        first = asyncio.create_task(at.sandboxes.update(self.WHO, one.id, UpdateSandboxParams(limits=LimitsChange(cpus=0.5))))
         await at.driver.faults.reach("configure")
-        waiting = asyncio.create_task(at.sandboxes.update(self.WHO, one.id, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB))))
+        waiting = asyncio.create_task(at.sandboxes.update(self.WHO, one.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB))))
         await asyncio.sleep(0)
-        await at.sandboxes.create(self.WHO, replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)))
+        await at.sandboxes.create(self.WHO, replace(BASE, limits=LimitsChange.to(replace(LIMITS, memory_bytes=3 * GIB))))
         release.set()
         with pytest.raises(ConflictError):
             await first
@@ -283,7 +284,7 @@ class TestAQuota:
 
 
 async def test_new_limits_are_recorded_before_the_response(at: Bench, sandbox: Sandbox) -> None:
-    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(cpus=2.0, memory_bytes=2 * GIB)))
+    await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(cpus=2.0, memory_bytes=2 * GIB)))
     record = await at.service.store.sandboxes.get(sandbox.id)
     assert record is not None
     assert record.spec.limits == sandbox.spec.limits == replace(LIMITS, cpus=2.0, memory_bytes=2 * GIB)
@@ -300,41 +301,41 @@ class TestAFullNode:
             yield here
 
     async def test_limits_beyond_the_free_room_are_busy_and_beyond_the_node_invalid(self, at: Bench, sandbox: Sandbox) -> None:
-        other = await at.sandboxes.create(OPERATOR, replace(BASE, limits=LIMITS))
+        other = await at.sandboxes.create(OPERATOR, replace(BASE, limits=LimitsChange.to(LIMITS)))
         with pytest.raises(UnavailableError) as busy:
-            await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB + MIB)))
+            await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB + MIB)))
         assert busy.value.code is ErrorCode.BUSY
         assert busy.value.fields["retry_after_s"] > 0
         with pytest.raises(InvalidRequestError, match="memory"):
-            await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=5 * GIB)))
+            await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=5 * GIB)))
         assert (sandbox.spec.limits, at.driver.booted[0].changes) == (LIMITS, [])
         # Memory that one sandbox gives up can be added to the other.
-        await at.sandboxes.update(OPERATOR, other.id, UpdateSandboxParams(limits=Change(memory_bytes=512 * MIB)))
-        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB + MIB)))
+        await at.sandboxes.update(OPERATOR, other.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=512 * MIB)))
+        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB + MIB)))
         assert (await promised(at)).memory_bytes == 3 * GIB + 513 * MIB
 
     async def test_warm_sandboxes_are_evicted_for_a_sandbox_that_grows(self, at: Bench, sandbox: Sandbox) -> None:
         made = await at.service.node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
         await until(lambda: len(made.pool.ready) == 2)
-        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB)))
+        await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB)))
         assert (sandbox.spec.limits.memory_bytes, len(made.pool.ready)) == (3 * GIB, 1), "no more goes than it grows by"
 
     async def test_update_over_the_quota_evicts_nothing(self, at: Bench) -> None:
         principal = Principal(OwnerId("a" * 12), "alice", quota=Quota(memory_bytes=2 * GIB))
-        one = await at.sandboxes.create(principal, replace(BASE, limits=LIMITS))
+        one = await at.sandboxes.create(principal, replace(BASE, limits=LimitsChange.to(LIMITS)))
         made = await at.service.node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
         await until(lambda: len(made.pool.ready) == 2)
         with pytest.raises(LimitError):
-            await at.sandboxes.update(principal, one.id, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB)))
+            await at.sandboxes.update(principal, one.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB)))
         assert len(made.pool.ready) == 2
 
     async def test_unfinished_update_reserves_the_larger_of_both_limits(self, at: Bench, sandbox: Sandbox) -> None:
         release = at.driver.faults.hold("configure")
-        changing = asyncio.create_task(at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=Change(memory_bytes=4 * GIB))))
+        changing = asyncio.create_task(at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=4 * GIB))))
         await at.driver.faults.reach("configure")
         with pytest.raises(UnavailableError):
-            await at.sandboxes.create(OPERATOR, replace(BASE, limits=LIMITS))
+            await at.sandboxes.create(OPERATOR, replace(BASE, limits=LimitsChange.to(LIMITS)))
         release.set()
         await changing
         with pytest.raises(UnavailableError):
-            await at.sandboxes.create(OPERATOR, replace(BASE, limits=LIMITS))
+            await at.sandboxes.create(OPERATOR, replace(BASE, limits=LimitsChange.to(LIMITS)))

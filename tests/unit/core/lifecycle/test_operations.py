@@ -17,8 +17,8 @@ from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandboxEndedError, SandlotError
-from sandlot.model.ports import Change, Exit, ExitReason, HostReading
-from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams
+from sandlot.model.ports import Exit, ExitReason, HostReading
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange, UpdateSandboxParams
 from sandlot.model.specs import GIB, Limits, OnTimeout, VolumeMount
 from sandlot.model.states import State
 from sandlot.model.volumes import MIN_SIZE_BYTES
@@ -27,8 +27,8 @@ from tests.unit.core.pools.test_manager import filled_pool
 from tests.unit.core.test_volumes import Disks
 
 LIMITS = Limits(memory_bytes=GIB)
-BASE = CreateSandboxParams(template="base", limits=LIMITS)
-LARGER = UpdateSandboxParams(limits=Change(memory_bytes=2 * GIB))
+BASE = CreateSandboxParams(template="base", limits=LimitsChange.to(LIMITS))
+LARGER = UpdateSandboxParams(limits=LimitsChange(memory_bytes=2 * GIB))
 
 
 @pytest.fixture
@@ -486,7 +486,7 @@ async def test_kill_cuts_an_update_that_waits_for_room(tmp_path: Path) -> None:
         sandbox = await create(node)
         await filled_pool(node, warm=1, limits=replace(LIMITS, cpus=0.5))
         removal = node.driver.hold("destroy")
-        updating = update(node, sandbox, UpdateSandboxParams(limits=Change(memory_bytes=4 * GIB)))
+        updating = update(node, sandbox, UpdateSandboxParams(limits=LimitsChange(memory_bytes=4 * GIB)))
         await node.driver.faults.reach("destroy")
         assert not updating.done()
 

@@ -21,8 +21,8 @@ from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import ExitReason
 from sandlot.model.records import SandboxRecord
-from sandlot.model.sandboxes import ENDED, LIVE, CreateSandboxParams, SandboxFilter
-from sandlot.model.specs import GIB, CellSpec, Limits, ProcessSpec, SandboxSpec, User, VolumeMount
+from sandlot.model.sandboxes import ENDED, LIVE, CreateSandboxParams, LimitsChange, SandboxFilter
+from sandlot.model.specs import GIB, CellSpec, ProcessSpec, SandboxSpec, User, VolumeMount
 from sandlot.model.states import State
 from sandlot.model.volumes import MIN_SIZE_BYTES
 from sandlot.server.compose import Service
@@ -284,7 +284,7 @@ async def test_hibernation_image_of_a_missing_driver_is_kept(tmp_path: Path) -> 
 async def test_sandbox_of_a_missing_driver_keeps_its_reservation_volumes_name_and_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mounts, "ask", answer_mounts)
     state, disks = NodeState(tmp_path), Disks()
-    params = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB), name="mine", unique_name=True)
+    params = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB), name="mine", unique_name=True)
     async with open_node(state, keep_sandboxes=True) as node:
         node.services.volumes._disks = disks  # noqa: SLF001 - in place of file systems
         record, _secret = await node.keys.create("anne", quota=Quota(memory_bytes=GIB))

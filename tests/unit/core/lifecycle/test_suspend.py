@@ -14,12 +14,12 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, SandlotError
 from sandlot.model.ports import DriverCapability
-from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import GIB, Limits, OnTimeout, ProcessSpec, shell_argv
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
+from sandlot.model.specs import GIB, OnTimeout, ProcessSpec, shell_argv
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 
-BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
+BASE = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB))
 
 
 @pytest.fixture

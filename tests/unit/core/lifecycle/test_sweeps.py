@@ -14,7 +14,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InternalError
 from sandlot.model.pools import PoolSizes
-from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, Limits, RootFs, Shape
 from sandlot.model.states import State
 from sandlot.server.compose import open_service
@@ -23,7 +23,7 @@ from sandlot.testing.memory.store import MemoryBlobs, MemoryStore
 from tests.support.node import MemoryNode, NodeState, NoPackages, open_node, run_pending, settings_of, settled
 
 SHAPE = Shape(root=RootFs("0" * 64, Path("/nonexistent")), limits=Limits())
-PERSISTENT = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB, cpus=0.5), timeout_s=None)
+PERSISTENT = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB, cpus=0.5), timeout_s=None)
 """A sandbox without a deadline that no pool has."""
 
 

@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 
 from sandlot.model.access import OPERATOR
-from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import GIB, Limits
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
+from sandlot.model.specs import GIB
 from sandlot.model.states import State
 from tests.support.node import NodeState, open_node, settled
 
-BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
+BASE = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB))
 
 
 async def test_kill_is_answered_once_the_processes_are_dead_and_before_the_cleanup(tmp_path: Path) -> None:

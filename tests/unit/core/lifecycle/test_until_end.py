@@ -12,11 +12,11 @@ from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEnde
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
-from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import GIB, Limits
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
+from sandlot.model.specs import GIB
 from tests.support.node import MemoryNode, NodeState, open_node, settled
 
-BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
+BASE = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB))
 
 
 async def run_turns(count: int) -> None:

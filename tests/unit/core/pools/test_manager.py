@@ -30,7 +30,7 @@ from sandlot.model.errors import ConflictError, ForbiddenError, HostError, Inval
 from sandlot.model.pools import PoolSizes, StartPath
 from sandlot.model.ports import DriverCapability
 from sandlot.model.records import NewEvent, SandboxRecord
-from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, MIB, Limits, TemplateRef
 from sandlot.model.states import State
 from sandlot.testing.memory.store import MemoryStore
@@ -60,7 +60,7 @@ async def refill(node: MemoryNode) -> None:
 
 
 async def create(node: MemoryNode, principal: Principal = OPERATOR, limits: Limits = LIMITS, env: Mapping[str, str] | None = None) -> Sandbox:
-    sandbox: Sandbox = await node.sandboxes.create(principal, CreateSandboxParams(template="base", limits=limits, env=env or {}))
+    sandbox: Sandbox = await node.sandboxes.create(principal, CreateSandboxParams(template="base", limits=LimitsChange.to(limits), env=env or {}))
     return sandbox
 
 

@@ -14,13 +14,13 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import DriverCapability
-from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, Limits, VolumeMount
 from tests.support.node import MemoryNode, NodeState, open_node
 from tests.unit.core.test_volumes import Disks
 
 LIMITS = Limits(memory_bytes=GIB)
-WITH_DATA = CreateSandboxParams(template="base", limits=LIMITS, volumes=(VolumeMount("data", "/data"),))
+WITH_DATA = CreateSandboxParams(template="base", limits=LimitsChange.to(LIMITS), volumes=(VolumeMount("data", "/data"),))
 NO_SNAPSHOTS = set(DriverCapability) - {DriverCapability.SNAPSHOT}
 """So that warm sandboxes are booted."""
 

@@ -12,14 +12,14 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.ports import HeadroomRange
-from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import GIB, MIB, Limits, OnTimeout
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
+from sandlot.model.specs import GIB, MIB, OnTimeout
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 
 pytestmark = pytest.mark.usefixtures("inline_threads")
 
-BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
+BASE = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB))
 LEAST, MOST = 256 * MIB, 512 * MIB
 
 

@@ -14,14 +14,14 @@ from sandlot.core.scheduler import Scheduler
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.network import NetworkMode, NetworkPolicy
-from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
+from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChange
 from sandlot.model.specs import MIB, Limits, OnTimeout
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, settled
 
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
 LIMITS = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
-BASE = CreateSandboxParams(template="base", limits=LIMITS, network=NetworkPolicy(NetworkMode.NONE))
+BASE = CreateSandboxParams(template="base", limits=LimitsChange.to(LIMITS), network=NetworkPolicy(NetworkMode.NONE))
 PARENT = replace(
     BASE,
     name="root",

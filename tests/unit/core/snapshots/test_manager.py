@@ -13,14 +13,14 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import SnapshotId
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
-from sandlot.model.specs import MIB, Limits
+from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChange
+from sandlot.model.specs import MIB
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, settled
 
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
 BOB = Principal(owner=OwnerId("b0bb0bb0bb0b"), name="bob")
-BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB))
+BASE = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=256 * MIB, disk_bytes=128 * MIB))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import MIB, Limits
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, settled
@@ -37,7 +37,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def create(node: MemoryNode, limits: Limits = LIMITS) -> Sandbox:
-    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", limits=limits))
+    sandbox: Sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", limits=LimitsChange.to(limits)))
     return sandbox
 
 
@@ -125,7 +125,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 async def verified_snapshot(node: MemoryNode, principal: Principal) -> SnapshotRecord:
     """Take a snapshot of a new sandbox, and wait until the snapshot is verified."""
-    sandbox = await node.sandboxes.create(principal, CreateSandboxParams(template="base", limits=SMALL))
+    sandbox = await node.sandboxes.create(principal, CreateSandboxParams(template="base", limits=LimitsChange.to(SMALL)))
     snapshot = await node.services.snapshots.create(principal, sandbox.id)
     await node.services.snapshots.verifier.idle.wait()
     return await node.services.snapshots.get(principal, snapshot.id)
@@ -150,7 +150,7 @@ async def test_packed_files_that_exceed_the_quota_are_removed_and_the_memory_sta
     assert [layer.exists() for layer in packed] == [False]
     _, total_bytes = await node.store.snapshots.totals(anne.owner)
     assert total_bytes == snapshot.size_bytes <= PACKED_BYTES
-    copy = await node.services.snapshots.create_sandbox(anne, CreateSandboxParams(template="base", snapshot=snapshot.id, limits=SMALL))
+    copy = await node.services.snapshots.create_sandbox(anne, CreateSandboxParams(template="base", snapshot=snapshot.id))
     assert (copy.state, copy.spec.restored) == (State.RUNNING, "memory")
 
 

@@ -24,7 +24,7 @@ from sandlot.doors.tensorlake.translate import DOOR_WORD, IMAGE_WORD, NAME, POOL
 from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, url_of
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.pools import PoolSizes
-from sandlot.model.sandboxes import AUTO, CreateSandboxParams
+from sandlot.model.sandboxes import AUTO, CreateSandboxParams, LimitsChange
 from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 
@@ -90,7 +90,7 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
     params = CreateSandboxParams(
         template=told.spec.template.name,
         isolation=told.spec.isolation,
-        limits=told.spec.limits,
+        limits=LimitsChange.to(told.spec.limits),
         metadata={DOOR_WORD: NAME, POOL_WORD: told.id, **{name: word for name, word in told.metadata.items() if name == IMAGE_WORD}},
         timeout_s=translate.pool_timeout_s(told.metadata),
         network=translate.pool_network(told.metadata),

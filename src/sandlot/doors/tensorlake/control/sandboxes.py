@@ -46,10 +46,7 @@ ACCEPTED = 202
 async def create(body: CreateBody, request: Request) -> Response:
     """Make a sandbox; it runs when this is answered, whether its client wanted to wait for that or not."""
     node, principal, params = node_of(request), principal_of(request), translate.new_sandbox(body)
-    if params.snapshot is None:
-        work = node.manager.create(principal, params)
-    else:
-        work = node.snapshots.create_sandbox(principal, params, limits=translate.change(body.resources))
+    work = node.manager.create(principal, params) if params.snapshot is None else node.snapshots.create_sandbox(principal, params)
     sandbox = await unless_gone(request, work)
     return reply(translate.made(sandbox, url_of(request, sandbox.id)), ACCEPTED if body.wait is False else 200)
 

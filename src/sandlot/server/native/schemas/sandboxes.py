@@ -12,13 +12,13 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of
 from sandlot.model.network import NetworkMode, NetworkPolicy
-from sandlot.model.ports import Change
 from sandlot.model.sandboxes import (
     AUTO,
     ENDED,
     LIVE,
     MAX_METADATA_ENTRIES,
     CreateSandboxParams,
+    LimitsChange,
     SandboxFilter,
     SandboxUsage,
     UpdateSandboxParams,
@@ -57,9 +57,9 @@ class LimitsBody(Body):
             pids=limits.pids if self.pids is None else self.pids,
         )
 
-    def change(self) -> Change:
-        """Those that are given, for a sandbox that runs."""
-        return Change(memory_bytes=self.memory_bytes, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk_bytes)
+    def change(self) -> LimitsChange:
+        """Those that are given."""
+        return LimitsChange(memory_bytes=self.memory_bytes, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk_bytes)
 
 
 class NetworkBody(Body):
@@ -124,12 +124,12 @@ class CreateBody(Body):
             snapshot=self.snapshot,
             files=tuple(self.files),
             idle_timeout_s=self.idle_timeout,
-            template=self.template,
+            template=self.template if self.snapshot is None else None,
             name=self.name,
             unique_name=self.unique_name,
             env=self.env,
             metadata=self.metadata,
-            limits=self.limits.over(Limits()),
+            limits=self.limits.change(),
             timeout_s=None if self.persistent else timeout_s,
             isolation=self.isolation,
             network=None if self.network is None else NetworkPolicy(self.network.mode),
@@ -137,10 +137,6 @@ class CreateBody(Body):
             auto_resume=self.auto_resume,
             volumes=tuple(mount.asked() for mount in self.volumes),
         )
-
-    def limits_asked(self) -> Change | None:
-        """What is said about limits, for what starts from a snapshot."""
-        return self.limits.change() if "limits" in self.model_fields_set else None
 
 
 class UpdateBody(Body):
@@ -166,7 +162,7 @@ class UpdateBody(Body):
             persistent=bool(self.persistent),
             idle_timeout_s=self.idle_timeout,
             metadata=self.metadata,
-            limits=Change() if self.limits is None else self.limits.change(),
+            limits=LimitsChange() if self.limits is None else self.limits.change(),
             on_timeout=None if self.on_timeout is None else OnTimeout(self.on_timeout),
             auto_resume=self.auto_resume,
             name=self.name,
