@@ -232,10 +232,12 @@ class SandboxManager:
         lifecycle.reservations.record(Purpose.SANDBOX, amount, owner=record.owner, limits=counted)
         self._registry.without_driver[record.id] = record
 
-    async def kill(self, principal: Principal, id_: str) -> None:
-        """End a sandbox and return when its processes are dead. Idempotent."""
+    async def kill(self, principal: Principal, id_: str, *, wait: bool = True) -> None:
+        """End a sandbox and return when its processes are dead, or at once if ``wait`` is False. Idempotent."""
         sandbox = await self._registry.load(id_, principal)
         sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
+        if not wait:
+            return
         task = self._registry.tasks.get(sandbox.id)
         if task is not None:
             ended = asyncio.ensure_future(sandbox.ended.wait())

@@ -25,6 +25,7 @@ from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Reservations
+from sandlot.core.sandboxes import SandboxService
 from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
@@ -45,6 +46,7 @@ class Node:
     """
 
     id: NodeId
+    sandboxes: SandboxService
     registry: SandboxRegistry
     manager: SandboxManager
     drivers: Drivers

@@ -390,6 +390,19 @@ class ForkParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkTree:
+    """A tree of forks.
+
+    Args:
+        root: Id of the root. If the root ended long ago, its record may have been removed.
+        sandboxes: Recorded sandboxes of the tree, oldest first. ``spec.parent`` of a sandbox is the id of its parent.
+    """
+
+    root: SandboxId
+    sandboxes: tuple[SandboxInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Promotion:
     """Result of a promotion.
 

@@ -60,6 +60,7 @@ from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Reservations
+from sandlot.core.sandboxes import SandboxService
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.forks import ForkManager
@@ -292,6 +293,31 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             node=node_id,
             clock=clock,
         )
+        mounts = MountManager(registry, driver_set, volumes)
+        snapshots = SnapshotManager(
+            manager=manager,
+            registry=registry,
+            store=store,
+            memory_images=memory_images,
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            api_keys=api_keys,
+            events=events,
+            clock=clock,
+            node=node_id,
+        )
+        forks = ForkManager(
+            manager=manager,
+            scheduler=scheduler,
+            registry=registry,
+            store=store,
+            memory_images=memory_images,
+            reservations=reservations,
+            events=events,
+            clock=clock,
+            node=node_id,
+        )
         node = Node(
             id=node_id,
             clock=clock,
@@ -324,32 +350,11 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             packages=PackageInstaller(processes),
             pools=pools,
             manager=manager,
-            mounts=MountManager(registry, driver_set, volumes),
+            mounts=mounts,
+            sandboxes=SandboxService(registry=registry, manager=manager, snapshots=snapshots, forks=forks, mounts=mounts, drivers=driver_set),
             one_shots=OneShotRunner(manager, processes, counter, grading),
-            snapshots=SnapshotManager(
-                manager=manager,
-                registry=registry,
-                store=store,
-                memory_images=memory_images,
-                drivers=driver_set,
-                templates=template_set,
-                reservations=reservations,
-                api_keys=api_keys,
-                events=events,
-                clock=clock,
-                node=node_id,
-            ),
-            forks=ForkManager(
-                manager=manager,
-                scheduler=scheduler,
-                registry=registry,
-                store=store,
-                memory_images=memory_images,
-                reservations=reservations,
-                events=events,
-                clock=clock,
-                node=node_id,
-            ),
+            snapshots=snapshots,
+            forks=forks,
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
             tokens=TokenService(state.secret(settings.data_dir), registry, clock.now, api_keys.principal_of),
         )

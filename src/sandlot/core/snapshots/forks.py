@@ -44,7 +44,7 @@ from sandlot.model.ids import NodeId, SandboxId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent
 from sandlot.model.repositories import Store
-from sandlot.model.sandboxes import RESERVED_PREFIX, SAME, CreateSandboxParams, ForkParams, LimitsChange, Promotion
+from sandlot.model.sandboxes import RESERVED_PREFIX, SAME, CreateSandboxParams, ForkParams, ForkTree, LimitsChange, Promotion
 from sandlot.model.specs import SnapshotKind
 
 MAX_DEPTH: Final = 10_000
@@ -106,19 +106,6 @@ def siblings(sandbox: Sandbox, sandboxes: Iterable[Sandbox], among: Mapping[str,
         and other.spec.parent == sandbox.spec.parent
         and all(other.metadata.get(name) == value for name, value in among.items())
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """A tree of forks.
-
-    Args:
-        root: Id of the root. If the root ended long ago, its record may have been removed.
-        sandboxes: Recorded sandboxes of the tree, oldest first. ``spec.parent`` of a sandbox is the id of its parent.
-    """
-
-    root: SandboxId
-    sandboxes: Sequence[Sandbox]
 
 
 class ForkManager:
@@ -188,7 +175,7 @@ class ForkManager:
                 await _end(earlier, "the service ended while the sandbox was forked")
         raise AssertionError  # unreachable: the loop above ends only with a return or an exception
 
-    async def get_tree(self, principal: Principal, sandbox_id: str) -> Tree:
+    async def get_tree(self, principal: Principal, sandbox_id: str) -> ForkTree:
         """Return the tree of a sandbox."""
         sandbox = await self._registry.load(sandbox_id, principal)
         known = {each.id: each for each in (sandbox, *self._registry.list(principal, ended=True))}
@@ -200,7 +187,8 @@ class ForkManager:
                 break
             known[found.id] = top = found
         root = root_of(sandbox.id, {id_: each.spec.parent for id_, each in known.items()})
-        return Tree(root, sorted(below([root], known.values()), key=lambda each: (each.created_at, each.id)))
+        ordered = sorted(below([root], known.values()), key=lambda each: (each.created_at, each.id))
+        return ForkTree(root, tuple(each.info() for each in ordered))
 
     async def promote(self, principal: Principal, sandbox_id: str, *, among: Mapping[str, str] | None = None) -> Promotion:
         """Keep one child, and end the other children of its parent with all their descendants. Idempotent.

@@ -8,10 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from sandlot.core.sandbox import Sandbox
-from sandlot.core.snapshots.forks import Tree
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.sandboxes import MAX_CHILDREN, SAME, ForkParams, Promotion, check_reserved_names
+from sandlot.model.sandboxes import MAX_CHILDREN, SAME, ForkParams, ForkTree, Promotion, SandboxInfo, check_reserved_names
 from sandlot.model.specs import SnapshotKind
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 from sandlot.server.native.schemas.sandboxes import LimitsAnswer, NetworkAnswer, SandboxAnswer
@@ -121,7 +119,7 @@ class ForksAnswer(Answer):
     sandboxes: list[SandboxAnswer]
 
     @classmethod
-    def of(cls, sandboxes: Sequence[Sandbox]) -> ForksAnswer:
+    def of(cls, sandboxes: Sequence[SandboxInfo]) -> ForksAnswer:
         """What is told of them."""
         return cls(sandboxes=[SandboxAnswer.of(sandbox) for sandbox in sandboxes])
 
@@ -136,7 +134,7 @@ class BranchAnswer(Answer):
     created_at: datetime
 
     @classmethod
-    def of(cls, sandbox: Sandbox) -> BranchAnswer:
+    def of(cls, sandbox: SandboxInfo) -> BranchAnswer:
         """What is told of it."""
         return cls(id=sandbox.id, parent=sandbox.spec.parent, state=str(sandbox.state), name=sandbox.name, created_at=sandbox.created_at)
 
@@ -148,7 +146,7 @@ class TreeAnswer(Answer):
     sandboxes: list[BranchAnswer] = Field(description="All that are known still, oldest first: each behind whose fork it is.")
 
     @classmethod
-    def of(cls, tree: Tree) -> TreeAnswer:
+    def of(cls, tree: ForkTree) -> TreeAnswer:
         """What is told of them."""
         return cls(root=tree.root, sandboxes=[BranchAnswer.of(sandbox) for sandbox in tree.sandboxes])
 

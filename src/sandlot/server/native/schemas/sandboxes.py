@@ -8,9 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.ids import node_of
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import (
     AUTO,
@@ -20,6 +18,7 @@ from sandlot.model.sandboxes import (
     CreateSandboxParams,
     LimitsChange,
     SandboxFilter,
+    SandboxInfo,
     SandboxUsage,
     UpdateSandboxParams,
     check_reserved_names,
@@ -231,7 +230,7 @@ class SandboxAnswer(Answer):
     exit: ExitAnswer | None
 
     @classmethod
-    def of(cls, sandbox: Sandbox) -> SandboxAnswer:
+    def of(cls, sandbox: SandboxInfo) -> SandboxAnswer:
         """What is told of a sandbox."""
         spec = sandbox.spec
         return cls(
@@ -253,9 +252,9 @@ class SandboxAnswer(Answer):
             restored=RESTORED.get(spec.restored),
             volumes=[MountAnswer.of(mount) for mount in spec.volumes],
             created_at=sandbox.created_at,
-            expires_at=sandbox.deadline.expires_at,
+            expires_at=sandbox.expires_at,
             ended_at=sandbox.ended_at,
-            node=node_of(sandbox.id),
+            node=sandbox.node,
             exit=None if sandbox.exit is None else ExitAnswer(reason=str(sandbox.exit.reason), detail=sandbox.exit.detail),
         )
 

@@ -19,10 +19,10 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/volumes", tags=["volumes"])
 @router.post("", responses=also(SandboxAnswer, "It has it."))
 async def attach(sandbox: str, body: MountBody, request: Request) -> Response:
     """Attach a volume to a sandbox that runs; one that rests is resumed for it. Again and again the same. Where its isolation cannot: 501."""
-    return reply(SandboxAnswer.of(await node_of(request).mounts.attach(principal_of(request), sandbox, body.asked())))
+    return reply(SandboxAnswer.of(await node_of(request).sandboxes.attach_volume(principal_of(request), sandbox, body.asked())))
 
 
 @router.delete("", responses=also(SandboxAnswer, "It has it no more."))
 async def detach(sandbox: str, query: Annotated[DetachQuery, Query()], request: Request) -> Response:
     """Detach a volume from a sandbox; what is in it stays. While anything inside has a file of it open, or works in it: 409."""
-    return reply(SandboxAnswer.of(await node_of(request).mounts.detach(principal_of(request), sandbox, query.path)))
+    return reply(SandboxAnswer.of(await node_of(request).sandboxes.detach_volume(principal_of(request), sandbox, query.path)))

@@ -1,0 +1,253 @@
+"""Operations on sandboxes for callers of the node: they take ids and return values.
+
+The managers of the lifecycle, of forks, mounts and snapshots work with live sandboxes, which do not leave core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+
+from sandlot.core.concurrency import TaskSet
+from sandlot.core.forwarding import listening
+from sandlot.core.lifecycle.mounts import MountManager
+from sandlot.core.manager import SandboxManager
+from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.drivers import Drivers
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.snapshots.forks import ForkManager
+from sandlot.core.snapshots.manager import SnapshotManager
+from sandlot.model.access import Principal
+from sandlot.model.ids import SANDBOX_ID
+from sandlot.model.ports import DriverCapability
+from sandlot.model.repositories import Position
+from sandlot.model.sandboxes import (
+    SAME,
+    CreateSandboxParams,
+    ForkParams,
+    ForkTree,
+    GuestStatus,
+    ListeningPort,
+    Promotion,
+    SandboxFilter,
+    SandboxInfo,
+    SandboxUsage,
+    UpdateSandboxParams,
+)
+from sandlot.model.specs import VolumeMount
+from sandlot.model.streams import Page
+
+
+class SandboxService:
+    """Operations on sandboxes.
+
+    An operation that changes a live sandbox is finished once it has begun, even if its caller is cancelled. An operation that waits for another one
+    is withdrawn when its caller is cancelled.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: SandboxRegistry,
+        manager: SandboxManager,
+        snapshots: SnapshotManager,
+        forks: ForkManager,
+        mounts: MountManager,
+        drivers: Drivers,
+    ) -> None:
+        self._registry = registry
+        self._manager = manager
+        self._snapshots = snapshots
+        self._forks = forks
+        self._mounts = mounts
+        self._drivers = drivers
+        self._tasks = TaskSet("sandbox.internal_error")
+
+    async def create(self, principal: Principal, params: CreateSandboxParams, *, idempotency_key: str | None = None) -> SandboxInfo:
+        """Create a sandbox from a template or a snapshot, and wait until it runs. If the call is cancelled, the sandbox is ended.
+
+        Args:
+            principal: Caller; the sandbox belongs to its owner.
+            params: Parameters of the sandbox.
+            idempotency_key: A repeated call with this key returns the sandbox of the first call, even if the sandbox has ended.
+
+        Raises:
+            NotFoundError: The template, the snapshot, a volume or a file does not exist.
+            LimitError: The sandbox would exceed the caller's quota; code ``quota_exceeded``.
+            ConflictError: The idempotency key was used for a different request, the unique name is taken, or the snapshot cannot be restored.
+            UnavailableError: There is no room for the sandbox now; code ``busy``.
+        """
+        create = self._manager.create if params.snapshot is None else self._snapshots.create_sandbox
+        return (await create(principal, params, key=idempotency_key)).info()
+
+    async def get(self, principal: Principal, id_or_name: str) -> SandboxInfo:
+        """Return a sandbox by its id, or the newest of the caller's own live sandboxes with a name.
+
+        Ended sandboxes are found by their ids as long as the store keeps their records.
+        """
+        if SANDBOX_ID.fullmatch(id_or_name):
+            return (await self._registry.load(id_or_name, principal)).info()
+        return self._registry.named(id_or_name, principal).info()
+
+    async def list(self, principal: Principal, wanted: SandboxFilter, *, after: Position | None, limit: int) -> Page[SandboxInfo]:
+        """Return a page of the sandboxes that a caller may see, oldest first.
+
+        Args:
+            principal: Caller.
+            wanted: Conditions that the sandboxes meet.
+            after: Position of the last sandbox of the previous page. None: the first page.
+            limit: Maximum number of sandboxes to return.
+        """
+        found, more = await self._registry.page(principal, wanted, after=after, limit=limit)
+        return Page([sandbox.info() for sandbox in found], more)
+
+    async def update(self, principal: Principal, sandbox: str, params: UpdateSandboxParams) -> SandboxInfo:
+        """Apply all changes to a sandbox, or none.
+
+        Raises:
+            LimitError: The changes would exceed the caller's quota; code ``quota_exceeded``.
+            UnsupportedError: A limit cannot be changed while the sandbox runs.
+            ConflictError: The sandbox uses more than the new limits allow, or is still being created.
+            UnavailableError: The node does not have enough free resources now; code ``busy``.
+        """
+        return (await self._manager.update(principal, sandbox, params)).info()
+
+    async def kill(self, principal: Principal, sandbox: str, *, wait: bool = True) -> None:
+        """End a sandbox. Idempotent.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            wait: True to return when the processes of the sandbox are dead, False to return at once.
+        """
+        await self._manager.kill(principal, sandbox, wait=wait)
+
+    async def pause(self, principal: Principal, sandbox: str, *, wait_s: float | None = None) -> SandboxInfo:
+        """Freeze a sandbox, which keeps its memory. Does nothing if the sandbox is suspended already.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            wait_s: Seconds after which the call returns although the operation goes on. None: the call waits for the end of the operation.
+        """
+        return await self._wait(self._manager.pause(principal, sandbox), principal, sandbox, wait_s)
+
+    async def hibernate(self, principal: Principal, sandbox: str, *, wait_s: float | None = None) -> SandboxInfo:
+        """Write the memory and files of a sandbox to disk, then release the memory. Does nothing if the sandbox is hibernated already.
+
+        ``wait_s`` is that of :meth:`pause`.
+        """
+        return await self._wait(self._manager.hibernate(principal, sandbox), principal, sandbox, wait_s)
+
+    async def suspend(self, principal: Principal, sandbox: str, *, wait_s: float | None = None) -> SandboxInfo:
+        """Hibernate a sandbox, or pause it if its isolation cannot hibernate. ``wait_s`` is that of :meth:`pause`."""
+        isolation = self._registry.find(sandbox, principal).spec.isolation
+        capabilities = await self._drivers.capabilities_for(isolation, DriverCapability.SNAPSHOT)
+        suspend = self.hibernate if capabilities.can(DriverCapability.SNAPSHOT) else self.pause
+        return await suspend(principal, sandbox, wait_s=wait_s)
+
+    async def resume(self, principal: Principal, sandbox: str, *, timeout_s: float | None = SAME, wait_s: float | None = None) -> SandboxInfo:
+        """Resume a paused or hibernated sandbox and start its timeout again. A running sandbox only gets the new timeout.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            timeout_s: New timeout in seconds. None: no timeout. ``SAME``: the timeout does not change.
+            wait_s: Seconds after which the call returns although the operation goes on. None: the call waits for the end of the operation.
+
+        Raises:
+            LimitError: The sandbox or its new timeout would exceed the owner's quota; code ``quota_exceeded``.
+            UnavailableError: The node has no room for the hibernated sandbox now; code ``busy``.
+            ConflictError: The hibernation image can no longer be restored; code ``snapshot_unusable``.
+        """
+        return await self._wait(self._manager.resume(principal, sandbox, timeout_s=timeout_s), principal, sandbox, wait_s)
+
+    async def ensure_running(self, principal: Principal, sandbox: str) -> SandboxInfo:
+        """Resume a suspended sandbox as a call to it does, and return it. A running sandbox is returned unchanged.
+
+        Raises:
+            ConflictError: The sandbox is suspended and its ``auto_resume`` is not set; code ``sandbox_paused``.
+        """
+        live = self._registry.find(sandbox, principal)
+        async with live.connection(timeout_s=None):
+            return live.info()
+
+    async def usage(self, principal: Principal, sandbox: str) -> SandboxUsage:
+        """Return the resources that a sandbox has used, and its limits. A suspended sandbox is not resumed."""
+        return await self._manager.usage(principal, sandbox)
+
+    async def check(self, principal: Principal, sandbox: str, *, timeout_s: float) -> GuestStatus:
+        """Ask the guest of a sandbox for its status. A suspended sandbox is resumed.
+
+        Raises:
+            TimeoutExceededError: The guest did not respond within ``timeout_s`` seconds.
+        """
+        async with self._registry.find(sandbox, principal).connection(timeout_s) as link:
+            return await link.info()
+
+    async def ports(self, principal: Principal, sandbox: str) -> tuple[ListeningPort, ...]:
+        """Return the TCP ports on which programs in a sandbox listen, sorted by port. Sandlot's own ports are left out."""
+        return tuple(await listening.ports(self._registry.find(sandbox, principal)))
+
+    async def fork(self, principal: Principal, sandbox: str, params: ForkParams, *, idempotency_key: str | None = None) -> tuple[SandboxInfo, ...]:
+        """Fork a sandbox and wait until all children run. If the call is cancelled, all children are ended.
+
+        Args:
+            principal: Caller, whose quota applies. The children belong to the owner of their parent.
+            sandbox: Id of the parent.
+            params: Parameters of the fork.
+            idempotency_key: A repeated call with this key returns the children of the first call, even if they have ended.
+
+        Raises:
+            ConflictError: The key was used for a different request, or the parent has writable volumes and ``share_volumes`` is not set.
+            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``disk_full``).
+            UnavailableError: There is no room for all children (``busy``).
+        """
+        return tuple(child.info() for child in await self._forks.create(principal, sandbox, params, key=idempotency_key))
+
+    async def tree(self, principal: Principal, sandbox: str) -> ForkTree:
+        """Return the tree of forks to which a sandbox belongs."""
+        return await self._forks.get_tree(principal, sandbox)
+
+    async def promote(self, principal: Principal, sandbox: str, *, among: Mapping[str, str] | None = None) -> Promotion:
+        """Keep one child of a fork, and end its siblings with all their descendants. Idempotent.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the child to keep.
+            among: End only siblings that have all these entries in their metadata.
+
+        Raises:
+            ConflictError: The sandbox is not a child of a fork.
+        """
+        return await self._forks.promote(principal, sandbox, among=among)
+
+    async def attach_volume(self, principal: Principal, sandbox: str, mount: VolumeMount) -> SandboxInfo:
+        """Attach a volume to a sandbox. A suspended sandbox is resumed. Does nothing if the volume is attached in the same way already.
+
+        Raises:
+            ConflictError: The volume is attached at another path, the path has another volume, the sandbox has the maximum number of volumes, or it
+                is being forked or written to a snapshot. Or the sandbox is suspended without ``auto_resume``; code ``sandbox_paused``.
+        """
+        return (await self._mounts.attach(principal, sandbox, mount)).info()
+
+    async def detach_volume(self, principal: Principal, sandbox: str, volume_or_path: str) -> SandboxInfo:
+        """Detach a volume from a sandbox by its path, name or id. A suspended sandbox is resumed. The contents of the volume are kept.
+
+        Raises:
+            ConflictError: A process inside uses the volume, or the sandbox is being forked or written to a snapshot. Or the sandbox is suspended
+                without ``auto_resume``; code ``sandbox_paused``.
+        """
+        return (await self._mounts.detach(principal, sandbox, volume_or_path)).info()
+
+    async def _wait(self, operation: Coroutine[None, None, Sandbox], principal: Principal, sandbox: str, wait_s: float | None) -> SandboxInfo:
+        """Wait for an operation, at most ``wait_s`` seconds. The error of an operation that ends later is dropped: its client asks for the state."""
+        if wait_s is None:
+            return (await operation).info()
+        task = self._tasks.create_task(operation)
+        try:
+            await asyncio.wait({task}, timeout=wait_s)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        return (task.result() if task.done() else self._registry.find(sandbox, principal)).info()
