@@ -31,7 +31,7 @@ NOT_MOVED = {
     "manager": {ALL},
     "templates": {ALL},
     "reservations": {ALL},
-    "pools": {ALL},
+    "pools": {"current_snapshot", "discard_snapshot", "find_warm", "started", "take"},
     "code": {ALL},
     "processes": {ALL},
     "stdin": {ALL},
@@ -39,7 +39,7 @@ NOT_MOVED = {
     "file_store": {"inject_in", "injects", "keep_in"},
     "executions": {"begin", "keep_open", "reopen", "take_open"},
     "snapshots": {"create_sandbox", "start_source"},
-    "volumes": {ALL},
+    "volumes": {"attach", "hold", "release"},
     "mounts": {ALL},
     "forks": {ALL},
 }

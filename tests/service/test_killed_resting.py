@@ -77,13 +77,13 @@ async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
     with abandoned("claim", step) as (folder, told):
         assert "made" not in told
         async with real_service(folder, pools=POOL) as service:
-            (pool,) = (told.pool for told in service.node.pools.list(OPERATOR))
             for sandbox in service.node.registry.list(OPERATOR):  # recorded as one that runs, though nobody was told: it does
                 await sandbox.wait_reachable()  # a claim is recorded while its guest wakes, so this can be after any of the steps
                 assert sandbox.state is Life.RUNNING
                 assert await cell(service.node, sandbox, "print('used' in globals())") == "False\n"
             await stocked(service)
-            waiting = {member.id for member in pool.ready}
+            (pool,) = await service.node.pools.list(OPERATOR)
+            waiting = set(pool.ready)
             claimed = await make(service, POOLED)
             assert claimed.id in waiting, "the pool has recovered"
             assert await cell(service.node, claimed, "print('used' in globals())") == "False\n"
@@ -99,10 +99,11 @@ async def test_while_a_pool_is_filled(step: str) -> None:
         async with real_service(folder, pools=POOL, cache_dir=cache) as service:
             assert list(service.node.registry.list(OPERATOR)) == []
             await stocked(service)
-            (told,) = service.node.pools.list(OPERATOR)
+            (told,) = await service.node.pools.list(OPERATOR)
             assert told.error == ""
             claimed = await make(service, POOLED)
-            assert told.pool.claims.get(StartPath.WARM) == 1
+            (told,) = await service.node.pools.list(OPERATOR)
+            assert told.claims.get(StartPath.WARM) == 1
             assert await cell(service.node, claimed, "print(6 * 7)") == "42\n"
             shelf = cache / "snapshots"  # what was half made is gone, and what is there is whole
             await until(lambda: not [entry for entry in shelf.iterdir() if entry.is_dir() and not (entry / "made.json").is_file()])

@@ -28,7 +28,7 @@ async def lives_on(service: Service, told: dict[str, Any]) -> Sandbox:
 
 
 async def listed(service: Service) -> list[str]:
-    return [record.id for record in (await service.node.snapshots.list(OPERATOR, after=None, limit=99))[0]]
+    return [record.id for record in (await service.node.snapshots.list(OPERATOR, after=None, limit=99)).items]
 
 
 def live(service: Service) -> set[str]:

@@ -41,6 +41,7 @@ from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
 from sandlot.model.specs import Limits, TemplateRef
 from sandlot.server.compose import Service
 from sandlot.store.snapshots import SqlSnapshotRepository
+from tests.support.pools import live_pools
 from tests.support.saving import cell, fill, make, real_service
 from tests.support.until import until
 
@@ -168,7 +169,7 @@ def own_cache(folder: Path) -> Path:
 
 async def stocked(service: Service) -> None:
     """Return once the pool has one that waits."""
-    await until(lambda: any(told.pool.ready for told in service.node.pools.list(OPERATOR)))
+    await until(lambda: any(pool.ready for pool in live_pools(service.node).values()))
 
 
 async def hibernate(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:

@@ -16,13 +16,16 @@ from typing import Any
 
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.node import Node
-from sandlot.core.pools.manager import PoolManager, PoolStatus
+from sandlot.core.pools import ownership
+from sandlot.core.pools.manager import PoolManager
+from sandlot.core.pools.pool import Pool
+from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.ports import PackageIndex, ResolvedTemplate
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.recipe import builtin
 from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal
-from sandlot.model.pools import PoolSizes
+from sandlot.model.pools import PoolInfo, PoolSizes
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.repositories import Store
 from sandlot.model.sandboxes import CreateSandboxParams
@@ -34,6 +37,7 @@ from sandlot.testing.memory.driver import MemoryDriver, MemoryInstance
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
 from tests.support.clock import ManualClock
+from tests.support.pools import live_pools
 
 SPIN_LIMIT = 20_000
 """Turns of the event loop after which a wait has failed: far more than anything in memory needs."""
@@ -167,31 +171,45 @@ class SandboxesFacade:
         return getattr(self._manager if hasattr(self._manager, name) else self._registry, name)
 
 
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """A live pool, its template snapshot and its error."""
+
+    pool: Pool
+    snapshot: TemplateSnapshot | None
+    error: str
+
+
 class PoolsFacade:
-    """``PoolManager``."""
+    """``PoolManager``, with live pools."""
 
     def __init__(self, node: Node) -> None:
+        self._node = node
         self._pools = node.pools
 
     async def create(
         self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
     ) -> PoolStatus:
         """Create a pool."""
-        return await self._pools.create(principal, template, isolation, limits, sizes, metadata)
+        return self._status(live_pools(self._node)[(await self._pools.create(principal, template, isolation, limits, sizes, metadata)).id])
 
     def find(self, principal: Principal, id_or_template: str) -> PoolStatus:
         """Return one pool."""
-        return self._pools.find(principal, id_or_template)
+        return self._status(ownership.find_pool(live_pools(self._node), id_or_template, principal))
 
     def list(self, principal: Principal) -> list[PoolStatus]:
-        """Return the pools that a principal may see."""
-        return self._pools.list(principal)
+        """Return the pools that a principal may see, sorted by their ids."""
+        return [self._status(pool) for _, pool in sorted(live_pools(self._node).items()) if principal.sees(pool.owner)]
+
+    def _status(self, pool: Pool) -> PoolStatus:
+        snapshots = self._pools._snapshots  # noqa: SLF001 - as above
+        return PoolStatus(pool, snapshots.current(pool.snapshot_spec), pool.error or snapshots.error(pool.snapshot_spec))
 
     def count(self, owner: OwnerId) -> int:
         """Return the number of an owner's pools."""
         return self._pools.count(owner)
 
-    async def update(self, principal: Principal, id_: str, **sizes: Any) -> PoolStatus:  # noqa: ANN401 - numbers and metadata
+    async def update(self, principal: Principal, id_: str, **sizes: Any) -> PoolInfo:  # noqa: ANN401 - numbers and metadata
         """Change sizes (``warm``, ``max``, ``prepared``) or ``metadata``."""
         return await self._pools.update(principal, id_, **sizes)
 

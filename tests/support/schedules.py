@@ -837,8 +837,8 @@ class Schedule:
     async def _check_stored(self) -> list[str]:
         """Check the volumes and snapshots that were confirmed."""
         volumes = {volume.name for volume in await self.node.services.volumes.list(OPERATOR)}
-        page, _ = await self.node.services.snapshots.list(OPERATOR, after=None, limit=1000)
-        snapshots: set[str] = {record.id for record in page}
+        page = await self.node.services.snapshots.list(OPERATOR, after=None, limit=1000)
+        snapshots: set[str] = {record.id for record in page.items}
         registers = [(name, name in volumes, register) for name, register in self.volumes.items()]
         registers += [(id_, id_ in snapshots, register) for id_, register in self.snapshots.items()]
         found = []
@@ -901,8 +901,8 @@ class Schedule:
                 self.call(f"delete volume {name}", self.node.services.volumes.delete(OPERATOR, name), writes=[(self.volumes[name], {False})])
         await self.settle()
         reserved = await self.node.reservations.reserved()
-        page, _ = await self.node.services.snapshots.list(OPERATOR, after=None, limit=1000)
-        kept = {str(record.id) for record in page}
+        page = await self.node.services.snapshots.list(OPERATOR, after=None, limit=1000)
+        kept = {str(record.id) for record in page.items}
         left = {
             "live": [sandbox.id for sandbox in self.node.sandboxes.list(OPERATOR)],
             "driver": self.node.driver.leftovers(),

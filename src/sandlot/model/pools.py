@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
+from sandlot.model.access import OwnerId
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.ids import SandboxId
+from sandlot.model.specs import Limits, TemplateRef
 
 MAX_SIZE: Final = 1000
 """Largest number in :class:`PoolSizes`. No host of today can run as many sandboxes."""
@@ -88,3 +93,53 @@ class PoolSizes:
             max=builtins.max(self.max, new_warm) if max is None else max,
             prepared=self.prepared if prepared is None else prepared,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSnapshotInfo:
+    """Template snapshot from which the sandboxes of a pool are restored.
+
+    Args:
+        made_at: None: the time is not known.
+    """
+
+    size_bytes: int
+    made_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInfo:
+    """A pool at one moment.
+
+    Args:
+        owner: Owner of the pool; ``LOCAL`` for a shared pool.
+        isolation: Name of the driver.
+        limits: Limits of each sandbox of the pool.
+        ready: Ids of the warm sandboxes, oldest first.
+        filling: Number of warm sandboxes that are being made.
+        prepared_ready: Number of prepared sandboxes that are ready.
+        claims: Start path -> number of sandboxes that were started by this path since the service started, for create requests that searched this
+            pool for a warm sandbox. A path without such a sandbox is missing.
+        snapshot: Template snapshot from which the pool is filled. None: the pool has no template snapshot now.
+        error: Reason why the last attempt to fill the pool or to make its template snapshot failed; empty if the attempt succeeded.
+    """
+
+    id: str
+    owner: OwnerId
+    template: TemplateRef
+    isolation: str
+    limits: Limits
+    metadata: Mapping[str, str]
+    sizes: PoolSizes
+    ready: tuple[SandboxId, ...]
+    filling: int
+    prepared_ready: int
+    claims: Mapping[StartPath, int]
+    snapshot: TemplateSnapshotInfo | None
+    error: str
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the create requests for the pool's spec that claimed a warm sandbox, 0 to 1. None: there was no such request."""
+        total = sum(self.claims.values())
+        return self.claims.get(StartPath.WARM, 0) / total if total else None

@@ -24,37 +24,17 @@ from sandlot.core.pools.pool import Pool, WarmSandbox, pool_gauges
 from sandlot.core.pools.refill import PoolRefiller
 from sandlot.core.pools.registry import PoolRegistry
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
-from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
+from sandlot.core.pools.template_snapshots import TemplateSnapshotManager, made_at
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Reservations
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, UnsupportedError
-from sandlot.model.pools import PoolSizes, StartPath
+from sandlot.model.pools import PoolInfo, PoolSizes, StartPath, TemplateSnapshotInfo
 from sandlot.model.ports import DriverCapability, PreparedSandbox
 from sandlot.model.sandboxes import check_metadata
 from sandlot.model.specs import Limits, Shape
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatus:
-    """Status of a pool.
-
-    Args:
-        snapshot: Template snapshot from which the pool is filled. None: the pool has no template snapshot now.
-        error: Reason why the last attempt to fill the pool or to make its template snapshot failed; empty if the attempt succeeded.
-    """
-
-    pool: Pool
-    snapshot: TemplateSnapshot | None
-    error: str
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of the create requests for the pool's spec that claimed a warm sandbox, 0 to 1. None: there was no such request."""
-        total = sum(self.pool.claims.values())
-        return self.pool.claims.get(StartPath.WARM, 0) / total if total else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,32 +143,26 @@ class PoolManager:
 
     # Pools -------------------------------------------------------------------------------------------------------------
 
-    def list(self, principal: Principal) -> list[PoolStatus]:
-        """Return the status of all pools that a principal may see, sorted by template, isolation and id."""
+    async def list(self, principal: Principal) -> tuple[PoolInfo, ...]:
+        """Return all pools that a principal may see, sorted by template, isolation and id."""
         visible = [pool for pool in self._registry.pools.values() if principal.sees(pool.owner)]
-        return [self._status(pool) for pool in sorted(visible, key=lambda pool: (pool.spec.template.name, pool.spec.isolation, pool.id))]
+        return tuple(self._info(pool) for pool in sorted(visible, key=lambda pool: (pool.spec.template.name, pool.spec.isolation, pool.id)))
 
-    def find(self, principal: Principal, id_or_template: str) -> PoolStatus:
-        """Return the status of a pool.
+    async def get(self, principal: Principal, id_or_template: str, *, claimable: bool = False) -> PoolInfo:
+        """Return a pool.
 
         Args:
             principal: Principal of the request.
-            id_or_template: Id of a pool that the principal may see, or name of a template of which the principal has exactly one pool.
+            id_or_template: Id of a pool, or name of a template of which the principal has exactly one pool.
+            claimable: True to find pools from which the principal may claim a warm sandbox: shared pools by their ids, and own pools. False to find
+                pools that the principal may see.
 
         Raises:
-            NotFoundError: The principal may see no such pool; code ``pool_not_found``.
+            NotFoundError: There is no such pool for the principal; code ``pool_not_found``.
             ConflictError: The principal has several pools of the template.
         """
-        return self._status(ownership.find_pool(self._registry.pools, id_or_template, principal))
-
-    def find_claimable(self, principal: Principal, id_or_template: str) -> Pool:
-        """Return a pool from which a principal may claim a warm sandbox: a shared pool by its id, or the principal's own pool by its id or template.
-
-        Raises:
-            NotFoundError: The principal may claim from no such pool; code ``pool_not_found``.
-            ConflictError: The principal has several pools of the template.
-        """
-        return ownership.find_claimable_pool(self._registry.pools, id_or_template, principal)
+        find = ownership.find_claimable_pool if claimable else ownership.find_pool
+        return self._info(find(self._registry.pools, id_or_template, principal))
 
     def count(self, owner: OwnerId) -> int:
         """Return the number of an owner's pools."""
@@ -196,7 +170,7 @@ class PoolManager:
 
     async def create(
         self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
-    ) -> PoolStatus:
+    ) -> PoolInfo:
         """Create a pool. The pool is created again whenever the service restarts.
 
         If the owner has an implied pool (``PoolConfig.is_implied``) of the same spec, this pool gets the new sizes and is no longer implied.
@@ -243,7 +217,7 @@ class PoolManager:
             await self._registry.save(config)
             self._registry.pools[pool.id] = pool
             self._refiller.notify()
-            return self._status(pool)
+            return self._info(pool)
 
     async def update(
         self,
@@ -254,12 +228,12 @@ class PoolManager:
         max: int | None = None,  # noqa: A002 - the name of the API
         prepared: int | None = None,
         metadata: Mapping[str, str] | None = None,
-    ) -> PoolStatus:
+    ) -> PoolInfo:
         """Change the sizes or the metadata of a pool. The change stays in effect when the service restarts.
 
         Args:
             principal: Principal of the request.
-            id_or_template: Pool to change; see :meth:`find`.
+            id_or_template: Pool to change; see :meth:`get`.
             warm: New value of ``PoolSizes.warm``. None: unchanged.
             max: New value of ``PoolSizes.max``. None: unchanged, unless ``warm`` is larger.
             prepared: New value of ``PoolSizes.prepared``. None: unchanged.
@@ -284,12 +258,27 @@ class PoolManager:
             await self._registry.save(replace(pool.config, sizes=None, metadata={}))
             self._refiller.remove_pool(pool)
 
-    async def _configure(self, pool: Pool, config: PoolConfig) -> PoolStatus:
+    async def _configure(self, pool: Pool, config: PoolConfig) -> PoolInfo:
         config = replace(config, is_implied=False)
         await self._registry.save(config)
         pool.configure(config)
         self._refiller.notify()
-        return self._status(pool)
+        return self._info(pool)
 
-    def _status(self, pool: Pool) -> PoolStatus:
-        return PoolStatus(pool, self._snapshots.current(pool.snapshot_spec), pool.error or self._snapshots.error(pool.snapshot_spec))
+    def _info(self, pool: Pool) -> PoolInfo:
+        snapshot = self._snapshots.current(pool.snapshot_spec)
+        return PoolInfo(
+            id=pool.id,
+            owner=pool.owner,
+            template=pool.spec.template,
+            isolation=pool.spec.isolation,
+            limits=pool.spec.limits,
+            metadata=pool.metadata,
+            sizes=pool.sizes,
+            ready=tuple(warm.id for warm in pool.ready),
+            filling=len(pool.filling),
+            prepared_ready=len(pool.prepared),
+            claims=dict(pool.claims),
+            snapshot=None if snapshot is None else TemplateSnapshotInfo(int(snapshot.manifest.get("size_bytes", 0)), made_at(snapshot)),
+            error=pool.error or self._snapshots.error(pool.snapshot_spec),
+        )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -49,6 +49,7 @@ from sandlot.model.records import NewEvent, SnapshotRecord
 from sandlot.model.repositories import Position, Store
 from sandlot.model.sandboxes import NAME, CreateSandboxParams
 from sandlot.model.specs import SandboxSpec, SnapshotKind
+from sandlot.model.streams import Page
 
 CLOSE_TIMEOUT_S: Final = 10.0
 """Maximum seconds that a stopping service waits for snapshots that are being created."""
@@ -135,7 +136,13 @@ class SnapshotManager:
             await tasks.wait()
 
     async def create(
-        self, principal: Principal, sandbox_id: str, *, name: str | None = None, kind: SnapshotKind = SnapshotKind.MEMORY, key: str | None = None
+        self,
+        principal: Principal,
+        sandbox_id: str,
+        *,
+        name: str | None = None,
+        kind: SnapshotKind = SnapshotKind.MEMORY,
+        idempotency_key: str | None = None,
     ) -> SnapshotRecord:
         """Create a snapshot of a sandbox. The sandbox is frozen while its memory is written, and then continues.
 
@@ -144,7 +151,7 @@ class SnapshotManager:
             sandbox_id: Id of the sandbox.
             name: Name that is unique among the owner's snapshots. None: the snapshot has no name.
             kind: ``memory`` saves memory and files, ``files`` only the files.
-            key: Idempotency key. A repeated request returns the first request's snapshot.
+            idempotency_key: A repeated request with this key returns the first request's snapshot.
 
         Raises:
             InvalidRequestError: The name or the key is invalid.
@@ -157,7 +164,8 @@ class SnapshotManager:
         if name is not None:
             check_name(name)
         sandbox = await self._registry.load(sandbox_id, principal)
-        request = None if key is None else IdempotencyKey(key, request_digest("snapshot", sandbox.id, name, kind))
+        digest = request_digest("snapshot", sandbox.id, name, kind)
+        request = None if idempotency_key is None else IdempotencyKey(idempotency_key, digest)
         return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
 
     async def create_sandbox(self, principal: Principal, params: CreateSandboxParams, *, key: str | None = None) -> Sandbox:
@@ -204,8 +212,8 @@ class SnapshotManager:
             )
         return record
 
-    async def list(self, principal: Principal, *, after: Position | None, limit: int) -> tuple[Sequence[SnapshotRecord], bool]:
-        """Return a page of the snapshots that a caller may see, oldest first, and True if more snapshots follow.
+    async def list(self, principal: Principal, *, after: Position | None, limit: int) -> Page[SnapshotRecord]:
+        """Return a page of the snapshots that a caller may see, oldest first.
 
         Args:
             principal: Caller; operators see the snapshots of all owners.
@@ -213,7 +221,7 @@ class SnapshotManager:
             limit: Maximum number of snapshots to return.
         """
         found = await self._table.page(owner=None if principal.operator else principal.owner, after=after, limit=limit + 1)
-        return found[:limit], len(found) > limit
+        return Page(found[:limit], len(found) > limit)
 
     async def delete(self, principal: Principal, id_or_name: str) -> None:
         """Delete a snapshot. Sandboxes that were created from the snapshot keep running.

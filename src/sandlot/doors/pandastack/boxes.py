@@ -124,7 +124,8 @@ async def snapshots(node: Node, principal: Principal, sandbox: str | None) -> li
     found: list[SnapshotRecord] = []
     after, more = None, True
     while more:
-        page, more = await node.snapshots.list(principal, after=after, limit=PAGE)
-        found += page
+        page = await node.snapshots.list(principal, after=after, limit=PAGE)
+        more = page.more
+        found += page.items
         after = translate.position(found[-1]) if found else None
     return [translate.snapshot(record) for record in reversed(found) if sandbox in {None, record.spec.id}]

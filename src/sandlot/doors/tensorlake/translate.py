@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from sandlot.core.pools.manager import PoolStatus
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.control.wire import (
     CreateBody,
@@ -32,6 +31,7 @@ from sandlot.doors.tensorlake.control.wire import (
 from sandlot.doors.tensorlake.ways import NAMESPACE
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.pools import PoolInfo
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange, UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MIB, Limits, SnapshotKind, User, VolumeMount
@@ -297,17 +297,17 @@ def pool_network(words: Mapping[str, str]) -> NetworkPolicy | None:
     return NetworkPolicy(NetworkMode(words[NETWORK_WORD])) if NETWORK_WORD in words else None
 
 
-def pool(told: PoolStatus) -> PoolAnswer:
+def pool(told: PoolInfo) -> PoolAnswer:
     """A pool, without what is in it."""
-    kind, words = told.pool.spec, told.pool.metadata
+    words = told.metadata
     return PoolAnswer(
-        id=told.pool.id,
+        id=told.id,
         namespace=NAMESPACE,
-        image=words.get(IMAGE_WORD, kind.template.name),
-        resources=resources(kind.limits),
+        image=words.get(IMAGE_WORD, told.template.name),
+        resources=resources(told.limits),
         timeout_secs=round(pool_timeout_s(words) or 0),
-        max_containers=told.pool.sizes.max,
-        warm_containers=told.pool.sizes.warm,
+        max_containers=told.sizes.max,
+        warm_containers=told.sizes.warm,
         network_policy=policy(pool_network(words)),
     )
 

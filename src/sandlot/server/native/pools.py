@@ -21,20 +21,20 @@ async def create(body: PoolBody, request: Request) -> Response:
 @router.get("", responses=also(PoolsAnswer, "Yours; an operator's are all of them."))
 async def list_pools(request: Request) -> Response:
     """List your pools, what waits in them, and how they have fared; an operator's are all of the service."""
-    return reply(PoolsAnswer(pools=[PoolAnswer.of(told) for told in node_of(request).pools.list(principal_of(request))]))
+    return reply(PoolsAnswer(pools=[PoolAnswer.of(told) for told in await node_of(request).pools.list(principal_of(request))]))
 
 
 @router.get("/{pool}", responses=also(PoolAnswer, "It."))
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, by its id, or by its template where you have one pool only of that."""
-    return reply(PoolAnswer.of(node_of(request).pools.find(principal_of(request), pool)))
+    return reply(PoolAnswer.of(await node_of(request).pools.get(principal_of(request), pool)))
 
 
 @router.patch("/{pool}", responses=also(PoolAnswer, "As it is from now on."))
 async def change(pool: str, body: PoolChange, request: Request) -> Response:
     """Change how much a pool holds, also after a restart."""
     pools, principal = node_of(request).pools, principal_of(request)
-    words = body.words(pools.find(principal, pool).pool.metadata)
+    words = body.words((await pools.get(principal, pool)).metadata)
     return reply(PoolAnswer.of(await pools.update(principal, pool, warm=body.warm, max=body.max, prepared=body.blank, metadata=words)))
 
 

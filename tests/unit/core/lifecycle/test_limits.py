@@ -31,6 +31,7 @@ from sandlot.model.specs import GIB, MIB, Limits, ProcessSpec, User
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryInstance
 from tests.support.clock import ManualClock
+from tests.support.pools import live_pools
 from tests.support.service import BASE, BOUNDLESS, Bench, bench
 from tests.support.until import until
 
@@ -316,18 +317,20 @@ class TestAFullNode:
 
     async def test_warm_sandboxes_are_evicted_for_a_sandbox_that_grows(self, at: Bench, sandbox: Sandbox) -> None:
         made = await at.service.node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
-        await until(lambda: len(made.pool.ready) == 2)
+        pool = live_pools(at.service.node)[made.id]
+        await until(lambda: len(pool.ready) == 2)
         await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB)))
-        assert (sandbox.spec.limits.memory_bytes, len(made.pool.ready)) == (3 * GIB, 1), "no more goes than it grows by"
+        assert (sandbox.spec.limits.memory_bytes, len(pool.ready)) == (3 * GIB, 1), "no more goes than it grows by"
 
     async def test_update_over_the_quota_evicts_nothing(self, at: Bench) -> None:
         principal = Principal(OwnerId("a" * 12), "alice", quota=Quota(memory_bytes=2 * GIB))
         one = await at.sandboxes.create(principal, replace(BASE, limits=LimitsChange.to(LIMITS)))
         made = await at.service.node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
-        await until(lambda: len(made.pool.ready) == 2)
+        pool = live_pools(at.service.node)[made.id]
+        await until(lambda: len(pool.ready) == 2)
         with pytest.raises(LimitError):
             await at.sandboxes.update(principal, one.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB)))
-        assert len(made.pool.ready) == 2
+        assert len(pool.ready) == 2
 
     async def test_unfinished_update_reserves_the_larger_of_both_limits(self, at: Bench, sandbox: Sandbox) -> None:
         release = at.driver.faults.hold("configure")

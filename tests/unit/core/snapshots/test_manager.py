@@ -16,6 +16,7 @@ from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChange
 from sandlot.model.specs import MIB
 from sandlot.model.states import State
+from sandlot.model.streams import Page
 from tests.support.node import MemoryNode, NodeState, open_node, settled
 
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
@@ -45,8 +46,8 @@ async def kept(node: MemoryNode) -> list[SnapshotRecord]:
 
 async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: MemoryNode, source: Sandbox) -> None:
     taken = await node.services.snapshots.create(OPERATOR, source.id, name="set-up")
-    page, more = await node.services.snapshots.list(OPERATOR, after=None, limit=1)
-    assert ([each.id for each in page], more) == ([taken.id], False)
+    page = await node.services.snapshots.list(OPERATOR, after=None, limit=1)
+    assert ([each.id for each in page.items], page.more) == ([taken.id], False)
     assert {(await node.services.snapshots.get(OPERATOR, word)).id for word in ("set-up", taken.id)} == {taken.id}
     (event,) = await events(node, "snapshot.created")
     assert event == {"snapshot": taken.id, "name": "set-up", "kind": "memory", "size_bytes": taken.size_bytes}
@@ -93,17 +94,17 @@ async def test_snapshot_belongs_to_the_owner_of_its_sandbox(node: MemoryNode) ->
             await start(node, word, BOB)
     with pytest.raises(NotFoundError):
         await node.services.snapshots.create(BOB, sandbox.id)
-    assert await node.services.snapshots.list(BOB, after=None, limit=9) == ([], False)
+    assert await node.services.snapshots.list(BOB, after=None, limit=9) == Page([], more=False)
     await node.services.snapshots.delete(ALICE, "hers")
     assert await kept(node) == []
 
 
 async def test_repeated_request_takes_one_snapshot_and_creates_one_sandbox(node: MemoryNode, source: Sandbox) -> None:
     snapshots = node.services.snapshots
-    first, again = await asyncio.gather(*(snapshots.create(OPERATOR, source.id, name="once", key="k") for _ in range(2)))
-    assert first.id == again.id == (await snapshots.create(OPERATOR, source.id, name="once", key="k")).id
+    first, again = await asyncio.gather(*(snapshots.create(OPERATOR, source.id, name="once", idempotency_key="k") for _ in range(2)))
+    assert first.id == again.id == (await snapshots.create(OPERATOR, source.id, name="once", idempotency_key="k")).id
     with pytest.raises(ConflictError, match="A different request"):
-        await snapshots.create(OPERATOR, source.id, name="twice", key="k")
+        await snapshots.create(OPERATOR, source.id, name="twice", idempotency_key="k")
     params = CreateSandboxParams(snapshot="once")
     made = await snapshots.create_sandbox(OPERATOR, params, key="create")
     await snapshots.delete(OPERATOR, "once")

@@ -9,6 +9,7 @@ import httpx
 from sandlot.model.access import OPERATOR
 from sandlot.model.pools import DEFAULT_MAX
 from tests.support.cases import cases
+from tests.support.pools import live_pools
 from tests.support.service import Bench, tcp_client
 from tests.support.until import until
 
@@ -39,7 +40,7 @@ async def test_a_pool_is_made_filled_changed_and_removed(at: Bench, http: httpx.
     changed = await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})
     assert changed.status_code == 200
     assert (changed.json()["warm"], changed.json()["max"]) == (0, 0)
-    await until(lambda: not at.service.node.pools.find(OPERATOR, "base").pool.ready)
+    await until(lambda: not any(pool.ready for pool in live_pools(at.service.node).values()))
     text = (await http.get("/metrics")).text
     assert 'sandlot_claims_total{path="warm",template="base"} 1.0' in text
     assert 'sandlot_pool{isolation="gvisor",template="base",what="wanted"} 0.0' in text

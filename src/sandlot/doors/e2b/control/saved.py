@@ -64,10 +64,11 @@ async def _all(node: Node, principal: Principal, after: Position | None) -> Asyn
     """All snapshots from a place on."""
     more = True
     while more:
-        page, more = await node.snapshots.list(principal, after=after, limit=MOST_PAGE)
-        for record in page:
+        page = await node.snapshots.list(principal, after=after, limit=MOST_PAGE)
+        more = page.more
+        for record in page.items:
             yield record
-        after = Position(page[-1].created_at, page[-1].id) if page else after
+        after = Position(page.items[-1].created_at, page.items[-1].id) if page.items else after
 
 
 def _snapshot(record: SnapshotRecord) -> dict[str, object]:

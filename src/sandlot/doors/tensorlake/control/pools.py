@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
-from sandlot.core.pools.manager import PoolStatus
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
@@ -23,7 +22,7 @@ from sandlot.doors.tensorlake.control.wire import (
 from sandlot.doors.tensorlake.translate import DOOR_WORD, IMAGE_WORD, NAME, POOL_WORD
 from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, url_of
 from sandlot.model.errors import ConflictError, ErrorCode
-from sandlot.model.pools import PoolSizes
+from sandlot.model.pools import PoolInfo, PoolSizes
 from sandlot.model.sandboxes import AUTO, CreateSandboxParams, LimitsChange
 from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
@@ -38,27 +37,27 @@ async def create(body: PoolBody, request: Request) -> Response:
     pools, words = node_of(request).pools, translate.pool_words(body)
     asked = PoolSizes.with_defaults(body.warm_containers or 0, body.max_containers)
     told = await pools.create(principal_of(request), translate.template(body.image), AUTO, translate.limits(body.resources), asked, words)
-    return reply(PoolMadeAnswer(pool_id=told.pool.id, namespace=NAMESPACE))
+    return reply(PoolMadeAnswer(pool_id=told.id, namespace=NAMESPACE))
 
 
 @CONTROL.route("GET", _POOLS)
 async def list_pools(request: Request) -> Response:
     """One's own; an operator's are all of them."""
-    return reply(PoolsAnswer(pools=[translate.pool(told) for told in node_of(request).pools.list(principal_of(request))]))
+    return reply(PoolsAnswer(pools=[translate.pool(told) for told in await node_of(request).pools.list(principal_of(request))]))
 
 
 @CONTROL.route("GET", _ONE)
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, at what waits in it, and at what was claimed of it and lives."""
-    return reply(_answer(request, node_of(request).pools.find(principal_of(request), pool)))
+    return reply(_answer(request, await node_of(request).pools.get(principal_of(request), pool)))
 
 
 @CONTROL.route("PUT", _ONE)
 async def change(pool: str, body: PoolBody, request: Request) -> Response:
     """Change how much a pool holds, and what is claimed of it from now on. What it holds is what it is."""
     pools, principal, words = node_of(request).pools, principal_of(request), translate.pool_words(body)
-    there = pools.find(principal, pool).pool
-    if translate.template(body.image) != there.spec.template.name or translate.limits(body.resources) != there.spec.limits:
+    there = await pools.get(principal, pool)
+    if translate.template(body.image) != there.template.name or translate.limits(body.resources) != there.limits:
         raise translate.refuse("Another image or other resources", "They are what a pool is: make another pool, and delete this one.")
     if "network" not in body.model_fields_set and translate.NETWORK_WORD in there.metadata:
         words = {**words, translate.NETWORK_WORD: there.metadata[translate.NETWORK_WORD]}
@@ -70,13 +69,13 @@ async def change(pool: str, body: PoolBody, request: Request) -> Response:
 async def remove(pool: str, request: Request) -> Response:
     """Have a pool no more. One of which sandboxes were claimed that live stays."""
     pools, principal = node_of(request).pools, principal_of(request)
-    told = pools.find(principal, pool)
+    told = await pools.get(principal, pool)
     if claimed := _claimed(request, told):
         raise ConflictError(
-            f"{len(claimed)} sandboxes that were claimed of pool {told.pool.id} live.",
+            f"{len(claimed)} sandboxes that were claimed of pool {told.id} live.",
             code=ErrorCode.CONFLICT,
             hint="End them first.",
-            fields={"pool": told.pool.id, "sandboxes": [sandbox.id for sandbox in claimed[:10]]},
+            fields={"pool": told.id, "sandboxes": [sandbox.id for sandbox in claimed[:10]]},
         )
     await pools.delete(principal, pool)
     return Response(status_code=204)
@@ -86,11 +85,11 @@ async def remove(pool: str, request: Request) -> Response:
 async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> Response:
     """Take a sandbox out of a pool. A client that goes away meanwhile leaves none behind."""
     node = node_of(request)
-    told = node.pools.find_claimable(principal_of(request), pool)
+    told = await node.pools.get(principal_of(request), pool, claimable=True)
     params = CreateSandboxParams(
-        template=told.spec.template.name,
-        isolation=told.spec.isolation,
-        limits=LimitsChange.to(told.spec.limits),
+        template=told.template.name,
+        isolation=told.isolation,
+        limits=LimitsChange.to(told.limits),
         metadata={DOOR_WORD: NAME, POOL_WORD: told.id, **{name: word for name, word in told.metadata.items() if name == IMAGE_WORD}},
         timeout_s=translate.pool_timeout_s(told.metadata),
         network=translate.pool_network(told.metadata),
@@ -100,12 +99,12 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
     return reply(ClaimedAnswer(**dict(translate.made(sandbox, url_of(request, sandbox.id)))))
 
 
-def _claimed(request: Request, told: PoolStatus) -> list[Sandbox]:
-    return [sandbox for sandbox in node_of(request).registry.list(principal_of(request)) if sandbox.metadata.get(POOL_WORD) == told.pool.id]
+def _claimed(request: Request, told: PoolInfo) -> list[Sandbox]:
+    return [sandbox for sandbox in node_of(request).registry.list(principal_of(request)) if sandbox.metadata.get(POOL_WORD) == told.id]
 
 
-def _answer(request: Request, told: PoolStatus) -> PoolAnswer:
+def _answer(request: Request, told: PoolInfo) -> PoolAnswer:
     node = node_of(request).id
-    waiting = [Container(id=member.id, state="Idle", sandbox_id=None, executor_id=node) for member in told.pool.ready]
+    waiting = [Container(id=member, state="Idle", sandbox_id=None, executor_id=node) for member in told.ready]
     taken = [Container(id=sandbox.id, state="Running", sandbox_id=sandbox.id, executor_id=node) for sandbox in _claimed(request, told)]
     return translate.pool(told).model_copy(update={"containers": [*waiting, *taken]})

@@ -59,8 +59,9 @@ async def _all(request: Request) -> list[SnapshotRecord]:
     more = True
     while more and len(found) < _MOST:
         after = Position(found[-1].created_at, found[-1].id) if found else None
-        page, more = await snapshots.list(principal, after=after, limit=_PAGE)
-        found += page
+        page = await snapshots.list(principal, after=after, limit=_PAGE)
+        more = page.more
+        found += page.items
     return found
 
 

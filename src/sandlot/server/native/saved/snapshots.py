@@ -24,7 +24,7 @@ async def take(
     ] = None,
 ) -> Response:
     """Keep what a sandbox is at this moment. It goes on undisturbed; a client that goes away meanwhile leaves no snapshot behind."""
-    work = node_of(request).snapshots.create(principal_of(request), sandbox, name=body.name, kind=body.what(), key=idempotency_key)
+    work = node_of(request).snapshots.create(principal_of(request), sandbox, name=body.name, kind=body.what(), idempotency_key=idempotency_key)
     return reply(SnapshotAnswer.of(await unless_gone(request, work)), 201)
 
 
@@ -32,9 +32,9 @@ async def take(
 async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Request) -> Response:
     """List snapshots: your own; for an operator everybody's."""
     after = cursors.understood(query.cursor)
-    page, more = await node_of(request).snapshots.list(principal_of(request), after=after, limit=query.limit)
-    following = cursors.told(Position(page[-1].created_at, page[-1].id)) if more else None
-    return reply(SnapshotsAnswer(snapshots=[SnapshotAnswer.of(record) for record in page], next_cursor=following))
+    page = await node_of(request).snapshots.list(principal_of(request), after=after, limit=query.limit)
+    following = cursors.told(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
+    return reply(SnapshotsAnswer(snapshots=[SnapshotAnswer.of(record) for record in page.items], next_cursor=following))
 
 
 @router.get("/v1/snapshots/{snapshot}", responses=also(SnapshotAnswer, "It."))

@@ -7,10 +7,8 @@ from datetime import datetime
 
 from pydantic import Field
 
-from sandlot.core.pools.manager import PoolStatus
-from sandlot.core.pools.template_snapshots import made_at
 from sandlot.model.access import LOCAL
-from sandlot.model.pools import DEFAULT_MAX, MAX_SIZE, PoolSizes, StartPath
+from sandlot.model.pools import DEFAULT_MAX, MAX_SIZE, PoolInfo, PoolSizes, StartPath
 from sandlot.model.sandboxes import AUTO, RESERVED_PREFIX, check_reserved_names
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 from sandlot.server.native.schemas.base import Answer, Body, Text, Words
@@ -106,26 +104,26 @@ class PoolAnswer(Answer):
     error: str = Field(description="Why something could not be made; empty where nothing failed.")
 
     @classmethod
-    def of(cls, told: PoolStatus) -> PoolAnswer:
+    def of(cls, pool: PoolInfo) -> PoolAnswer:
         """It, told."""
-        pool, held = told.pool, told.snapshot
+        held = pool.snapshot
         return cls(
             id=pool.id,
             owner=None if pool.owner == LOCAL else pool.owner,
-            template=pool.spec.template.name,
-            isolation=pool.spec.isolation,
-            limits=LimitsAnswer.of(pool.spec.limits),
+            template=pool.template.name,
+            isolation=pool.isolation,
+            limits=LimitsAnswer.of(pool.limits),
             metadata=dict(pool.metadata),
             warm=pool.sizes.warm,
             max=pool.sizes.max,
             blank=pool.sizes.prepared,
             ready=len(pool.ready),
-            filling=len(pool.filling),
-            blank_ready=len(pool.prepared),
+            filling=pool.filling,
+            blank_ready=pool.prepared_ready,
             claims=ClaimsAnswer(**{name: pool.claims.get(path, 0) for path, name in PATH_NAMES.items()}),
-            hit_rate=told.hit_rate,
-            snapshot=None if held is None else TemplateSnapshotAnswer(size_bytes=int(held.manifest.get("size_bytes", 0)), made_at=made_at(held)),
-            error=told.error,
+            hit_rate=pool.hit_rate,
+            snapshot=None if held is None else TemplateSnapshotAnswer(size_bytes=held.size_bytes, made_at=held.made_at),
+            error=pool.error,
         )
 
 
