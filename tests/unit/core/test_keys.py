@@ -10,8 +10,8 @@ from sandlot.core.keys import KeyService
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.model.repositories import Position
-from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import GIB, MIB, Limits
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
+from sandlot.model.specs import GIB, MIB
 from tests.support.node import MemoryNode
 
 ALICE = Principal(OwnerId("a" * 12), "alice")
@@ -45,7 +45,7 @@ async def test_usage_counts_only_the_principals_own_resources(node: MemoryNode, 
     record, secret = await keys.create(OPERATOR, "ci")
     principal = node.keys.verify(secret)
     assert principal is not None
-    params = CreateSandboxParams(template="base", limits=Limits(cpus=0.5, memory_bytes=GIB, disk_bytes=2 * GIB))
+    params = CreateSandboxParams(template="base", limits=LimitsChange(cpus=0.5, memory_bytes=GIB, disk_bytes=2 * GIB))
     await node.sandboxes.create(principal, params)
     await node.sandboxes.create(OPERATOR, params)
     await node.services.volumes.create(principal, name="data", size_bytes=64 * MIB)

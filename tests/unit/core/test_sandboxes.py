@@ -12,10 +12,11 @@ import pytest
 from sandlot.core.sandboxes import SandboxService
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError
+from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import DriverCapability
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChange, SandboxFilter, UpdateSandboxParams
-from sandlot.model.specs import GIB, MIB, Limits, Network
+from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, settled
 
@@ -36,14 +37,21 @@ def sandboxes(node: MemoryNode) -> SandboxService:
 
 async def test_create_request_without_properties_has_the_defaults(sandboxes: SandboxService) -> None:
     spec = (await sandboxes.create(ALICE, CreateSandboxParams())).spec
-    assert (spec.limits, spec.network, spec.isolation) == (Limits(), Network.PACKAGES, "gvisor")
+    assert (spec.limits, spec.network.mode, spec.isolation) == (Limits(), NetworkMode.PACKAGES, "gvisor")
 
 
 async def test_snapshot_decides_what_the_create_request_leaves_out(node: MemoryNode, sandboxes: SandboxService) -> None:
-    source = await sandboxes.create(ALICE, replace(BASE, network="none", env={"A": "1"}))
+    source = await sandboxes.create(
+        ALICE, replace(BASE, limits=LimitsChange(memory_bytes=512 * MIB), network=NetworkPolicy(NetworkMode.NONE), env={"A": "1"})
+    )
     snapshot = await node.services.snapshots.create(ALICE, source.id)
     copy = await sandboxes.create(ALICE, CreateSandboxParams(snapshot=snapshot.id), idempotency_key="k")
-    assert (copy.spec.template, copy.spec.limits, copy.spec.network, copy.spec.env) == ("base", source.spec.limits, Network.NONE, {"A": "1"})
+    assert (copy.spec.template.name, copy.spec.limits, copy.spec.network.mode, copy.spec.env) == (
+        "base",
+        source.spec.limits,
+        NetworkMode.NONE,
+        {"A": "1"},
+    )
     larger = CreateSandboxParams(snapshot=snapshot.id, limits=LimitsChange(pids=1024))
     assert (await sandboxes.create(ALICE, larger)).spec.limits == replace(source.spec.limits, pids=1024)
     assert (await sandboxes.create(ALICE, CreateSandboxParams(snapshot=snapshot.id), idempotency_key="k")).id == copy.id
@@ -75,9 +83,9 @@ async def test_sandbox_shows_as_stopping_once_its_end_is_requested(node: MemoryN
     release = node.driver.hold("destroy")
     await sandboxes.kill(ALICE, sandbox.id, wait=False)
     shown = await sandboxes.get(ALICE, sandbox.id)
-    assert (shown.state, shown.is_over) == (State.STOPPING, False)
-    assert (await sandboxes.list(ALICE, SandboxFilter(states=frozenset({State.RUNNING})), after=None, limit=9)).items == []
+    running = await sandboxes.list(ALICE, SandboxFilter(states=frozenset({State.RUNNING})), after=None, limit=9)
     release.set()
+    assert (shown.state, shown.is_over, running.items) == (State.STOPPING, False, [])
     await sandboxes.kill(ALICE, sandbox.id)
     assert (await sandboxes.get(ALICE, sandbox.id)).is_over
 
