@@ -21,7 +21,7 @@ from sandlot.egress.packages.cache import PackageCache
 from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.egress.packages.counters import Counters
 from sandlot.images.store import DEFAULT_CACHE
-from sandlot.model.access import OPERATOR, UNBOUNDED
+from sandlot.model.access import OPERATOR
 from sandlot.model.executions import CommandResult
 from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.sandboxes import CreateSandboxParams
@@ -69,7 +69,7 @@ async def sandbox_of(service: Service, isolation: str) -> Sandbox:
 
 
 async def install(node: Node, sandbox: Sandbox, manager: Manager, word: str) -> CommandResult:
-    done = await node.packages.install(sandbox, InstallParams(manager, (word,)), UNBOUNDED)
+    done = await node.packages.install(OPERATOR, sandbox.id, InstallParams(manager, (word,)))
     assert done.outcome.exit_code == 0, (sandbox.spec.isolation, manager, word, done.stdout.text()[-1000:], done.stderr.text()[-2000:])
     return done
 

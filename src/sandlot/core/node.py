@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sandlot.core.execution.code import CodeService
+from sandlot.core.execution.contexts import ContextService
 from sandlot.core.execution.packages import PackageInstaller
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.execution.stdin import StdinManager
+from sandlot.core.execution.terminals import TerminalService
 from sandlot.core.files.files import FileService
 from sandlot.core.files.signed_urls import TokenService
 from sandlot.core.files.store import FileStore
@@ -54,10 +56,12 @@ class Node:
     reservations: Reservations
     pools: PoolManager
     code: CodeService
+    contexts: ContextService
     processes: ProcessService
+    terminals: TerminalService
     stdin: StdinManager
     packages: PackageInstaller
-    one_shots: OneShotRunner
+    programs: OneShotRunner
     clock: Clock
     buffers: BufferBudget
     files: FileService

@@ -160,6 +160,7 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
         return self
 
     async def __anext__(self) -> ItemT:
+        self._is_iterated = True
         return await self._stream.next()  # type: ignore[no-any-return]  # only items of type ItemT are queued
 
     async def __aenter__(self) -> Self:
@@ -180,6 +181,10 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
         if not self._is_iterated:
             self._stream.discard()
         return await self.wait()
+
+    def release(self) -> None:
+        """End an iteration that waits for the next item. Another task may iterate from now on."""
+        self._stream.change_consumer()
 
     async def aclose(self) -> None:
         """Drop all further items, and abandon the call if it has not ended. Idempotent.

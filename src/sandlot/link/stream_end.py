@@ -33,6 +33,7 @@ class StreamEnd(Generic[ItemT]):
         self._items: deque[tuple[ItemT, int]] = deque()
         self._arrived = asyncio.Event()
         self._writable = asyncio.Event()
+        self._consumers = 0
         self._is_discarding = False
         self._received_all = False
         self._send_error: SandlotError | None = None
@@ -59,9 +60,10 @@ class StreamEnd(Generic[ItemT]):
         """Wait for the next item and consume it.
 
         Raises:
-            StopAsyncIteration: No item is left and the guest has sent END, or :meth:`discard` was called.
+            StopAsyncIteration: No item is left and the guest has sent END, or :meth:`discard` or :meth:`change_consumer` was called.
             SandlotError: No item is left, and the stream ended with this error.
         """
+        consumer = self._consumers
         while not self._items:
             if self._error is not None and not self._is_discarding:
                 raise self._error
@@ -69,9 +71,16 @@ class StreamEnd(Generic[ItemT]):
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
+            if consumer != self._consumers:
+                raise StopAsyncIteration
         item, credit = self._items.popleft()
         self._transport.consumed(self.id, credit)
         return item
+
+    def change_consumer(self) -> None:
+        """End a waiting :meth:`next`, so that another consumer can take the items that are left."""
+        self._consumers += 1
+        self._arrived.set()
 
     def end_receiving(self) -> None:
         """Record that the guest has sent END, so that no further items arrive."""

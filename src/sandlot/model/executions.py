@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal as signals
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import IntEnum
 from typing import Any, Final
 
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.files import ChangedFile
 from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import OutputCapture
 
@@ -131,6 +133,10 @@ class ProcessInfo:
         stdin_bytes: Number of bytes received for standard input, including bytes that the process has not read.
         stdout_bytes: Number of bytes that were written to standard output.
         stderr_bytes: Number of bytes that were written to standard error.
+        tag: Name that the client gave to the process; None if the client gave no name, or if an earlier service started the process.
+        cwd: Working directory; None if it is the default or unknown.
+        env: Variables added to the environment; empty if they were too long to be kept or are unknown.
+        started_at: Time of the start; None if an earlier service started the process.
     """
 
     process: ProcessId
@@ -146,6 +152,10 @@ class ProcessInfo:
     stdin_bytes: int
     stdout_bytes: int
     stderr_bytes: int
+    tag: str | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    started_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +181,13 @@ class CodePosition:
 
     Args:
         events: Number of start, display, clear and error events before the position.
-        stdout: Byte offset in standard output.
-        stderr: Byte offset in standard error.
+        stdout: Byte offset in standard output; None is the oldest byte that the guest keeps.
+        stderr: The same in standard error.
     """
 
     events: int = 0
-    stdout: int = 0
-    stderr: int = 0
+    stdout: int | None = None
+    stderr: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +228,67 @@ class ProcessOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Outcome and output of a process that was run to its end."""
+    """Outcome and output of a process that was run to its end.
+
+    Args:
+        files: Files that the process created or changed, and True if there may be more such files; None if no folders were tracked.
+    """
 
     outcome: ProcessOutcome
     stdout: OutputCapture
     stderr: OutputCapture
+    files: tuple[Sequence[ChangedFile], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarted:
+    """Event: a process has started, or a client was attached to it.
+
+    Args:
+        process: Id of the process.
+        pid: Process number inside the sandbox.
+    """
+
+    process: ProcessId
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """Event: a process has ended. The last event of its stream.
+
+    Args:
+        files: See :class:`CommandResult`.
+    """
+
+    outcome: ProcessOutcome
+    files: tuple[Sequence[ChangedFile], bool] | None = None
+
+
+ProcessEvent = ProcessStarted | Output | OutputGap | ProcessEnded
+"""Event of the stream of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeAccepted:
+    """Event: the guest has accepted a cell, which may wait for its context.
+
+    Args:
+        execution: Id of the cell.
+    """
+
+    execution: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class CodeEnded:
+    """Event: a cell has ended. The last event of its stream."""
+
+    status: CodeStatus
+
+
+CodeEvent = CodeAccepted | CellStarted | Output | OutputGap | Display | Cleared | CellError | CodeEnded
+"""Event of the stream of a cell."""
 
 
 def exit_code(code: int | None, signal: int | None) -> int:
@@ -270,3 +336,26 @@ def signal_number(signal: str | int) -> int:
             f"There is no signal {str(signal)[:32]!r}.", hint="Pass a name such as SIGTERM, or a number.", fields={"field": "signal"}
         )
     return int(number)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionOptions:
+    """Identity of an execution, and its description for the execution log.
+
+    Args:
+        id: Id that the client chose; None lets the service choose an id.
+        origin: API of the request: ``native`` or the name of a compatibility API.
+        language: Language of the code that a command runs. None: the command itself is logged.
+        code: Code that the command runs.
+        argv: Command line to log instead of the real command line.
+    """
+
+    id: ProcessId | None = None
+    origin: str = "native"
+    language: str | None = None
+    code: str | None = None
+    argv: Sequence[str] | None = None
+
+
+NATIVE: Final = ExecutionOptions()
+"""Options of a request of the native API: the service chooses the id."""

@@ -22,12 +22,14 @@ from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution.code import CodeService
+from sandlot.core.execution.contexts import ContextService
 from sandlot.core.execution.execution import Executions
 from sandlot.core.execution.guest_services import GuestServices
 from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.execution.packages import PackageInstaller
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.execution.stdin import StdinManager
+from sandlot.core.execution.terminals import TerminalService
 from sandlot.core.files.files import FileService
 from sandlot.core.files.signed_urls import TokenService
 from sandlot.core.files.store import FileStore
@@ -205,7 +207,8 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         package_access = PackageAccess(packages)
         executions = Executions(execution_log, counter, package_access)
         stdin = StdinManager()
-        processes = ProcessService(stdin, executions)
+        processes = ProcessService(registry, stdin, executions, clock)
+        contexts = ContextService(registry)
 
         # Pools
         pool_registry = PoolRegistry(PoolConfigFile(settings.data_dir), settings.pools, policy.isolation_default)
@@ -344,15 +347,17 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             reservations=reservations,
             registry=registry,
             volumes=volumes,
-            code=CodeService(executions),
+            code=CodeService(registry, contexts, executions),
+            contexts=contexts,
+            terminals=TerminalService(registry, processes),
             processes=processes,
             stdin=stdin,
-            packages=PackageInstaller(processes),
+            packages=PackageInstaller(registry, processes),
             pools=pools,
             manager=manager,
             mounts=mounts,
             sandboxes=SandboxService(registry=registry, manager=manager, snapshots=snapshots, forks=forks, mounts=mounts, drivers=driver_set),
-            one_shots=OneShotRunner(manager, processes, counter, grading),
+            programs=OneShotRunner(manager, processes, counter, grading),
             snapshots=snapshots,
             forks=forks,
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),

@@ -209,7 +209,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_no
 ) -> None:
     monkeypatch.setattr(listen, "STALL_TIMEOUT_S", 0.5)
     large = Result(Status.COMPLETED, "bash", "a" * 2_000_000, "", 0, None, 0.1)
-    scripted.script("one_shots.run", large, large)
+    scripted.script("programs.run", large, large)
     body = b'{"language": "bash", "code": "..."}'
     request = b"POST /v1/execute HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     slow, writing = await asyncio.open_unix_connection(str(served.settings.socket), limit=1)

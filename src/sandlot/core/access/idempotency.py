@@ -49,7 +49,7 @@ def request_digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def execution_id(sandbox: SandboxId, key: str, request: str) -> ProcessId:
+def execution_id(sandbox: SandboxId, key: str, *parts: object) -> ProcessId:
     """Return the id of the execution for an idempotency key. Equal sandbox, key and request give the same id. Pure.
 
     If a request is repeated with the same key, the repetition therefore joins the execution of the first request. A different request with the same
@@ -60,9 +60,9 @@ def execution_id(sandbox: SandboxId, key: str, request: str) -> ProcessId:
         sandbox: Sandbox of the execution. The sandbox is part of the id, because ids are unique in the whole service, and a client must not be
             able to choose the id of another client's execution.
         key: Key of the client.
-        request: Body of the request.
+        parts: Values that distinguish the request from other requests, see :func:`request_digest`.
     """
-    return ProcessId(hashlib.blake2b(f"{sandbox}\0{check_key(key)}\0{request}".encode(), digest_size=16).hexdigest())
+    return ProcessId(hashlib.blake2b(f"{sandbox}\0{check_key(key)}\0{request_digest(*parts)}".encode(), digest_size=16).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,26 +16,42 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, Self
 
-from sandlot.core.execution import contexts
+from sandlot.core.access.idempotency import execution_id
+from sandlot.core.execution.contexts import ContextService, not_found, reaching
 from sandlot.core.execution.execution import Client, Execution, Executions, ExecutionStream
 from sandlot.core.execution.output import OutputCollector
 from sandlot.core.execution.state import Kind
 from sandlot.core.execution.stdin import check_id
-from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
+from sandlot.model.access import Principal
 from sandlot.model.errors import LimitError, NotFoundError, TimeoutExceededError
-from sandlot.model.executions import CellError, CellStarted, Channel, Cleared, Display, Output, OutputGap
+from sandlot.model.executions import (
+    NATIVE,
+    CellError,
+    CellStarted,
+    Channel,
+    Cleared,
+    CodeAccepted,
+    CodeEnded,
+    CodeEvent,
+    CodePosition,
+    CodeResult,
+    CodeStatus,
+    Display,
+    ExecutionOptions,
+    Output,
+    OutputGap,
+)
 from sandlot.model.executions import CodePosition as OutputPosition
-from sandlot.model.executions import CodeResult as CodeExecutionResult
-from sandlot.model.executions import CodeStatus as CodeExecutionStatus
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import CellSpec
+from sandlot.model.streams import Stream
 
 MAX_BACKGROUND: Final = 64
 """Maximum number of cells of one sandbox that run or wait in the background. Each of them takes one of the 192 concurrent calls of a link."""
@@ -45,70 +61,209 @@ MAX_RECENT: Final = 256
 Event = Output | OutputGap | CellStarted | Display | Cleared | CellError
 
 
-class CodeExecution(ExecutionStream[CellCall]):
+class CodeExecution(ExecutionStream[CellCall, Event]):
     """One client's stream of a cell. Iterate over it for the events of the cell, then await :meth:`outcome`, and close it at the end.
 
     Attributes:
-        position: Position after the last event that the iteration has yielded.
+        position: Position after the last event that the iteration has returned.
     """
 
     __slots__ = ("position",)
 
-    def __init__(self, sandbox: Sandbox, call: CellCall, client: Client | None, start: OutputPosition | None = None) -> None:
+    def __init__(self, sandbox: Sandbox, call: CellCall, client: Client | None, start: CodePosition | None = None) -> None:
         super().__init__(sandbox, call, client)
-        self.position = start or OutputPosition()
+        self.position = start or CodePosition(0, 0, 0)
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        """Yield the events of the cell until its end. If the client stops iterating, the cell blocks when it writes more output.
+    async def __anext__(self) -> Event:
+        """Return the next event of the cell.
 
         Raises:
             NotFoundError: There is no such context (code ``context_not_found``), or no such cell (code ``execution_not_found``).
         """
         try:
-            async for event in self._events():
-                at = self.position
-                if isinstance(event, Output | OutputGap):
-                    end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
-                    stdout, stderr = (end, at.stderr) if event.channel == Channel.STDOUT else (at.stdout, end)
-                    self.position = OutputPosition(at.events, stdout, stderr)
-                else:
-                    self.position = OutputPosition(at.events + 1, at.stdout, at.stderr)
-                yield event
+            event = await super().__anext__()
         except NotFoundError as error:
-            raise contexts.not_found(error) from None
+            raise not_found(error) from None
+        at = self.position
+        if isinstance(event, Output | OutputGap):
+            end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
+            stdout, stderr = (end, at.stderr) if event.channel == Channel.STDOUT else (at.stdout, end)
+            self.position = CodePosition(at.events, stdout, stderr)
+        else:
+            self.position = CodePosition(at.events + 1, at.stdout, at.stderr)
+        return event
 
-    async def outcome(self) -> CodeExecutionStatus:
+    async def outcome(self) -> CodeStatus:
         """Wait for the end of the cell and return its status.
 
-        If :meth:`CodeService.follow` opened the stream with ``to_end=False``, return the current status without waiting.
+        If :meth:`CodeService.follow_in` opened the stream with ``to_end=False``, return the current status without waiting.
 
         Raises:
             NotFoundError: There is no such context (code ``context_not_found``), or no such cell (code ``execution_not_found``).
         """
         try:
-            result = await self._result()
+            result = await self.result()
         except NotFoundError as error:
-            raise contexts.not_found(error) from None
-        return CodeExecutionStatus(self.id, result.status, result.execution_count, result.duration_s)
+            raise not_found(error) from None
+        return CodeStatus(self.id, result.status, result.execution_count, result.duration_s)
+
+
+class CodeStream:
+    """Events of one cell for one client: :class:`CodeAccepted`, the events and the output of the cell, and :class:`CodeEnded`."""
+
+    __slots__ = ("_execution", "_has_begun", "_is_over")
+
+    def __init__(self, execution: CodeExecution) -> None:
+        self._execution = execution
+        self._has_begun = False
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> CodeEvent:
+        if self._is_over:
+            raise StopAsyncIteration
+        if not self._has_begun:
+            self._has_begun = True
+            return CodeAccepted(self._execution.id)
+        try:
+            return await anext(self._execution)
+        except StopAsyncIteration:
+            if self._execution.is_closed:
+                raise
+        self._is_over = True
+        return CodeEnded(await self._execution.outcome())
+
+    async def aclose(self) -> None:
+        """Leave the cell: it is interrupted if this client owns it, or after 3 s without clients if a client chose the id. Idempotent."""
+        await self._execution.close()
 
 
 class CodeService:
     """Runs cells in sandboxes."""
 
-    def __init__(self, executions: Executions) -> None:
+    def __init__(self, registry: SandboxRegistry, contexts: ContextService, executions: Executions) -> None:
+        self._registry = registry
+        self._contexts = contexts
         self.executions = executions
 
-    async def run(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> CodeExecutionResult:
+    async def run(
+        self,
+        principal: Principal,
+        sandbox: str,
+        cell: CellSpec,
+        options: ExecutionOptions = NATIVE,
+        *,
+        idempotency_key: str | None = None,
+    ) -> CodeResult:
         """Run a cell to its end and collect its output.
 
         If the guest already has a cell with the id that the client chose, no new cell is started, and the result is that of the existing cell.
-        If the caller is cancelled, the cell is interrupted; if the client chose the id, only once it has had no client for 3 s.
+        If the caller is cancelled, the cell is interrupted; if the client chose the id or an idempotency key, only once the cell has had no client
+        for 3 s.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            cell: Code, and the context in which it runs.
+            options: Id of the cell, and its description for the execution log.
+            idempotency_key: Key of the request. An equal request with the same key joins the cell of the first request.
 
         Raises:
             NotFoundError: The sandbox has no such context (code ``context_not_found``).
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
         """
-        execution = await self.start(sandbox, cell, description)
+        live = self._registry.find(sandbox, principal)
+        return await self.run_in(live, cell, _keyed(options, live, idempotency_key, "foreground", cell))
+
+    async def stream(
+        self,
+        principal: Principal,
+        sandbox: str,
+        cell: CellSpec,
+        options: ExecutionOptions = NATIVE,
+        *,
+        idempotency_key: str | None = None,
+    ) -> Stream[CodeEvent]:
+        """Start a cell, or join the cell with the id that the client chose, and return its events. Closing the stream is as cancelling :meth:`run`.
+
+        If the cell names no context that is known to exist, its errors may arrive in the stream.
+        """
+        live = self._registry.find(sandbox, principal)
+        return CodeStream(await self.start(live, cell, _keyed(options, live, idempotency_key, "foreground", cell)))
+
+    async def launch(
+        self,
+        principal: Principal,
+        sandbox: str,
+        cell: CellSpec,
+        options: ExecutionOptions = NATIVE,
+        *,
+        idempotency_key: str | None = None,
+    ) -> ProcessId:
+        """Start a cell in the background. Return the id of the cell once the guest has accepted the cell.
+
+        If the guest already has a cell with the id that the client chose, no new cell is started. If the caller is cancelled, no uncounted cell
+        remains.
+
+        Raises:
+            NotFoundError: The sandbox has no such context (code ``context_not_found``).
+            LimitError: Too many cells run or wait in the background (code ``limit_exceeded``), or the quota is used up (code ``quota_exceeded``).
+        """
+        live = self._registry.find(sandbox, principal)
+        return await self.launch_in(live, cell, _keyed(options, live, idempotency_key, "background", cell))
+
+    async def follow(
+        self, principal: Principal, sandbox: str, execution: str, start: CodePosition | None = None, *, to_end: bool = True
+    ) -> Stream[CodeEvent]:
+        """Return the events of a cell that was started earlier, and that may have ended. Closing the stream does not interrupt the cell.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            execution: Id of the cell.
+            start: Position after which the events begin; None is the oldest that the guest keeps.
+            to_end: False to read only events that exist already; if the cell has not ended, its status is ``running``.
+
+        Raises:
+            NotFoundError: The guest has no such cell (code ``execution_not_found``).
+        """
+        live = self._registry.find(sandbox, principal)
+        at = start or CodePosition()
+        async with reaching(live) as link:
+            await _find_cell(link, check_id(execution))
+        followed = await self.follow_in(live, execution, events_from=at.events, stdout_from=at.stdout, stderr_from=at.stderr, to_end=to_end)
+        return CodeStream(followed)
+
+    async def read(
+        self, principal: Principal, sandbox: str, execution: str, start: CodePosition | None = None, *, wait_s: float | None = 0
+    ) -> CodeResult:
+        """Collect the output and the results of a cell from a position, which is given as for :meth:`follow`.
+
+        ``wait_s`` is the number of seconds to wait for the end of the cell; None waits until the end. If the cell has not ended by then, its status
+        is ``running``.
+
+        Raises:
+            NotFoundError: The guest has no such cell (code ``execution_not_found``).
+        """
+        live, at = self._registry.find(sandbox, principal), start or CodePosition()
+        return await self.collect(live, execution, events_from=at.events, stdout_from=at.stdout, stderr_from=at.stderr, wait_s=wait_s)
+
+    async def interrupt(self, principal: Principal, sandbox: str, execution: str) -> bool:
+        """Interrupt a running cell as Ctrl-C would, or abort a cell that waits for its context. Return False if the cell had ended.
+
+        Raises:
+            NotFoundError: The guest has no such cell (code ``execution_not_found``).
+        """
+        async with reaching(self._registry.find(sandbox, principal)) as link:
+            return await link.kernels.interrupt(execution=check_id(execution))
+
+    # Operations on a live sandbox -------------------------------------------------------------------------------------
+
+    async def run_in(self, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE) -> CodeResult:
+        """Run a cell to its end and collect its output. See :meth:`run`."""
+        execution = await self.start(sandbox, cell, options)
         output, loop = OutputCollector(sandbox.buffers), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as guard:  # ends the wait if the guest does not enforce the cell's timeout
@@ -127,9 +282,9 @@ class CodeService:
             output.close()
             await execution.close()
 
-    async def start(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> CodeExecution:
+    async def start(self, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE) -> CodeExecution:
         """Start a cell in the foreground, or join the cell with the id that the client chose. See :meth:`run`."""
-        confirm = cell.context is not None and cell.context not in contexts.CONFIRMED.of(sandbox)
+        confirm = cell.context is not None and cell.context not in self._contexts.confirmed.of(sandbox)
 
         async def attach(id_: ProcessId) -> CellCall:
             async with sandbox.connection() as link:
@@ -137,24 +292,17 @@ class CodeService:
 
         async def send(execution: Execution) -> CellCall:
             # Ask the guest about the cell only if the guest may have it already: the round trip would delay the start of a new cell.
-            if description.id is not None and await self._is_known(sandbox, execution.id):
-                execution.description = None  # the cell was counted and logged at its start
+            if options.id is not None and await self._is_known(sandbox, execution.id):
+                execution.options = None  # the cell was counted and logged at its start
                 return await attach(execution.id)
             return await self._submit(execution, cell, confirm=confirm)
 
-        description = replace(description, language=cell.language or "python", code=cell.code)
-        return CodeExecution(sandbox, *await self.executions.open(sandbox, Kind.CELL, description, send, attach))
+        options = replace(options, language=cell.language or "python", code=cell.code)
+        return CodeExecution(sandbox, *await self.executions.open(sandbox, Kind.CELL, options, send, attach))
 
-    async def launch(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> ProcessId:
-        """Start a cell in the background. Return the id of the cell once the guest has accepted the cell.
-
-        If the guest already has a cell with the id that the client chose, no new cell is started.
-
-        Raises:
-            NotFoundError: The sandbox has no such context (code ``context_not_found``).
-            LimitError: Too many cells run or wait in the background (code ``limit_exceeded``), or the quota is used up (code ``quota_exceeded``).
-        """
-        id_ = description.id
+    async def launch_in(self, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE) -> ProcessId:
+        """Start a cell in the background. See :meth:`launch`."""
+        id_ = options.id
         if id_ is not None and self.executions.get(sandbox, id_) is None and await self._is_known(sandbox, id_):
             return id_
         background = self.background(sandbox)
@@ -168,23 +316,14 @@ class CodeService:
         async def send(execution: Execution) -> CellCall:
             return await self._submit(execution, cell, confirm=True)
 
-        description = replace(description, language=cell.language or "python", code=cell.code)
-        return (await self.executions.launch(sandbox, Kind.CELL, description, send)).id
+        options = replace(options, language=cell.language or "python", code=cell.code)
+        return (await self.executions.launch(sandbox, Kind.CELL, options, send)).id
 
     def background(self, sandbox: Sandbox) -> set[ProcessId]:
         """Return the ids of the background cells that have not ended."""
         return {each.id for each in self.executions.of(sandbox).live.values() if each.is_background and each.kind is Kind.CELL}
 
-    async def check_known(self, sandbox: Sandbox, execution: str) -> None:
-        """Raise an error if the guest has no cell with the id ``execution``.
-
-        Raises:
-            NotFoundError: The guest has no such cell (code ``execution_not_found``).
-        """
-        async with contexts.reaching(sandbox) as link:
-            await _find_cell(link, check_id(execution))
-
-    async def follow(
+    async def follow_in(
         self,
         sandbox: Sandbox,
         execution: str,
@@ -223,7 +362,7 @@ class CodeService:
         stdout_from: int | None = None,
         stderr_from: int | None = None,
         wait_s: float | None = 0,
-    ) -> CodeExecutionResult:
+    ) -> CodeResult:
         """Collect the output and the results of a cell from a position, which is given as for :meth:`follow`.
 
         ``wait_s`` is the number of seconds to wait for the end of the cell; None waits until the end. If the cell has not ended by then, its status
@@ -235,25 +374,16 @@ class CodeService:
         output = OutputCollector(sandbox.buffers)
         try:
             if wait_s != 0:
-                followed = await self.follow(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
+                followed = await self.follow_in(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
                 try:
                     return await _collect(followed, output, wait_s)
                 except TimeoutError:
                     at = followed.position
                     events_from, stdout_from, stderr_from = at.events, at.stdout, at.stderr
-            rest = await self.follow(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
+            rest = await self.follow_in(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
             return await _collect(rest, output, None)
         finally:
             output.close()
-
-    async def interrupt(self, sandbox: Sandbox, execution: str) -> bool:
-        """Interrupt a running cell as Ctrl-C would, or abort a cell that waits for its context. Return False if the cell had ended.
-
-        Raises:
-            NotFoundError: The guest has no such cell (code ``execution_not_found``).
-        """
-        async with contexts.reaching(sandbox) as link:
-            return await link.kernels.interrupt(execution=check_id(execution))
 
     async def _submit(self, execution: Execution, cell: CellSpec, *, confirm: bool) -> CellCall:
         """Send a cell to the guest. If ``confirm`` is True, wait until the guest has accepted the cell."""
@@ -265,7 +395,7 @@ class CodeService:
                 if confirm:
                     await _confirm(link, call)
                     if cell.context is not None:
-                        contexts.CONFIRMED.of(sandbox).add(cell.context)
+                        self._contexts.confirmed.of(sandbox).add(cell.context)
         recent = executions.of(sandbox).recent
         recent[execution.id] = None
         while len(recent) > MAX_RECENT:
@@ -313,11 +443,11 @@ async def _confirm(link: Link, call: CellCall) -> None:
     except BaseException as error:
         await call.aclose()
         if isinstance(error, NotFoundError):
-            raise contexts.not_found(error) from None
+            raise not_found(error) from None
         raise
 
 
-async def _collect(execution: CodeExecution, output: OutputCollector, timeout_s: float | None) -> CodeExecutionResult:
+async def _collect(execution: CodeExecution, output: OutputCollector, timeout_s: float | None) -> CodeResult:
     """Collect the events of an execution until the execution yields no more events, and close the execution.
 
     Raises:
@@ -332,6 +462,11 @@ async def _collect(execution: CodeExecution, output: OutputCollector, timeout_s:
         await execution.close()
 
 
-def _result(status: CodeExecutionStatus, position: OutputPosition, output: OutputCollector) -> CodeExecutionResult:
+def _result(status: CodeStatus, position: OutputPosition, output: OutputCollector) -> CodeResult:
     captures = output.captures
-    return CodeExecutionResult(status, captures[Channel.STDOUT], captures[Channel.STDERR], output.displays, output.omitted, output.error, position)
+    return CodeResult(status, captures[Channel.STDOUT], captures[Channel.STDERR], output.displays, output.omitted, output.error, position)
+
+
+def _keyed(options: ExecutionOptions, sandbox: Sandbox, key: str | None, mode: str, cell: CellSpec) -> ExecutionOptions:
+    """Return the options with the id for an idempotency key."""
+    return options if key is None else replace(options, id=execution_id(sandbox.id, key, mode, cell))

@@ -18,13 +18,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Self, TypeVar
 
 from sandlot.core.execution.helpers import end_process
 from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.execution.state import Action, Event, Kind, State, holds_activity, step
-from sandlot.core.records.execution_log import ExecutionDescription, ExecutionLog, OpenLogEntry
+from sandlot.core.records.execution_log import ExecutionLog, OpenLogEntry
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import Hold, Sandbox, SandboxLocal
 from sandlot.link.client import Link
@@ -32,9 +32,9 @@ from sandlot.link.kernels import CellCall
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import CellResult, ProcessResult
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
-from sandlot.model.executions import KILLED, LOST, RUNNING, CellError, CellStarted, Cleared, Display, Output, OutputGap, exit_code
+from sandlot.model.executions import KILLED, LOST, RUNNING, CellError, CellStarted, Cleared, Display, ExecutionOptions, Output, OutputGap, exit_code
 from sandlot.model.ids import ProcessId, SandboxId, new_process_id
-from sandlot.model.records import BACKGROUND, INSTALL, ExecutionRecord
+from sandlot.model.records import BACKGROUND, FOREGROUND, INSTALL, ExecutionRecord
 
 AWAY_S: Final = 3.0
 """Seconds without clients after which an execution is stopped. A client whose connection broke reconnects sooner (``sdk/retries.py``)."""
@@ -52,6 +52,7 @@ BUSY_RETRY_S: Final = 1.0
 _STATUS: Final = {Action.END_KILLED: KILLED, Action.END_LOST: LOST, Action.LEAVE_ENTRY: RUNNING}
 
 CallT = TypeVar("CallT", CellCall, ProcessCall)
+EventT = TypeVar("EventT", bound=Output | OutputGap | CellStarted | Display | Cleared | CellError)
 ResultT = TypeVar("ResultT")
 
 
@@ -71,23 +72,25 @@ class Execution:
     """One execution.
 
     Attributes:
-        description: Description for the log entry. None: the start writes no entry.
+        mode: Mode of the execution in the log, see :class:`ExecutionRecord`.
+        options: Description for the log entry. None: the start writes no entry.
         call: Call to the guest that started the execution, and whose output goes to the log entry.
         was_sent: True if the guest may have got the request.
         clients: All clients, including clients that wait for the start.
     """
 
-    def __init__(self, executions: Executions, sandbox: Sandbox, kind: Kind, description: ExecutionDescription) -> None:
+    def __init__(self, executions: Executions, sandbox: Sandbox, kind: Kind, options: ExecutionOptions, mode: str) -> None:
         self.sandbox = sandbox
-        self.id = description.id or new_process_id()
+        self.id = options.id or new_process_id()
         self.kind = kind
-        self.description: ExecutionDescription | None = description
+        self.mode = mode
+        self.options: ExecutionOptions | None = options
         self.state = State.STARTING
         self.call: CellCall | ProcessCall | None = None
         self.was_sent = False
         self.clients: set[Client] = set()
         self._executions = executions
-        self._is_shared = description.id is not None  # further clients can join the execution, and come back to it
+        self._is_shared = options.id is not None  # further clients can join the execution, and come back to it
         self._entry: OpenLogEntry | None = None
         self._reader: Client | None = None
         self._result: CellResult | ProcessResult | None = None
@@ -99,7 +102,7 @@ class Execution:
     @property
     def is_background(self) -> bool:
         """True if the execution was launched without a client."""
-        return self.description is not None and self.description.mode == BACKGROUND
+        return self.mode == BACKGROUND
 
     # Start -----------------------------------------------------------------------------------------------------------
 
@@ -297,8 +300,8 @@ class Execution:
     def _act(self, action: Action) -> None:
         match action:
             case Action.BEGIN_ENTRY:
-                if self.description is not None:
-                    self._entry = self._executions.log.begin(self.sandbox, self.id, self.description)
+                if self.options is not None:
+                    self._entry = self._executions.log.begin(self.sandbox, self.id, self.options, mode=self.mode)
             case Action.STOP:
                 if self.was_sent:
                     self.sandbox.tasks.spawn(self._stop())
@@ -337,13 +340,16 @@ class Execution:
             entry.end(end or LOST)
 
 
-class ExecutionStream(Generic[CallT]):
+class ExecutionStream(Generic[CallT, EventT]):
     """One client's stream of an execution. Base class of the streams of processes and cells.
 
     Args:
         sandbox: Sandbox of the execution.
         call: Call to the guest that the client reads.
         client: The client. None: the execution has ended, or this service does not know the execution.
+
+    Attributes:
+        is_closed: True as soon as :meth:`close` is called.
     """
 
     def __init__(self, sandbox: Sandbox, call: CallT, client: Client | None) -> None:
@@ -351,41 +357,29 @@ class ExecutionStream(Generic[CallT]):
         self._client = client
         self._execution = client.execution if client is not None and client.reads_for_log else None
         self._hold = Hold(sandbox.activity) if client is None else None
-        self._is_closed = False
+        self.is_closed = False
         self.call: CallT = call
+        self._events: AsyncIterator[Any] = call
         self.id = call.id
         self._is_over = False
 
-    async def detach(self) -> None:
-        """Leave the execution without stopping it. Idempotent."""
-        await self._leave(detach=True)
+    def __aiter__(self) -> Self:
+        return self
 
-    async def close(self) -> None:
-        """Leave the execution, which is stopped if this client owns it: at once, or after 3 s if the client chose its id. Idempotent."""
-        await self._leave(detach=False)
-
-    async def _leave(self, *, detach: bool) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._hold is not None:
-            self._hold.release()
-        if self._client is not None:
-            self._client.execution.leave(self._client, is_over=self._is_over, detach=detach)
-        execution, self._execution = self._execution, None
-        if execution is None or not execution.reads_call:
-            await self.call.aclose()
-
-    async def _events(self) -> AsyncIterator[Any]:
+    async def __anext__(self) -> EventT:
+        """Return the next event of the execution. If the client does not iterate, the execution blocks when it writes more output."""
+        if self.is_closed:
+            raise StopAsyncIteration
         try:
-            async for event in self.call:
-                if self._execution is not None:
-                    self._execution.observe(event)
-                yield event
+            event: EventT = await anext(self._events)
         except SandlotError as error:
             raise await self._explain(error) from None
+        if self._execution is not None:
+            self._execution.observe(event)
+        return event
 
-    async def _result(self) -> Any:  # noqa: ANN401 - the result of the call
+    async def result(self) -> Any:  # noqa: ANN401 - the result of the call
+        """Wait for the end of the execution and return its result."""
         try:
             result = await self.call.result()
         except SandlotError as error:
@@ -400,6 +394,31 @@ class ExecutionStream(Generic[CallT]):
         if self._execution is not None:
             self._execution.fail(error)
         return await self._sandbox.explain(error) if isinstance(error, SandboxEndedError | UnavailableError) else error
+
+    async def close(self, *, detach: bool = False) -> None:
+        """Leave the execution, which is stopped if this client owns it: at once, or after 3 s if the client chose its id. Idempotent.
+
+        A waiting iteration ends.
+
+        Args:
+            detach: True to let the execution continue until its own end.
+        """
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._hold is not None:
+            self._hold.release()
+        if self._client is not None:
+            self._client.execution.leave(self._client, is_over=self._is_over, detach=detach)
+        execution, self._execution = self._execution, None
+        if execution is None or not execution.reads_call:
+            await self.call.aclose()
+        else:
+            self.call.release()
+
+    async def detach(self) -> None:
+        """Leave the execution without stopping it. Idempotent."""
+        await self.close(detach=True)
 
 
 @dataclass(slots=True)
@@ -455,26 +474,28 @@ class Executions:
         self,
         sandbox: Sandbox,
         kind: Kind,
-        description: ExecutionDescription,
+        options: ExecutionOptions,
         send: Callable[[Execution], Awaitable[CallT]],
         attach: Callable[[ProcessId], Awaitable[CallT]],
+        mode: str = FOREGROUND,
     ) -> tuple[CallT, Client]:
         """Start an execution for a client, or join the execution with the id that the client chose.
 
         Args:
             sandbox: Sandbox of the execution.
             kind: Kind of the execution.
-            description: Description for the execution log, with the id if the client chose one.
+            options: Description for the execution log, with the id if the client chose one.
             send: Function that sends the request to the guest, and returns once the guest has started the execution.
             attach: Function that attaches to the execution from its beginning.
+            mode: Mode of the execution in the log.
 
         Returns:
             Call that the client reads, and the client. The caller lets the client leave at the end.
         """
-        execution = await self._find(sandbox, description.id)
+        execution = await self._find(sandbox, options.id)
         is_new = execution is None
         if execution is None:
-            execution = self._add(sandbox, kind, description)
+            execution = self._add(sandbox, kind, options, mode)
         client = execution.enter(reads_for_log=is_new)
         try:
             if not is_new:
@@ -490,20 +511,20 @@ class Executions:
         self,
         sandbox: Sandbox,
         kind: Kind,
-        description: ExecutionDescription,
+        options: ExecutionOptions,
         send: Callable[[Execution], Awaitable[CellCall | ProcessCall]],
     ) -> Execution:
         """Start an execution without a client. If an execution with the id that the client chose exists, wait for its start. See :meth:`open`."""
-        execution = await self._find(sandbox, description.id)
+        execution = await self._find(sandbox, options.id)
         if execution is None:
-            execution = self._add(sandbox, kind, replace(description, mode=BACKGROUND))
+            execution = self._add(sandbox, kind, options, BACKGROUND)
             await execution.start(send)
         else:
             await execution.wait_started()
         return execution
 
-    def _add(self, sandbox: Sandbox, kind: Kind, description: ExecutionDescription) -> Execution:
-        execution = Execution(self, sandbox, kind, description)
+    def _add(self, sandbox: Sandbox, kind: Kind, options: ExecutionOptions, mode: str) -> Execution:
+        execution = Execution(self, sandbox, kind, options, mode)
         self.of(sandbox).live[execution.id] = execution
         return execution
 
@@ -564,7 +585,7 @@ class Executions:
 
     def _revive(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
         kind = Kind.INSTALL if record.mode == INSTALL else Kind.CELL if record.kind == "code" else Kind.PROCESS
-        execution = self._add(sandbox, kind, ExecutionDescription(id=ProcessId(record.id), mode=record.mode))
+        execution = self._add(sandbox, kind, ExecutionOptions(id=ProcessId(record.id)), record.mode)
         execution.revive(record)
 
     async def wait_process(self, sandbox: Sandbox, link: Link, process: ProcessId) -> ProcessResult:

@@ -22,15 +22,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from sandlot.core.execution.processes import ProcessExecution, ProcessService
+from sandlot.core.access.idempotency import execution_id
+from sandlot.core.execution.processes import ProcessExecution, ProcessService, ProcessStream
 from sandlot.core.execution.state import Kind
-from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import Quota
-from sandlot.model.executions import CommandResult
+from sandlot.model.access import Principal, Quota
+from sandlot.model.executions import NATIVE, CommandResult, ExecutionOptions, ProcessEvent
 from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.records import FOREGROUND, INSTALL
 from sandlot.model.specs import ProcessSpec, User
+from sandlot.model.streams import Stream
 from sandlot.protocol.schema import PACKAGES_PORT
 
 INDEX: Final = f"http://127.0.0.1:{PACKAGES_PORT}"
@@ -85,31 +87,69 @@ _ENV: Final[Mapping[Manager, Mapping[str, str]]] = {
 class PackageInstaller:
     """Installs packages in sandboxes."""
 
-    def __init__(self, processes: ProcessService) -> None:
+    def __init__(self, registry: SandboxRegistry, processes: ProcessService) -> None:
+        self._registry = registry
         self._processes = processes
 
-    async def install(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription = NATIVE) -> CommandResult:
-        """Install packages and collect the output. If the caller is cancelled, the installation is closed; see :meth:`ProcessExecution.close`.
+    async def install(
+        self,
+        principal: Principal,
+        sandbox: str,
+        params: InstallParams,
+        options: ExecutionOptions = NATIVE,
+        *,
+        idempotency_key: str | None = None,
+    ) -> CommandResult:
+        """Install packages and collect the output.
 
         If an installation with the id that the client chose runs or is being started, no new installation is started, and the result is that of the
-        existing installation.
+        existing installation. If the caller is cancelled, the installation is ended; if the client chose the id or an idempotency key, only once the
+        installation has had no client for 3 s.
 
-        Raises:
-            SandlotError: The installation could not be started, or the sandbox ended.
+        Args:
+            principal: Caller. The quota of its key decides whether the package indexes can be reached.
+            sandbox: Id of the sandbox.
+            params: Packages.
+            options: Id of the installation, and its description for the execution log.
+            idempotency_key: Key of the request. An equal request with the same key joins the installation.
         """
-        run = await self.start(sandbox, params, quota, description)
+        run = await self._start(principal, sandbox, params, options, idempotency_key)
         try:
             return await run.collect(params.timeout_s)
         finally:
             await run.close()
 
-    async def start(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription = NATIVE) -> ProcessExecution:
-        """Start to install packages, or join the installation with the id that the client chose. See :meth:`install`.
+    async def stream(
+        self,
+        principal: Principal,
+        sandbox: str,
+        params: InstallParams,
+        options: ExecutionOptions = NATIVE,
+        *,
+        idempotency_key: str | None = None,
+    ) -> Stream[ProcessEvent]:
+        """Start to install packages and return the events of the package manager. See :meth:`install`."""
+        run = await self._start(principal, sandbox, params, options, idempotency_key)
+        return ProcessStream(run, self._processes.executions.log, detaches=False)
+
+    async def _start(self, principal: Principal, sandbox: str, params: InstallParams, options: ExecutionOptions, key: str | None) -> ProcessExecution:
+        live = self._registry.find(sandbox, principal)
+        if key is not None:
+            options = replace(options, id=execution_id(live.id, key, "packages", params))
+        return await self.start(live, params, principal.quota, options)
+
+    async def start(self, sandbox: Sandbox, params: InstallParams, quota: Quota, options: ExecutionOptions = NATIVE) -> ProcessExecution:
+        """Start to install packages in a live sandbox, or join the installation with the id that the client chose. See :meth:`install`.
 
         If the client chose the id, the start continues even if the caller is cancelled.
         """
-        description = replace(description, argv=(_SHOWN[params.manager], "install", *params.packages), mode=INSTALL if quota.installs else FOREGROUND)
-        return await self._processes.start(sandbox, install_spec(params), description=description, kind=Kind.INSTALL)
+        return await self._processes.start(
+            sandbox,
+            install_spec(params),
+            options=replace(options, argv=(_SHOWN[params.manager], "install", *params.packages)),
+            kind=Kind.INSTALL,
+            mode=INSTALL if quota.installs else FOREGROUND,
+        )
 
 
 def install_spec(params: InstallParams) -> ProcessSpec:

@@ -17,26 +17,45 @@ from __future__ import annotations
 
 import asyncio
 import signal as signals
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final, Self
 
+from sandlot.core.execution import changes
+from sandlot.core.execution.changes import ChangeTracker
 from sandlot.core.execution.execution import Client, Execution, Executions, ExecutionStream
 from sandlot.core.execution.helpers import is_helper
 from sandlot.core.execution.output import OutputCollector, process_outcome
 from sandlot.core.execution.state import Kind
 from sandlot.core.execution.stdin import StdinManager, check_id
-from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
+from sandlot.core.ports import Clock
+from sandlot.core.records.execution_log import ExecutionLog
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox, SandboxLocal
 from sandlot.link.processes import ProcessCall
+from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, NotFoundError
-from sandlot.model.executions import Channel, CommandResult, Output, OutputGap, ProcessInfo, ProcessOutcome
+from sandlot.model.executions import (
+    NATIVE,
+    Channel,
+    CommandResult,
+    ExecutionOptions,
+    Output,
+    OutputGap,
+    ProcessEnded,
+    ProcessEvent,
+    ProcessInfo,
+    ProcessOutcome,
+    ProcessStarted,
+)
 from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import OutputCapture
-from sandlot.model.records import INSTALL
+from sandlot.model.records import FOREGROUND, INSTALL
 from sandlot.model.specs import KIB, ProcessSpec
+from sandlot.model.streams import Stream
 
 MAX_DETAILS_BYTES: Final = 128 * KIB
 """Maximum memory, in bytes, of all :class:`ProcessDetails` of one sandbox: enough for some hundred processes."""
@@ -52,24 +71,22 @@ class ProcessDetails:
     """Parameters with which a process was started. The guest does not report these parameters.
 
     Args:
-        tag: Name that the client gave to the process; None if the client gave no name.
-        cwd: Working directory; None if it is the default or unknown.
-        env: Variables added to the environment; empty if they were too long to be kept.
+        tag: See :class:`ProcessInfo`.
+        cwd: See :class:`ProcessInfo`.
+        env: See :class:`ProcessInfo`.
+        started_at: See :class:`ProcessInfo`.
         spec: All parameters; None if they were too long to be kept or are unknown.
         size_bytes: Approximate memory of the details.
         ended: True if the process is known to have ended.
     """
 
-    tag: str | None = None
-    cwd: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    spec: ProcessSpec | None = None
-    size_bytes: int = 0
+    tag: str | None
+    cwd: str | None
+    env: Mapping[str, str]
+    started_at: datetime
+    spec: ProcessSpec | None
+    size_bytes: int
     ended: bool = False
-
-
-UNKNOWN: Final = ProcessDetails()
-"""Details of a process that this service did not start."""
 
 
 class SandboxProcesses:
@@ -81,14 +98,14 @@ class SandboxProcesses:
         self._buffers = buffers
         self.details: dict[ProcessId, ProcessDetails] = {}
 
-    def remember(self, process: ProcessId, spec: ProcessSpec) -> None:
+    def remember(self, process: ProcessId, spec: ProcessSpec, started_at: datetime) -> None:
         """Keep the details of a process that was just started, if there is memory for them."""
         least = _DETAILS_BYTES + len(spec.tag or "") + len(spec.cwd or "")
         size = sum(len(name) + len(value) for name, value in spec.env.items()) + sum(map(len, spec.argv))
         if size <= MAX_SPEC_BYTES:
-            details = ProcessDetails(spec.tag, spec.cwd, spec.env, spec, least + size)
+            details = ProcessDetails(spec.tag, spec.cwd, spec.env, started_at, spec, least + size)
         else:
-            details = ProcessDetails(spec.tag, spec.cwd, size_bytes=least)
+            details = ProcessDetails(spec.tag, spec.cwd, {}, started_at, None, least)
         while self.details and sum(each.size_bytes for each in self.details.values()) + details.size_bytes > MAX_DETAILS_BYTES:
             self._drop(next((known for known, each in self.details.items() if each.ended), next(iter(self.details))))
         if self._buffers.try_take(details.size_bytes):
@@ -108,7 +125,7 @@ class SandboxProcesses:
         self._buffers.give(self.details.pop(process).size_bytes)
 
 
-class ProcessExecution(ExecutionStream[ProcessCall]):
+class ProcessExecution(ExecutionStream[ProcessCall, Output | OutputGap]):
     """One client's stream of a process. Iterate over it for the output, then await :meth:`outcome`, and close or detach the stream at the end.
 
     Args:
@@ -120,36 +137,32 @@ class ProcessExecution(ExecutionStream[ProcessCall]):
         is_running: True if the process still runs when the iteration stops, so that it has no outcome yet.
     """
 
-    __slots__ = ("_service", "_until", "is_running", "pid")
+    __slots__ = ("_missing", "_service", "is_running", "pid")
 
     def __init__(
         self, service: ProcessService, sandbox: Sandbox, call: ProcessCall, client: Client | None, until: Mapping[int, int] | None = None
     ) -> None:
         super().__init__(sandbox, call, client)
         self._service = service
-        self._until = until
+        self._missing = dict(until or {})
         self.pid = call.pid
         self.is_running = until is not None
 
-    async def __aiter__(self) -> AsyncIterator[Output | OutputGap]:
-        """Yield the output of the process until its end. If the client stops iterating, the process blocks when it writes more output."""
-        missing = dict(self._until or {})
-        if self._until is not None and not missing:
-            return
-        async for event in self._events():
-            yield event
-            if event.channel in missing:
-                size = len(event.data) if isinstance(event, Output) else event.bytes
-                if event.offset + size >= missing[event.channel]:
-                    del missing[event.channel]
-                    if not missing:
-                        return
+    async def __anext__(self) -> Output | OutputGap:
+        if self.is_running and not self._missing:
+            raise StopAsyncIteration
+        event = await super().__anext__()
+        if event.channel in self._missing:
+            size = len(event.data) if isinstance(event, Output) else event.bytes
+            if event.offset + size >= self._missing[event.channel]:
+                del self._missing[event.channel]
+        return event
 
     async def outcome(self) -> ProcessOutcome:
         """Wait for the end of the process and return its outcome."""
-        outcome = process_outcome(self.id, await self._result())
+        outcome = process_outcome(self.id, await self.result())
         if (state := self._service.state.get(self._sandbox)) is not None:
-            state.ended(outcome.process)
+            state.ended(self.id)
         return outcome
 
     async def collect(self, timeout_s: float | None) -> CommandResult:
@@ -168,29 +181,243 @@ class ProcessExecution(ExecutionStream[ProcessCall]):
         return CommandResult(outcome, output.captures[Channel.STDOUT], output.captures[Channel.STDERR])
 
 
-class ProcessService:
-    """Runs and finds processes in sandboxes.
+class ProcessStream:
+    """Events of one process for one client: :class:`ProcessStarted`, the output, and :class:`ProcessEnded`.
 
-    Attributes:
-        state: Details of the processes of each sandbox.
+    The last event is missing if only the output until now was requested and the process still runs.
+
+    Args:
+        run: The process.
+        detaches: True to let the process continue when the stream is closed.
+        tracker: Tracker of the files that the process changes; None tracks no files.
+        log: Execution log, which gets the number of changed files.
     """
 
-    def __init__(self, stdin: StdinManager, executions: Executions) -> None:
+    __slots__ = ("_detaches", "_has_begun", "_is_over", "_log", "_run", "_tracker")
+
+    def __init__(self, run: ProcessExecution, log: ExecutionLog, *, detaches: bool, tracker: ChangeTracker | None = None) -> None:
+        self._run = run
+        self._log = log
+        self._detaches = detaches
+        self._tracker = tracker
+        self._has_begun = False
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ProcessEvent:
+        if self._is_over:
+            raise StopAsyncIteration
+        if not self._has_begun:
+            self._has_begun = True
+            return ProcessStarted(self._run.id, self._run.pid)
+        try:
+            return await anext(self._run)
+        except StopAsyncIteration:
+            if self._run.is_closed or self._run.is_running:
+                raise
+        outcome = await self._run.outcome()
+        files = None if self._tracker is None else await self._tracker.report()
+        if self._run.is_closed:
+            raise StopAsyncIteration
+        if files is not None:
+            self._log.set_files(outcome.process, len(files[0]))
+        self._is_over = True
+        return ProcessEnded(outcome, files)
+
+    async def aclose(self) -> None:
+        """Leave the process: it is killed, unless it is to continue. A client that chose the id may come back in 3 s. Idempotent."""
+        await self._run.close(detach=self._detaches)
+        if self._tracker is not None:
+            self._tracker.close()
+
+
+class ProcessService:
+    """Runs and finds processes in sandboxes."""
+
+    def __init__(self, registry: SandboxRegistry, stdin: StdinManager, executions: Executions, clock: Clock) -> None:
+        self._registry = registry
         self.stdin = stdin
         self.executions = executions
+        self._clock = clock
         self.state: SandboxLocal[SandboxProcesses] = SandboxLocal(lambda sandbox: SandboxProcesses(sandbox.buffers), SandboxProcesses.close)
 
     async def run(
-        self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
+        self,
+        principal: Principal,
+        sandbox: str,
+        spec: ProcessSpec,
+        *,
+        stdin: bytes | None = None,
+        track: Sequence[str] = (),
+        options: ExecutionOptions = NATIVE,
     ) -> CommandResult:
-        """Run a process to its end and collect its output. If the caller is cancelled, the stream is closed; see :meth:`ProcessExecution.close`.
+        """Run a process to its end and collect its output.
 
-        ``stdin`` is the whole standard input; None is an empty input.
+        If the caller is cancelled, the process is killed; if the client chose the id, only once the process has had no client for 3 s.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            spec: Program to run.
+            stdin: Whole standard input; None is an empty input.
+            track: Folders, at most 16. The result has the files below these folders that the process created or changed.
+            options: Id of the process, and its description for the execution log.
 
         Raises:
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
         """
-        process = await self.start(sandbox, spec, stdin=stdin, description=description)
+        live = self._registry.find(sandbox, principal)
+        if not track:
+            return await self.run_in(live, spec, stdin=stdin, options=options)
+        tracker = await changes.track(live, track, spec.user)
+        try:
+            result = await self.run_in(live, spec, stdin=stdin, options=options)
+            files = await tracker.report()
+        finally:
+            tracker.close()
+        self.executions.log.set_files(result.outcome.process, len(files[0]))
+        return replace(result, files=files)
+
+    async def stream(
+        self,
+        principal: Principal,
+        sandbox: str,
+        spec: ProcessSpec,
+        *,
+        stdin: bytes | None = None,
+        track: Sequence[str] = (),
+        options: ExecutionOptions = NATIVE,
+        keeps_running: bool = False,
+    ) -> Stream[ProcessEvent]:
+        """Start a process and return its events. See :meth:`run`.
+
+        If ``stdin`` is None and ``spec.stdin`` is True, clients can write to the input. If the caller is cancelled or the stream is closed, the
+        process is killed as in :meth:`run`, unless ``keeps_running`` is True.
+        """
+        live = self._registry.find(sandbox, principal)
+        tracker = await changes.track(live, track, spec.user) if track else None
+        try:
+            run = await self.start(live, spec, stdin=stdin, options=options)
+        except BaseException:
+            if tracker is not None:
+                tracker.close()
+            raise
+        return ProcessStream(run, self.executions.log, detaches=keeps_running, tracker=tracker)
+
+    async def launch(
+        self, principal: Principal, sandbox: str, spec: ProcessSpec, *, stdin: bytes | None = None, options: ExecutionOptions = NATIVE
+    ) -> ProcessInfo:
+        """Start a process in the background. If the caller is cancelled during the start, the process is killed, unless the client chose its id."""
+        return self._started(spec, *await self.launch_in(self._registry.find(sandbox, principal), spec, stdin=stdin, options=options))
+
+    async def restart(self, principal: Principal, sandbox: str, process: str, *, options: ExecutionOptions = NATIVE) -> ProcessInfo:
+        """Start a process again in the background, under a new id. If the process still runs, it is killed first. See :meth:`launch`.
+
+        Raises:
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
+            ConflictError: The parameters of the process are no longer known, or the process does not end after SIGKILL.
+        """
+        live, id_ = self._registry.find(sandbox, principal), check_id(process)
+        known = await self.get_in(live, id_)
+        details = self.state.of(live).details.get(id_)
+        if details is None or details.spec is None:
+            raise ConflictError(
+                f"Process {id_} cannot be restarted: the service no longer has its parameters.",
+                hint="Start a new process, and pass the command and its options again.",
+                fields={"process": id_},
+            )
+        if known.running:
+            await self.signal_in(live, id_, int(signals.SIGKILL))
+            if await self.wait_in(live, id_, CALL_TIMEOUT_S) is None:
+                raise ConflictError(
+                    f"Process {id_} had not ended {CALL_TIMEOUT_S:g} s after SIGKILL.",
+                    hint="Wait until the process has ended, and restart it again.",
+                    fields={"process": id_},
+                )
+        return self._started(details.spec, *await self.launch_in(live, details.spec, options=options))
+
+    async def follow(
+        self,
+        principal: Principal,
+        sandbox: str,
+        process: str,
+        *,
+        stdout_from: int | None = None,
+        stderr_from: int | None = None,
+        to_end: bool = True,
+    ) -> Stream[ProcessEvent]:
+        """Return the events of a process that was started earlier, and that may have ended. Closing the stream does not end the process.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            process: Id of the process.
+            stdout_from: Byte offset from which standard output is read; None is the oldest byte that the guest keeps.
+            stderr_from: The same for standard error.
+            to_end: False to read only the output that exists now.
+
+        Raises:
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
+        """
+        live = self._registry.find(sandbox, principal)
+        run = await self.follow_in(live, process, stdout_from=stdout_from, stderr_from=stderr_from, to_end=to_end)
+        return ProcessStream(run, self.executions.log, detaches=True)
+
+    async def read(
+        self, principal: Principal, sandbox: str, process: str, *, stdout_from: int | None = None, stderr_from: int | None = None
+    ) -> tuple[ProcessOutcome | None, OutputCapture, OutputCapture]:
+        """Collect the output that a process has written until now, without waiting for more output. See :meth:`follow`.
+
+        Returns:
+            The outcome (None if the process still runs), the standard output and the standard error.
+        """
+        return await self.read_in(self._registry.find(sandbox, principal), process, stdout_from=stdout_from, stderr_from=stderr_from)
+
+    async def list(self, principal: Principal, sandbox: str) -> tuple[ProcessInfo, ...]:
+        """Return the running processes that clients started, and the latest processes that ended. Sandlot's helpers are not listed."""
+        return await self.list_in(self._registry.find(sandbox, principal))
+
+    async def get(self, principal: Principal, sandbox: str, process: str) -> ProcessInfo:
+        """Return the state of one process.
+
+        Raises:
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
+        """
+        return await self.get_in(self._registry.find(sandbox, principal), process)
+
+    async def wait(self, principal: Principal, sandbox: str, process: str, *, timeout_s: float | None = None) -> ProcessOutcome | None:
+        """Wait for the end of a process without reading its output. Return None if the process still runs after ``timeout_s`` seconds.
+
+        ``timeout_s`` None waits until the end, 0 does not wait.
+
+        Raises:
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
+        """
+        return await self.wait_in(self._registry.find(sandbox, principal), process, timeout_s)
+
+    async def signal(self, principal: Principal, sandbox: str, process: str, number: int) -> bool:
+        """Send a signal to the process group of a process. Return False if the process had ended.
+
+        Raises:
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
+        """
+        return await self.signal_in(self._registry.find(sandbox, principal), process, number)
+
+    async def write_stdin(self, principal: Principal, sandbox: str, process: str, chunks: AsyncIterable[bytes], *, offset: int | None = None) -> int:
+        """Write to a process's standard input. Waits while the process does not read. See :meth:`StdinManager.write`."""
+        return await self.stdin.write(self._registry.find(sandbox, principal), process, chunks, offset=offset)
+
+    async def close_stdin(self, principal: Principal, sandbox: str, process: str) -> None:
+        """Close a process's standard input. See :meth:`StdinManager.close`."""
+        await self.stdin.close(self._registry.find(sandbox, principal), process)
+
+    # Operations on a live sandbox -------------------------------------------------------------------------------------
+
+    async def run_in(self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, options: ExecutionOptions = NATIVE) -> CommandResult:
+        """Run a process to its end and collect its output. See :meth:`run`."""
+        process = await self.start(sandbox, spec, stdin=stdin, options=options)
         try:
             return await process.collect(spec.timeout_s)
         finally:
@@ -202,8 +429,9 @@ class ProcessService:
         spec: ProcessSpec,
         *,
         stdin: bytes | None = None,
-        description: ExecutionDescription = NATIVE,
+        options: ExecutionOptions = NATIVE,
         kind: Kind = Kind.PROCESS,
+        mode: str = FOREGROUND,
     ) -> ProcessExecution:
         """Start a process in the foreground, or join the process with the id that the client chose.
 
@@ -219,21 +447,21 @@ class ProcessService:
                 return await link.processes.attach(id_)
 
         async def send(execution: Execution) -> ProcessCall:
-            if description.id is not None:
+            if options.id is not None:
                 with suppress(NotFoundError):
                     call = await attach(execution.id)
-                    execution.description = None  # the process was counted and logged at its start
+                    execution.options = None  # the process was counted and logged at its start
                     return call
             call = await self._send(execution, spec, stdin)
             if stdin is not None:
                 _ = self.stdin.feed(sandbox, call, stdin)
             return call
 
-        description = replace(description, argv=description.argv or spec.argv)
-        return ProcessExecution(self, sandbox, *await self.executions.open(sandbox, kind, description, send, attach))
+        options = replace(options, argv=options.argv or spec.argv)
+        return ProcessExecution(self, sandbox, *await self.executions.open(sandbox, kind, options, send, attach, mode))
 
-    async def launch(
-        self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
+    async def launch_in(
+        self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, options: ExecutionOptions = NATIVE
     ) -> tuple[ProcessId, int]:
         """Start a process in the background. If the caller is cancelled during the start, the process is killed, unless the client chose its id.
 
@@ -253,10 +481,10 @@ class ProcessService:
                 feeding = self.stdin.feed(sandbox, call, stdin)
             return call
 
-        description = replace(description, argv=description.argv or spec.argv)
-        execution = await self.executions.launch(sandbox, Kind.PROCESS, description, send)
+        options = replace(options, argv=options.argv or spec.argv)
+        execution = await self.executions.launch(sandbox, Kind.PROCESS, options, send)
         if not isinstance(execution.call, ProcessCall):
-            return execution.id, (await self.get(sandbox, execution.id)).pid
+            return execution.id, (await self.get_in(sandbox, execution.id)).pid
         if feeding is not None and stdin is not None:
             await self.stdin.confirm_fed(sandbox, feeding, execution.call, len(stdin))
         return execution.id, execution.call.pid
@@ -267,18 +495,20 @@ class ProcessService:
         sandbox.buffers.take(size)
         try:
             with self.executions.counted(execution):
-                if execution.description is not None and execution.description.mode == INSTALL:
+                if execution.mode == INSTALL:
                     self.executions.access.open(sandbox, execution.id)
                 async with sandbox.connection() as link:
                     execution.was_sent = True
                     call = await link.processes.start(spec, id=execution.id, attach=attach)
-            self.state.of(sandbox).remember(execution.id, spec)
+            self.state.of(sandbox).remember(execution.id, spec, self._clock.now())
         except BaseException:
             sandbox.buffers.give(size)
             raise
         return call
 
-    async def follow(self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None, to_end: bool = True) -> ProcessExecution:
+    async def follow_in(
+        self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None, to_end: bool = True
+    ) -> ProcessExecution:
         """Read the output of a process that was started earlier. The process may have ended already. Closing the stream does not end the process.
 
         The output is read from the byte offsets ``stdout_from`` and ``stderr_from``; None is the oldest byte that the guest keeps. If ``to_end`` is
@@ -298,7 +528,7 @@ class ProcessService:
             call = await link.processes.attach(process, stdout_from=stdout_from, stderr_from=stderr_from)
         return ProcessExecution(self, sandbox, call, self.executions.enter(sandbox, process), until)
 
-    async def read(
+    async def read_in(
         self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None
     ) -> tuple[ProcessOutcome | None, OutputCapture, OutputCapture]:
         """Collect the output that a process has written until now, without waiting for more output.
@@ -309,7 +539,7 @@ class ProcessService:
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
         """
-        process = await self.follow(sandbox, id_, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
+        process = await self.follow_in(sandbox, id_, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
         output = OutputCollector(sandbox.buffers)
         try:
             async with sandbox.connection():
@@ -320,7 +550,7 @@ class ProcessService:
             output.close()
             await process.detach()
 
-    async def wait(self, sandbox: Sandbox, id_: str, timeout_s: float | None = None) -> ProcessOutcome | None:
+    async def wait_in(self, sandbox: Sandbox, id_: str, timeout_s: float | None = None) -> ProcessOutcome | None:
         """Wait for the end of a process without reading its output. Return None if the process still runs after ``timeout_s`` seconds.
 
         ``timeout_s`` None waits until the end, 0 does not wait.
@@ -340,26 +570,44 @@ class ProcessService:
             except TimeoutError:
                 return None
 
-    async def list(self, sandbox: Sandbox) -> Sequence[ProcessInfo]:
-        """Return the running processes that clients started, and the latest processes that ended. Sandlot's helpers are not listed."""
+    async def list_in(self, sandbox: Sandbox) -> tuple[ProcessInfo, ...]:
+        """Return the processes that clients started. See :meth:`list`."""
         async with sandbox.connection() as link:
-            return [info for info in await link.processes.list() if not is_helper(info.argv)]
+            return tuple(self._detailed(sandbox, info) for info in await link.processes.list() if not is_helper(info.argv))
 
-    async def get(self, sandbox: Sandbox, id_: str) -> ProcessInfo:
-        """Return the state of one process, as the guest reports it.
-
-        Raises:
-            NotFoundError: The sandbox has no such process (code ``process_not_found``).
-        """
+    async def get_in(self, sandbox: Sandbox, id_: str) -> ProcessInfo:
+        """Return the state of one process. See :meth:`get`."""
         async with sandbox.connection() as link:
-            return await link.processes.get(check_id(id_))
+            return self._detailed(sandbox, await link.processes.get(check_id(id_)))
 
-    def details(self, sandbox: Sandbox, process: ProcessId) -> ProcessDetails:
-        """Return the parameters with which a process was started, as far as they are known."""
+    def _detailed(self, sandbox: Sandbox, info: ProcessInfo) -> ProcessInfo:
         state = self.state.get(sandbox)
-        return UNKNOWN if state is None else state.details.get(process, UNKNOWN)
+        known = None if state is None else state.details.get(info.process)
+        return info if known is None else replace(info, tag=known.tag, cwd=known.cwd, env=known.env, started_at=known.started_at)
 
-    async def signal(self, sandbox: Sandbox, id_: str, number: int) -> bool:
+    def _started(self, spec: ProcessSpec, process: ProcessId, pid: int) -> ProcessInfo:
+        """Return the state of a process that was just started."""
+        return ProcessInfo(
+            process=process,
+            pid=pid,
+            argv=spec.argv,
+            running=True,
+            reason=None,
+            exit_code=None,
+            signal=None,
+            duration_s=0.0,
+            pty=spec.pty,
+            stdin=spec.stdin,
+            stdin_bytes=0,
+            stdout_bytes=0,
+            stderr_bytes=0,
+            tag=spec.tag,
+            cwd=spec.cwd,
+            env=spec.env,
+            started_at=self._clock.now(),
+        )
+
+    async def signal_in(self, sandbox: Sandbox, id_: str, number: int) -> bool:
         """Send a signal to the process group of a process. Return False if the process had ended.
 
         Raises:
@@ -367,29 +615,3 @@ class ProcessService:
         """
         async with sandbox.connection() as link:
             return await link.processes.signal(check_id(id_), number)
-
-    async def restart(self, sandbox: Sandbox, id_: str, *, description: ExecutionDescription = NATIVE) -> tuple[ProcessId, int]:
-        """Start a process again in the background. If the process still runs, it is killed first. See :meth:`launch`.
-
-        Raises:
-            NotFoundError: The sandbox has no such process (code ``process_not_found``).
-            ConflictError: The parameters of the process are no longer known, or the process does not end after SIGKILL.
-        """
-        process = check_id(id_)
-        known = await self.get(sandbox, process)
-        spec = self.details(sandbox, process).spec
-        if spec is None:
-            raise ConflictError(
-                f"Process {process} cannot be restarted: the service no longer has its parameters.",
-                hint="Start a new process, and pass the command and its options again.",
-                fields={"process": process},
-            )
-        if known.running:
-            await self.signal(sandbox, process, int(signals.SIGKILL))
-            if await self.wait(sandbox, process, CALL_TIMEOUT_S) is None:
-                raise ConflictError(
-                    f"Process {process} had not ended {CALL_TIMEOUT_S:g} s after SIGKILL.",
-                    hint="Wait until the process has ended, and restart it again.",
-                    fields={"process": process},
-                )
-        return await self.launch(sandbox, spec, description=description)

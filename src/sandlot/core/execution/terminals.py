@@ -12,17 +12,82 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
-from sandlot.core.execution.processes import ProcessExecution, ProcessService
+from sandlot.core.execution.processes import ProcessExecution, ProcessService, ProcessStream
 from sandlot.core.execution.stdin import check_id
+from sandlot.core.records.execution_log import ExecutionLog
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError
+from sandlot.model.executions import ProcessEvent
 from sandlot.model.specs import KIB, MIB, check_terminal_size
+from sandlot.model.streams import Duplex
 
 AHEAD_MAX_BYTES: Final = 1 * MIB
 """Maximum size, in bytes, of the input of one client that is not written to the process yet. The last message of the client may exceed the limit."""
 STUCK_S: Final = 30.0
 """Seconds in which the process reads no input, after which a client with more than ``AHEAD_MAX_BYTES`` of pending input is disconnected."""
 _PIECE_BYTES: Final = 64 * KIB
+
+
+class TerminalService:
+    """Connects clients to processes that run on a terminal."""
+
+    def __init__(self, registry: SandboxRegistry, processes: ProcessService) -> None:
+        self._registry = registry
+        self._processes = processes
+
+    async def connect(self, principal: Principal, sandbox: str, process: str, *, offset: int | None = None) -> Duplex[bytes, ProcessEvent]:
+        """Attach to a process that runs on a terminal, to read its output and to send input. Closing the terminal does not end the process.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            process: Id of the process.
+            offset: Byte offset from which the output is read; None is the oldest byte that the guest keeps.
+
+        Raises:
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
+            ConflictError: The process has no terminal.
+        """
+        live = self._registry.find(sandbox, principal)
+        return Terminal(live, await attach(self._processes, live, process, offset=offset), self._processes.executions.log)
+
+    async def resize(self, principal: Principal, sandbox: str, process: str, rows: int, cols: int) -> bool:
+        """Change the size of a process's terminal. Return False if the process had ended.
+
+        Raises:
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
+            ConflictError: The process has no terminal.
+            InvalidRequestError: The size is not valid.
+        """
+        return await resize(self._registry.find(sandbox, principal), process, rows, cols)
+
+
+class Terminal(ProcessStream):
+    """One client's connection to a terminal: the events of the process, and input for the process."""
+
+    __slots__ = ("_input", "_writing")
+
+    def __init__(self, sandbox: Sandbox, run: ProcessExecution, log: ExecutionLog) -> None:
+        super().__init__(run, log, detaches=True)
+        self._input = TerminalInput(sandbox, run)
+        self._writing = sandbox.tasks.create_task(self._input.hand_on())
+        self._writing.add_done_callback(lambda task: task.cancelled() or task.exception())  # the output ends with the same error
+
+    async def send(self, data: bytes) -> None:
+        """Send input. See :meth:`TerminalInput.add`."""
+        await self._input.add(data)
+
+    async def end(self) -> None:
+        """Close the input of the process after the input that was sent. Idempotent."""
+        self._input.end()
+
+    async def aclose(self) -> None:
+        """Disconnect from the terminal. The process continues. Input that is not written yet is dropped. Idempotent."""
+        self._writing.cancel()
+        self._input.close()
+        await super().aclose()
 
 
 async def attach(processes: ProcessService, sandbox: Sandbox, id_: str, *, offset: int | None = None) -> ProcessExecution:
@@ -34,9 +99,9 @@ async def attach(processes: ProcessService, sandbox: Sandbox, id_: str, *, offse
         NotFoundError: The sandbox has no such process (code ``process_not_found``).
         ConflictError: The process has no terminal.
     """
-    if not (await processes.get(sandbox, id_)).pty:
+    if not (await processes.get_in(sandbox, id_)).pty:
         raise ConflictError(f"Process {id_} has no terminal.", code=ErrorCode.CONFLICT, hint="Start the process with `pty`.")
-    return await processes.follow(sandbox, id_, stdout_from=offset, stderr_from=None)
+    return await processes.follow_in(sandbox, id_, stdout_from=offset, stderr_from=None)
 
 
 async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:

@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import posixpath
 import signal as signals
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from typing import Any, Self
 
 import structlog
 
@@ -29,18 +30,18 @@ from sandlot.core.execution.processes import ProcessService
 from sandlot.core.files import files
 from sandlot.core.manager import SandboxManager
 from sandlot.core.oneshot.verdict import Observation, grade
-from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import RETRY_AFTER_S
 from sandlot.model.errors import ErrorCode, InternalError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.model.executions import Channel, Output, OutputGap
+from sandlot.model.executions import Channel, ExecutionOptions, Output, OutputGap
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.programs import DEFAULT_CONCURRENCY, BatchItem, Comparison, OneShotParams, Result, check_batch, language_of
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import KIB, WORKSPACE, ProcessSpec, User
+from sandlot.model.streams import Stream
 
 ROOM_TIMEOUT_S = 5.0
 """Seconds that a run waits for room for its sandbox, for example until the sandbox of the previous run is removed."""
@@ -106,35 +107,22 @@ class OneShotRunner:
 
     async def run_batch(
         self, principal: Principal, items: Sequence[OneShotParams | SandlotError], *, concurrency: int = DEFAULT_CONCURRENCY
-    ) -> AsyncGenerator[BatchItem]:
-        """Run a batch of programs and yield each result as soon as it is known. Closing the generator ends all running programs.
+    ) -> Stream[BatchItem]:
+        """Run a batch of programs and return each result as soon as it is known. Closing the stream ends all running programs.
 
         Args:
             principal: Owner of the sandboxes.
-            items: Programs to run. An error stands for an invalid item and is yielded unchanged.
+            items: Programs to run. An error stands for an invalid item and is returned unchanged.
             concurrency: Maximum number of programs that run at once.
 
         Raises:
             InvalidRequestError: The batch is empty or too large, or ``concurrency`` is out of range.
         """
         check_batch(len(items), concurrency)
-        done: asyncio.Queue[BatchItem] = asyncio.Queue(maxsize=1)
-        todo = iter(enumerate(items))
+        return _Batch(self, principal, items, concurrency)
 
-        async def work() -> None:
-            for index, item in todo:
-                await done.put(BatchItem(index, await self._run_item(principal, item)))
-
-        workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(items)))]
-        try:
-            for _ in items:
-                yield await done.get()
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-
-    async def _run_item(self, principal: Principal, item: OneShotParams | SandlotError) -> Result | SandlotError:
+    async def run_item(self, principal: Principal, item: OneShotParams | SandlotError) -> Result | SandlotError:
+        """Run one program of a batch. Return an error instead of raising it."""
         if isinstance(item, SandlotError):
             return item
         try:
@@ -164,9 +152,9 @@ class OneShotRunner:
     async def _run_program(self, sandbox: Sandbox, params: OneShotParams) -> Observation:
         language = language_of(params.language)
         spec = ProcessSpec(argv=(language.interpreter, params.program), env=params.env, cwd=WORKSPACE, stdin=True, timeout_s=params.timeout_s)
-        description = ExecutionDescription(origin=params.origin, language=language.name, code=params.code)
+        options = ExecutionOptions(origin=params.origin, language=language.name, code=params.code)
         loop = asyncio.get_running_loop()
-        process = await self._processes.start(sandbox, spec, stdin=params.stdin, description=description)
+        process = await self._processes.start(sandbox, spec, stdin=params.stdin, options=options)
         started_s = loop.time()
         output = OutputCollector(sandbox.buffers, head_bytes=params.output_bytes, tail_bytes=0)
         observation = Observation(execution=process.id)
@@ -179,7 +167,7 @@ class OneShotRunner:
                             if not observation.output_exceeded and not _keep(output, event, params.output_bytes):
                                 observation.output_exceeded = True
                                 until_killed.reschedule(loop.time() + _KILL_TIMEOUT_S)
-                                await self._processes.signal(sandbox, process.id, int(signals.SIGKILL))
+                                await self._processes.signal_in(sandbox, process.id, int(signals.SIGKILL))
                         observation.outcome = await process.outcome()
             if observation.outcome is not None and observation.outcome.exit_code and sandbox.instance is not None:
                 observation.oom_kills = (await sandbox.instance.usage()).oom_kills
@@ -191,6 +179,56 @@ class OneShotRunner:
             await process.close()
         observation.stdout, observation.stderr = (output.captures[channel].text() for channel in Channel)
         return observation
+
+
+class _Batch:
+    """Results of a batch. The programs run from the first ``__anext__`` on.
+
+    Args:
+        runner: Runs the programs.
+        principal: Owner of the sandboxes.
+        items: Programs, or errors for invalid items.
+        concurrency: Number of programs that run at once.
+    """
+
+    def __init__(self, runner: OneShotRunner, principal: Principal, items: Sequence[OneShotParams | SandlotError], concurrency: int) -> None:
+        self._runner = runner
+        self._principal = principal
+        self._todo = iter(enumerate(items))
+        self._left = len(items)
+        self._concurrency = min(concurrency, len(items))
+        self._done: asyncio.Queue[BatchItem | None] = asyncio.Queue(maxsize=1)
+        self._workers: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Future[Any] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> BatchItem:
+        if self._closing is not None or not self._left:
+            await self.aclose()
+            raise StopAsyncIteration
+        if not self._workers:
+            self._workers = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
+        item = await self._done.get()
+        if item is None:  # closed meanwhile
+            raise StopAsyncIteration
+        self._left -= 1
+        return item
+
+    async def aclose(self) -> None:
+        """End all running programs. Idempotent."""
+        if self._closing is None:
+            for worker in self._workers:
+                worker.cancel()
+            self._closing = asyncio.gather(*self._workers, return_exceptions=True)
+        await self._closing
+        if self._done.empty():
+            self._done.put_nowait(None)
+
+    async def _work(self) -> None:
+        for index, item in self._todo:
+            await self._done.put(BatchItem(index, await self._runner.run_item(self._principal, item)))
 
 
 def _create_params(params: OneShotParams, principal: Principal) -> CreateSandboxParams:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 from weakref import WeakValueDictionary
@@ -28,7 +28,7 @@ from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import HostError, UnavailableError
-from sandlot.model.executions import LOST, RUNNING, CellError, Channel, Output, OutputGap
+from sandlot.model.executions import LOST, NATIVE, RUNNING, CellError, Channel, ExecutionOptions, Output, OutputGap
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, node_of
 from sandlot.model.output_capture import OutputCapture, shorten, shorten_argv
 from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
@@ -51,30 +51,6 @@ OutputListener = Callable[[ProcessId, Output | OutputGap | None], None]
 """Function that gets the output of an execution, and None at its end. It must return at once."""
 
 _log = structlog.get_logger("sandlot.core")
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionDescription:
-    """Description of an execution for the log.
-
-    Args:
-        id: Id that the client chose; None lets the service choose an id.
-        origin: API of the request: ``native`` or the name of a compatibility API.
-        language: Language of the code that a command runs. None: the command itself is logged.
-        code: Code that the command runs.
-        argv: Command line to log instead of the real command line.
-        mode: Mode of the execution, see :class:`ExecutionRecord`.
-    """
-
-    id: ProcessId | None = None
-    origin: str = "native"
-    language: str | None = None
-    code: str | None = None
-    argv: Sequence[str] | None = None
-    mode: str = FOREGROUND
-
-
-NATIVE: Final = ExecutionDescription()
 
 
 class OpenLogEntry:
@@ -190,16 +166,19 @@ class ExecutionLog:
 
     # Executions ------------------------------------------------------------------------------------------------------
 
-    def begin(self, sandbox: Sandbox, id_: ProcessId, description: ExecutionDescription = NATIVE, *, argv: Sequence[str] = ()) -> OpenLogEntry:
+    def begin(
+        self, sandbox: Sandbox, id_: ProcessId, options: ExecutionOptions = NATIVE, *, mode: str = FOREGROUND, argv: Sequence[str] = ()
+    ) -> OpenLogEntry:
         """Start the entry of a cell or process.
 
         Args:
             sandbox: Sandbox of the execution.
             id_: Id of the cell or process.
-            description: Facts about the execution. An execution with a language is logged as code, any other as a command.
+            options: Description of the execution. An execution with a language is logged as code, any other as a command.
+            mode: Mode of the execution, see :class:`ExecutionRecord`.
             argv: Command line of a process.
         """
-        is_code = description.language is not None
+        is_code = options.language is not None
         record = ExecutionRecord(
             id=ExecutionId(id_),
             owner=sandbox.owner,
@@ -207,11 +186,11 @@ class ExecutionLog:
             kind="code" if is_code else "command",
             created_at=self.clock.now(),
             status=RUNNING,
-            language=description.language,
-            code=None if description.code is None else shorten(description.code),
-            argv=None if is_code else shorten_argv(description.argv or argv),
-            origin=description.origin,
-            mode=description.mode,
+            language=options.language,
+            code=None if options.code is None else shorten(options.code),
+            argv=None if is_code else shorten_argv(options.argv or argv),
+            origin=options.origin,
+            mode=mode,
         )
         self.metrics.execution_started(record.kind)
         self.put(record)

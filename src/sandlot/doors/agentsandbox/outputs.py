@@ -4,7 +4,7 @@ Laws:
 - A file that was not there before counts, and one that was and has another size or another time of change. What was put there for the
   run and left alone does not, nor do links, hidden files and folders, and what Python compiles.
 - A small tree is looked at from here, a message for each folder; a large one by a program inside, whose start costs more than a few of
-  these (``core/files/changes.py``).
+  these (``core/execution/changes.py``).
 - At most 50 files and 100 MiB are kept of one run, and eight seconds are spent on it; whoever asked is told how many were not.
 """
 
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from sandlot.core.files import changes, files
-from sandlot.core.files.changes import ChangeTracker
+from sandlot.core.execution import changes
+from sandlot.core.execution.changes import ChangeTracker
+from sandlot.core.files import files
 from sandlot.core.files.store import FileStore
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import UNBOUNDED, Quota

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from sandlot.core.files import files
 from sandlot.core.node import Node
-from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox import outputs, translate
 from sandlot.doors.agentsandbox.outputs import Before
@@ -24,6 +23,7 @@ from sandlot.doors.agentsandbox.translate import Program
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecuteBody
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.executions import ExecutionOptions
 from sandlot.model.files import Entry
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import FileRecord
@@ -117,8 +117,8 @@ async def execute(node: Node, principal: Principal, body: ExecuteBody) -> Execut
                 command = await writing
             spec = translate.process(what, command, env, sandbox.spec.env, node.clock.monotonic_s() - began_s)
             try:
-                done = await node.processes.run(
-                    sandbox, spec, description=ExecutionDescription(origin=translate.NAME, language=body.language, code=body.code)
+                done = await node.processes.run_in(
+                    sandbox, spec, options=ExecutionOptions(origin=translate.NAME, language=body.language, code=body.code)
                 )
             except SandboxEndedError as error:
                 return translate.ended(sandbox.id, error)

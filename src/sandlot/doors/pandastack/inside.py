@@ -19,14 +19,13 @@ from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.files import files
 from sandlot.core.node import Node
 from sandlot.core.ports import Clock
-from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Command, Decoder
 from sandlot.doors.pandastack.wire import EntryAnswer, ExecAnswer, ExecBody, RunAnswer, RunBody
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.model.executions import OutputGap
+from sandlot.model.executions import ExecutionOptions, OutputGap
 from sandlot.model.history import LOG_CHANNELS, LogEnd, LogGap
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S, CellSpec, User
 from sandlot.web import errors
@@ -50,7 +49,7 @@ async def execute(node: Node, sandbox: Sandbox, body: ExecBody) -> ExecAnswer:
         SandlotError: It could not be run. A command that fails is no error.
     """
     async with _ready(node.clock, sandbox, body, running.DEFAULT_EXEC_S) as command:
-        done = await node.processes.run(sandbox, command.spec(), description=_label(command))
+        done = await node.processes.run_in(sandbox, command.spec(), options=_label(command))
     if done.outcome.reason == "timeout":
         raise running.late(command.timeout_s)
     return running.exec_answer(done)
@@ -64,7 +63,7 @@ async def stream(request: Request, sandbox: Sandbox, body: ExecBody) -> Stream:
     """
     async with AsyncExitStack() as stack:
         command = await stack.enter_async_context(_ready(node_of(request).clock, sandbox, body, running.DEFAULT_STREAM_S))
-        run = await node_of(request).processes.start(sandbox, command.spec(), description=_label(command))
+        run = await node_of(request).processes.start(sandbox, command.spec(), options=_label(command))
         stack.push_async_callback(run.close)
         close = stack.pop_all().aclose
     return Stream(_told(request, run, command), close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
@@ -79,7 +78,7 @@ async def run_cell(node: Node, sandbox: Sandbox, session: str, body: RunBody) ->
     """
     timeout_s = body.timeout_ms / 1000 if body.timeout_ms else await _left_s(node.clock, sandbox, running.DEFAULT_EXEC_S)
     cell = CellSpec(body.code, language=None, context=session, timeout_s=timeout_s)
-    return running.run_answer(await node.code.run(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
+    return running.run_answer(await node.code.run_in(sandbox, cell, options=ExecutionOptions(origin=translate.NAME)), timeout_s)
 
 
 async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:
@@ -202,8 +201,8 @@ def _line(text: str) -> bytes:
     return running.event("line", {"line": text})
 
 
-def _label(command: Command) -> ExecutionDescription:
-    return ExecutionDescription(origin=translate.NAME, argv=command.said)
+def _label(command: Command) -> ExecutionOptions:
+    return ExecutionOptions(origin=translate.NAME, argv=command.said)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.execution import contexts
 from sandlot.core.files import files
 from sandlot.core.forwarding import listening
 from sandlot.core.sandbox import Sandbox
@@ -49,7 +48,7 @@ async def stream(sandbox: str, body: ExecBody, request: Request) -> Response:
 async def create_session(sandbox: str, request: Request, body: SessionBody | None = None) -> Response:
     """Begin a session, in which variables stay."""
     box = _box(request, sandbox)
-    made = await unless_gone(request, contexts.create(box, (body or SessionBody()).language.lower()))
+    made = await unless_gone(request, node_of(request).contexts.create(principal_of(request), box.id, (body or SessionBody()).language.lower()))
     return reply(SessionAnswer(id=made.id, sandbox_id=box.id, language=made.language), 201)
 
 
@@ -57,7 +56,8 @@ async def create_session(sandbox: str, request: Request, body: SessionBody | Non
 async def list_sessions(sandbox: str, request: Request) -> Response:
     """All sessions."""
     box = _box(request, sandbox)
-    return reply(SessionsAnswer(items=[SessionAnswer(id=each.id, sandbox_id=box.id, language=each.language) for each in await contexts.listing(box)]))
+    found = await node_of(request).contexts.list(principal_of(request), box.id)
+    return reply(SessionsAnswer(items=[SessionAnswer(id=each.id, sandbox_id=box.id, language=each.language) for each in found]))
 
 
 @router.post("/v1/sandboxes/{sandbox}/repl/sessions/{context}/run")
@@ -69,7 +69,7 @@ async def run(sandbox: str, context: str, body: RunBody, request: Request) -> Re
 @router.delete("/v1/sandboxes/{sandbox}/repl/sessions/{context}")
 async def delete_session(sandbox: str, context: str, request: Request) -> Response:
     """End a session and what runs in it."""
-    await contexts.remove(_box(request, sandbox), context)
+    await node_of(request).contexts.delete(principal_of(request), _box(request, sandbox).id, context)
     return Response(status_code=204)
 
 

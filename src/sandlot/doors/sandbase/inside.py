@@ -21,13 +21,13 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.files import files
 from sandlot.core.files.files import FileDownload
-from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.sandboxes import by_e2b, live
 from sandlot.doors.sandbase.wire import ContentBody, FolderBody, FolderQuery, MetricsQuery, MoveBody, PathQuery, ProcessBody, done
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
+from sandlot.model.executions import ExecutionOptions
 from sandlot.model.files import Entry
 from sandlot.model.specs import User
 from sandlot.web.asking import node_of, principal_of, unless_gone, while_connected
@@ -53,7 +53,7 @@ async def run(sandbox: str, body: ProcessBody, request: Request) -> Response:
     box = live(request, sandbox)
     spec = translate.process(body, box)
     try:
-        finished = await unless_gone(request, node_of(request).processes.run(box, spec, description=ExecutionDescription(origin=translate.NAME)))
+        finished = await unless_gone(request, node_of(request).processes.run_in(box, spec, options=ExecutionOptions(origin=translate.NAME)))
     except SandlotError as error:
         if error.code not in _NOT_RUN:
             raise

@@ -157,7 +157,7 @@ async def _execute(node: Node, principal: Principal, body: ExecuteBody) -> str:
 
 async def _execute_batch(node: Node, principal: Principal, body: BatchBody) -> str:
     told: list[Json] = [{} for _ in body.executions]
-    async for done in node.one_shots.run_batch(principal, [_shot(each) for each in body.executions]):
+    async for done in await node.programs.run_batch(principal, [_shot(each) for each in body.executions]):
         asked = body.executions[done.index]
         if isinstance(done.outcome, SandlotError):
             failure = {"id": "", "status": "error", "language": asked.language, "stdout": "", "stderr": f"execution failed: {done.outcome}"}

@@ -10,12 +10,12 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sandlot.core.node import Node
-from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.sandboxapi import translate
 from sandlot.doors.sandboxapi.wire import CodeAnswer, CodeBody, ExecuteAnswer, ExecuteBody, InstallAnswer, InstallBody, SessionAnswer, SessionBody
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.executions import ExecutionOptions
 from sandlot.model.packages import InstallParams, choose_manager
 from sandlot.model.specs import CellSpec
 
@@ -83,7 +83,7 @@ async def execute(node: Node, principal: Principal, session: str, body: CodeBody
     timeout_s = translate.timeout(body.timeout)
     cell = CellSpec(body.code, language=spoken.ours, timeout_s=timeout_s)
     try:
-        return translate.code_answer(sandbox, await node.code.run(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
+        return translate.code_answer(sandbox, await node.code.run_in(sandbox, cell, options=ExecutionOptions(origin=translate.NAME)), timeout_s)
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None
 
@@ -99,7 +99,7 @@ async def install(node: Node, principal: Principal, session: str, body: InstallB
     asked = InstallParams(choose_manager(body.manager), tuple(body.packages), timeout_s=translate.timeout(body.timeout))
     try:
         return translate.install_answer(
-            asked, await node.packages.install(sandbox, asked, principal.quota, description=ExecutionDescription(origin=translate.NAME))
+            asked, await node.packages.install(principal, sandbox.id, asked, options=ExecutionOptions(origin=translate.NAME))
         )
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None
@@ -112,4 +112,4 @@ async def run(node: Node, principal: Principal, body: ExecuteBody) -> ExecuteAns
         SandlotError: It could not be run. A program that fails is no error.
     """
     spoken = translate.language(body.language)
-    return translate.answer(await node.one_shots.run(principal, translate.shot(body)), spoken)
+    return translate.answer(await node.programs.run(principal, translate.shot(body)), spoken)

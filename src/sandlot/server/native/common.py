@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Header, Request
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 
@@ -17,6 +17,7 @@ from sandlot.web.bodies import reply
 
 __all__ = [
     "PROBLEM",
+    "IdempotencyKey",
     "also",
     "body_of",
     "node_of",
@@ -29,6 +30,12 @@ __all__ = [
     "unless_gone",
     "while_connected",
 ]
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(description="Your own name for this request, for example a UUID: sent again with it, the same request joins what it began before."),
+]
+"""The header of a route that starts something in a sandbox, by the name ``idempotency_key``."""
 
 _WHY: dict[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}
 PROBLEM: dict[int | str, dict[str, Any]] = {

@@ -21,13 +21,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket
 
-from sandlot.core.execution import terminals
-from sandlot.core.execution.processes import ProcessExecution, ProcessService
-from sandlot.core.execution.terminals import TerminalInput
-from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
-from sandlot.model.executions import OutputGap, signal_number
-from sandlot.server.native.common import also, node_of, reply, sandbox_of
+from sandlot.model.executions import Output, OutputGap, ProcessEnded, ProcessEvent, ProcessStarted, signal_number
+from sandlot.model.streams import Duplex
+from sandlot.server.native.common import also, node_of, principal_of, reply
 from sandlot.server.native.schemas.processes import ExitedAnswer, ScreenBody, SignalAnswer, TerminalQuery
 from sandlot.web import errors, sockets
 
@@ -40,7 +37,7 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"
 @router.post("/{process}/resize", responses=also(SignalAnswer, "It has that size."))
 async def resize(sandbox: str, process: str, body: ScreenBody, request: Request) -> Response:
     """Give a process's terminal another size."""
-    return reply(SignalAnswer(running=await terminals.resize(sandbox_of(request, sandbox), process, body.rows, body.cols)))
+    return reply(SignalAnswer(running=await node_of(request).terminals.resize(principal_of(request), sandbox, process, body.rows, body.cols)))
 
 
 @router.websocket("/{process}/terminal")
@@ -52,51 +49,48 @@ async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
     `{"eof": true}`. A process with a terminal is started by POST with `pty` and `background`.
     """
     query = sockets.query_of(socket, TerminalQuery)
-    processes, box = node_of(socket).processes, sandbox_of(socket, sandbox)
-    run = await terminals.attach(processes, box, process, offset=query.stdout_from)
+    node, principal = node_of(socket), principal_of(socket)
+    connected = await node.terminals.connect(principal, sandbox, process, offset=query.stdout_from)
     try:
         if query.rows is not None and query.cols is not None:
-            await terminals.resize(box, process, query.rows, query.cols)
-        await _serve(socket, processes, box, run, offset=query.stdout_from or 0)
+            await node.terminals.resize(principal, sandbox, process, query.rows, query.cols)
+        await _serve(socket, sandbox, process, connected, offset=query.stdout_from or 0)
     finally:
-        await run.detach()
+        await connected.aclose()
 
 
 @router.get("/{process}/terminal", include_in_schema=False)
 async def plain_request(sandbox: str, process: str, request: Request) -> Response:
     """Say to somebody who asks without a WebSocket what it takes."""
-    await node_of(request).processes.get(sandbox_of(request, sandbox), process)
+    await node_of(request).processes.get(principal_of(request), sandbox, process)
     error = InvalidRequestError("A terminal is used over a WebSocket.", hint="Ask with a WebSocket client, or read .../output and write .../stdin.")
     return errors.answer(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
 
-async def _serve(socket: WebSocket, processes: ProcessService, sandbox: Sandbox, run: ProcessExecution, *, offset: int) -> None:
+async def _serve(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent], *, offset: int) -> None:
     """Let a client use a terminal until it goes away or the process ends.
 
     Args:
         socket: Not accepted yet.
-        processes: Sends signals.
         sandbox: Where the process runs.
-        run: It; let go of in the end.
+        process: It.
+        connected: Its terminal.
         offset: Where its output begins here.
     """
     await socket.accept()
     gone: asyncio.Event = socket.scope["state"].get(sockets.GONE) or asyncio.Event()
-    showing = asyncio.create_task(_show(socket, run, offset))
-    typed = TerminalInput(sandbox, run)
-    taking = asyncio.create_task(_take(socket, processes, sandbox, run, typed))
-    typing = asyncio.create_task(typed.hand_on())
+    showing = asyncio.create_task(_show(socket, connected, offset))
+    taking = asyncio.create_task(_take(socket, sandbox, process, connected))
     leaving = asyncio.create_task(gone.wait())
-    tasks: set[asyncio.Task[Any]] = {showing, taking, typing, leaving}
+    tasks: set[asyncio.Task[Any]] = {showing, taking, leaving}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        typed.close()
-        await run.detach()
-    for task in (showing, taking, typing):
+        await connected.aclose()
+    for task in (showing, taking):
         error = None if task.cancelled() else task.exception()
         if isinstance(error, SandlotError) and not gone.is_set():
             await sockets.fail(socket, error)
@@ -107,17 +101,20 @@ async def _serve(socket: WebSocket, processes: ProcessService, sandbox: Sandbox,
         await socket.close(sockets.NORMAL)
 
 
-async def _show(socket: WebSocket, run: ProcessExecution, offset: int) -> None:
-    await sockets.tell(socket, {"event": "started", "process": run.id, "pid": run.pid, "offset": offset})
-    async for item in run:
-        if isinstance(item, OutputGap):
-            await sockets.tell(socket, {"event": "lost", "bytes": item.bytes})
-        else:
-            await socket.send_bytes(item.data)
-    await sockets.tell(socket, {"event": "exit", **ExitedAnswer.of(await run.outcome()).model_dump()})
+async def _show(socket: WebSocket, connected: Duplex[bytes, ProcessEvent], offset: int) -> None:
+    async for event in connected:
+        match event:
+            case ProcessStarted(process, pid):
+                await sockets.tell(socket, {"event": "started", "process": process, "pid": pid, "offset": offset})
+            case OutputGap():
+                await sockets.tell(socket, {"event": "lost", "bytes": event.bytes})
+            case Output():
+                await socket.send_bytes(event.data)
+            case ProcessEnded():
+                await sockets.tell(socket, {"event": "exit", **ExitedAnswer.of(event.outcome).model_dump()})
 
 
-async def _take(socket: WebSocket, processes: ProcessService, sandbox: Sandbox, run: ProcessExecution, typed: TerminalInput) -> None:
+async def _take(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent]) -> None:
     """What the client says, until it leaves."""
     while True:
         message = await socket.receive()
@@ -125,22 +122,23 @@ async def _take(socket: WebSocket, processes: ProcessService, sandbox: Sandbox, 
             return
         try:
             if message.get("bytes") is not None:
-                await typed.add(message["bytes"])
+                await connected.send(message["bytes"])
             else:
-                await _obey(processes, sandbox, run, typed, message.get("text") or "")
+                await _obey(socket, sandbox, process, connected, message.get("text") or "")
         except ConflictError:
             continue  # it has ended, which is about to be told
 
 
-async def _obey(processes: ProcessService, sandbox: Sandbox, run: ProcessExecution, typed: TerminalInput, text: str) -> None:
+async def _obey(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent], text: str) -> None:
+    node, principal = node_of(socket), principal_of(socket)
     asked = _parsed(text)
     match asked:
         case {"resize": {"rows": int(rows), "cols": int(cols)}}:
-            await terminals.resize(sandbox, run.id, rows, cols)
+            await node.terminals.resize(principal, sandbox, process, rows, cols)
         case {"signal": str() | int() as signal}:
-            await processes.signal(sandbox, run.id, signal_number(signal))
+            await node.processes.signal(principal, sandbox, process, signal_number(signal))
         case {"eof": True}:
-            typed.end()
+            await connected.end()
         case _:
             raise InvalidRequestError("The message is none that a terminal knows.", hint=_TYPED)
 

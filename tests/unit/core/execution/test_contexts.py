@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.execution import contexts
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
@@ -28,29 +27,29 @@ async def done(node: Node, sandbox: Sandbox, execution: str) -> CodeResult:
 
 
 async def test_context_is_created_listed_used_restarted_and_removed(at: Bench, sandbox: Sandbox) -> None:
-    made = await contexts.create(sandbox, "python3", cwd="/tmp", env={"WHICH": "mine"})
+    made = await at.node.contexts.create(OPERATOR, sandbox.id, "python3", cwd="/tmp", env={"WHICH": "mine"})
     assert (made.language, made.cwd) == ("python", "/tmp")
-    ran = await at.node.code.run(sandbox, CellSpec("import os; kept = 1; print(os.getcwd(), os.environ['WHICH'])", context=made.id))
+    ran = await at.node.code.run_in(sandbox, CellSpec("import os; kept = 1; print(os.getcwd(), os.environ['WHICH'])", context=made.id))
     assert ran.stdout.text() == "/tmp mine\n"
-    known = await contexts.get(sandbox, made.id)
+    known = await at.node.contexts.get(OPERATOR, sandbox.id, made.id)
     assert (known.state, known.execution_count) == ("idle", 1)
     assert known.pid
-    assert made.id in {context.id for context in await contexts.listing(sandbox)}
-    await contexts.restart(sandbox, made.id)
-    failed = await at.node.code.run(sandbox, CellSpec("kept", context=made.id, language=None))
+    assert made.id in {context.id for context in await at.node.contexts.list(OPERATOR, sandbox.id)}
+    await at.node.contexts.restart(OPERATOR, sandbox.id, made.id)
+    failed = await at.node.code.run_in(sandbox, CellSpec("kept", context=made.id, language=None))
     assert failed.error is not None
     assert failed.error.name == "NameError"
-    assert not await contexts.interrupt(sandbox, made.id), "nothing runs"
-    await contexts.remove(sandbox, made.id)
+    assert not await at.node.contexts.interrupt(OPERATOR, sandbox.id, made.id), "nothing runs"
+    await at.node.contexts.delete(OPERATOR, sandbox.id, made.id)
     calls: list[Callable[[], Awaitable[object]]] = [
-        lambda: contexts.get(sandbox, made.id),
-        lambda: contexts.restart(sandbox, made.id),
-        lambda: contexts.remove(sandbox, made.id),
-        lambda: contexts.interrupt(sandbox, made.id),
-        lambda: at.node.code.run(sandbox, CellSpec("1", context=made.id)),
+        lambda: at.node.contexts.get(OPERATOR, sandbox.id, made.id),
+        lambda: at.node.contexts.restart(OPERATOR, sandbox.id, made.id),
+        lambda: at.node.contexts.delete(OPERATOR, sandbox.id, made.id),
+        lambda: at.node.contexts.interrupt(OPERATOR, sandbox.id, made.id),
+        lambda: at.node.code.run_in(sandbox, CellSpec("1", context=made.id)),
         lambda: at.node.code.start(sandbox, CellSpec("1", context=made.id)),
-        lambda: at.node.code.launch(sandbox, CellSpec("1", context=made.id)),
-        lambda: contexts.get(sandbox, "no id of one"),
+        lambda: at.node.code.launch_in(sandbox, CellSpec("1", context=made.id)),
+        lambda: at.node.contexts.get(OPERATOR, sandbox.id, "no id of one"),
     ]
     for call in calls:
         with pytest.raises(NotFoundError) as refused:
@@ -60,29 +59,29 @@ async def test_context_is_created_listed_used_restarted_and_removed(at: Bench, s
 
 @pytest.mark.real_guest
 async def test_languages_have_contexts_of_their_own(at: Bench, sandbox: Sandbox) -> None:
-    await at.node.code.run(sandbox, CellSpec("x=from-bash", language="sh"))
-    assert (await at.node.code.run(sandbox, CellSpec("echo $x", language="bash"))).stdout.text() == "from-bash\n"
-    await at.node.code.run(sandbox, CellSpec("let x = 'from js'", language="js"))
-    assert (await at.node.code.run(sandbox, CellSpec("console.log(x)", language="javascript"))).stdout.text() == "from js\n"
-    assert {context.id for context in await contexts.listing(sandbox)} >= {"bash", "javascript"}
+    await at.node.code.run_in(sandbox, CellSpec("x=from-bash", language="sh"))
+    assert (await at.node.code.run_in(sandbox, CellSpec("echo $x", language="bash"))).stdout.text() == "from-bash\n"
+    await at.node.code.run_in(sandbox, CellSpec("let x = 'from js'", language="js"))
+    assert (await at.node.code.run_in(sandbox, CellSpec("console.log(x)", language="javascript"))).stdout.text() == "from js\n"
+    assert {context.id for context in await at.node.contexts.list(OPERATOR, sandbox.id)} >= {"bash", "javascript"}
     with pytest.raises(ConflictError):
-        await at.node.code.run(sandbox, CellSpec("1", language="python", context="bash"))
+        await at.node.code.run_in(sandbox, CellSpec("1", language="python", context="bash"))
 
 
 @pytest.mark.real_guest
-async def test_language_that_the_image_lacks_is_refused(sandbox: Sandbox) -> None:
+async def test_language_that_the_image_lacks_is_refused(at: Bench, sandbox: Sandbox) -> None:
     with pytest.raises(UnsupportedError, match=r"Node\.js"):
-        await contexts.create(sandbox, "javascript", env={"PATH": "/nowhere"})
+        await at.node.contexts.create(OPERATOR, sandbox.id, "javascript", env={"PATH": "/nowhere"})
 
 
 @pytest.mark.real_guest
 async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.node.manager.create(OPERATOR, BASE)
-        mine = (await contexts.create(sandbox, "python")).id
-        await first.node.code.run(sandbox, CellSpec("kept = 41", context=mine))
-        running = await first.node.code.launch(sandbox, CellSpec(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None))
-        waiting = await first.node.code.launch(sandbox, CellSpec("print('its turn')", context=mine))
+        mine = (await first.node.contexts.create(OPERATOR, sandbox.id, "python")).id
+        await first.node.code.run_in(sandbox, CellSpec("kept = 41", context=mine))
+        running = await first.node.code.launch_in(sandbox, CellSpec(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None))
+        waiting = await first.node.code.launch_in(sandbox, CellSpec("print('its turn')", context=mine))
 
         async def has_begun() -> bool:
             return (await first.node.code.collect(sandbox, running)).stdout.text() == "begun\n"
@@ -90,9 +89,9 @@ async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_pa
         await until(has_begun)
     async with serving(tmp_path, driver) as second:
         again = second.node.registry.find(sandbox.id, OPERATOR)
-        assert (await contexts.get(again, mine)).state == "busy"
-        follower = await second.node.code.follow(again, running, stdout_from=len("begun\n"), events_from=1)
-        await second.node.code.run(again, CellSpec(OPEN))
+        assert (await second.node.contexts.get(OPERATOR, again.id, mine)).state == "busy"
+        follower = await second.node.code.follow_in(again, running, stdout_from=len("begun\n"), events_from=1)
+        await second.node.code.run_in(again, CellSpec(OPEN))
         told = [event async for event in follower]
         assert (await follower.outcome()).status == "ok"
         await follower.close()
@@ -109,9 +108,9 @@ async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_pa
 
 
 @pytest.mark.parametrize("named", [False, True])
-async def test_context_of_a_cancelled_create_stays_only_if_the_create_can_be_repeated(sandbox: Sandbox, named: bool) -> None:  # noqa: FBT001 - a parameter
-    chosen = contexts.id_from("0123456789abcdef") if named else None
-    making = asyncio.create_task(contexts.create(sandbox, "python", id=chosen))
+async def test_context_of_a_cancelled_create_stays_only_if_the_create_can_be_repeated(at: Bench, sandbox: Sandbox, named: bool) -> None:  # noqa: FBT001 - a parameter
+    chosen = "ctx-0123456789abcdef" if named else None
+    making = asyncio.create_task(at.node.contexts.create(OPERATOR, sandbox.id, "python", id=chosen))
     await asyncio.sleep(0)
     await asyncio.sleep(0)  # it is on its way to the guest
     making.cancel()
@@ -119,4 +118,4 @@ async def test_context_of_a_cancelled_create_stays_only_if_the_create_can_be_rep
         await making
     await until(lambda: not sandbox.tasks or named)
     await asyncio.sleep(0.05)
-    assert {context.id for context in await contexts.listing(sandbox)} - {"default"} == ({chosen} if named else set())
+    assert {context.id for context in await at.node.contexts.list(OPERATOR, sandbox.id)} - {"default"} == ({chosen} if named else set())

@@ -14,15 +14,16 @@ import pytest
 from sandlot.core.execution import execution
 from sandlot.core.execution.execution import Execution
 from sandlot.core.execution.state import Event, Kind, State
-from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Quota
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import NotFoundError
+from sandlot.model.executions import NATIVE, ExecutionOptions
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.records import FOREGROUND
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec, TemplateRef
 from sandlot.model.states import State as SandboxState
@@ -131,7 +132,7 @@ async def test_detached_process_continues_and_holds_no_activity(place: Place) ->
 async def test_client_that_leaves_ends_its_process_although_others_follow_it(place: Place) -> None:
     processes = place.node.services.processes
     run = await processes.start(place.sandbox, PROGRAM)
-    follower = await processes.follow(place.sandbox, run.id, stdout_from=0, stderr_from=0)
+    follower = await processes.follow_in(place.sandbox, run.id, stdout_from=0, stderr_from=0)
 
     await run.close()
 
@@ -147,7 +148,7 @@ async def test_client_that_leaves_ends_its_process_although_others_follow_it(pla
 async def test_follower_that_leaves_changes_nothing(place: Place) -> None:
     processes = place.node.services.processes
     run = await processes.start(place.sandbox, PROGRAM)
-    follower = await processes.follow(place.sandbox, run.id, stdout_from=0, stderr_from=0)
+    follower = await processes.follow_in(place.sandbox, run.id, stdout_from=0, stderr_from=0)
 
     await follower.close()
     await run_pending()
@@ -159,7 +160,7 @@ async def test_follower_that_leaves_changes_nothing(place: Place) -> None:
 async def test_client_that_closes_twice_leaves_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", NEVER_S)
     id_ = new_process_id()
-    first, second = [await place.node.services.code.start(place.sandbox, WAIT, ExecutionDescription(id=id_)) for _ in range(2)]
+    first, second = [await place.node.services.code.start(place.sandbox, WAIT, ExecutionOptions(id=id_)) for _ in range(2)]
 
     await first.close()
     await first.close()
@@ -177,9 +178,9 @@ async def test_client_that_closes_twice_leaves_once(place: Place, monkeypatch: p
 
 async def test_clients_of_a_start_that_fails_get_its_error(place: Place) -> None:
     place.guest.fail_next("process.start", "path_not_found")
-    description = ExecutionDescription(id=new_process_id())
+    options = ExecutionOptions(id=new_process_id())
 
-    both = [place.node.services.processes.run(place.sandbox, PROGRAM, description=description) for _ in range(2)]
+    both = [place.node.services.processes.run_in(place.sandbox, PROGRAM, options=options) for _ in range(2)]
     errors = await asyncio.gather(*both, return_exceptions=True)
 
     assert [type(error) for error in errors] == [NotFoundError, NotFoundError]
@@ -189,9 +190,7 @@ async def test_clients_of_a_start_that_fails_get_its_error(place: Place) -> None
 
 async def test_output_is_logged_once_although_several_clients_read_it(place: Place) -> None:
     id_ = new_process_id()
-    both = [
-        asyncio.ensure_future(place.node.services.processes.run(place.sandbox, PROGRAM, description=ExecutionDescription(id=id_))) for _ in range(2)
-    ]
+    both = [asyncio.ensure_future(place.node.services.processes.run_in(place.sandbox, PROGRAM, options=ExecutionOptions(id=id_))) for _ in range(2)]
     await settled(lambda: place.is_live(id_) and place.found(id_).state is State.FOLLOWED)
     place.gate.set()
 
@@ -206,7 +205,7 @@ async def test_output_is_logged_once_although_several_clients_read_it(place: Pla
 async def test_cell_lingers_for_the_short_time_after_its_clients_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     monkeypatch.setattr(execution, "BACK_S", NEVER_S)
-    run = await place.node.services.code.start(place.sandbox, WAIT, ExecutionDescription(id=new_process_id()))
+    run = await place.node.services.code.start(place.sandbox, WAIT, ExecutionOptions(id=new_process_id()))
     await run.close()
     await settled(lambda: not place.is_live(run.id))
     assert (place.interrupts(), await place.status(run.id)) == (1, "killed")
@@ -223,7 +222,7 @@ async def test_only_the_first_absence_after_a_restart_may_last_long(tmp_path: Pa
         await run_pending()
         assert place.found(id_).state is State.LINGERING
 
-        follower = await place.node.services.code.follow(place.sandbox, id_)
+        follower = await place.node.services.code.follow_in(place.sandbox, id_)
         await run_pending()
         assert place.found(id_).state is State.FOLLOWED
         await follower.close()
@@ -250,7 +249,7 @@ async def test_execution_that_the_next_service_continues_has_no_end_in_the_log(
     spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template=TemplateRef(LOCAL, "base"))
     still = Sandbox(spec, owner=LOCAL, name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
     still.state = SandboxState.RUNNING
-    made = [Execution(place.node.services.code.executions, still, Kind.PROCESS, NATIVE) for _ in range(3)]
+    made = [Execution(place.node.services.code.executions, still, Kind.PROCESS, NATIVE, FOREGROUND) for _ in range(3)]
     for each in made:
         each.enter(reads_for_log=True)
         each.handle(Event.STARTED)
@@ -286,7 +285,7 @@ async def test_hibernation_leaves_the_entry_open_and_takes_package_access_until_
 
 async def test_end_takes_package_access_although_a_client_stays(place: Place) -> None:
     id_ = new_process_id()
-    runs = [await place.node.services.packages.start(place.sandbox, INSTALL, Quota(), ExecutionDescription(id=id_)) for _ in range(2)]
+    runs = [await place.node.services.packages.start(place.sandbox, INSTALL, Quota(), ExecutionOptions(id=id_)) for _ in range(2)]
     place.gate.set()
     async for _ in runs[0]:
         pass
@@ -299,8 +298,8 @@ async def test_end_takes_package_access_although_a_client_stays(place: Place) ->
 async def test_execution_that_the_guest_has_forgotten_is_lost(tmp_path: Path) -> None:
     state = NodeState(tmp_path)
     async with opened(state) as first:
-        process, _ = await first.node.services.processes.launch(first.sandbox, PROGRAM)
-        cell = await first.node.services.code.launch(first.sandbox, WAIT)
+        process, _ = await first.node.services.processes.launch_in(first.sandbox, PROGRAM)
+        cell = await first.node.services.code.launch_in(first.sandbox, WAIT)
         guest = first.guest
         guest.processes.by_id.clear()
         guest.kernels.contexts.clear()
@@ -309,4 +308,4 @@ async def test_execution_that_the_guest_has_forgotten_is_lost(tmp_path: Path) ->
         await settled(lambda: not place.is_live(process) and not place.is_live(cell))
         assert [await place.status(id_) for id_ in (process, cell)] == ["lost", "lost"]
         with pytest.raises(NotFoundError):
-            await place.node.services.processes.get(place.sandbox, process)
+            await place.node.services.processes.get_in(place.sandbox, process)

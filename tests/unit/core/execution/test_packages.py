@@ -14,9 +14,9 @@ from sandlot.core.execution import execution
 from sandlot.core.execution.packages import install_spec
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.node import Node
-from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
+from sandlot.model.executions import ExecutionOptions
 from sandlot.model.ids import new_process_id
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.packages import InstallParams, Manager
@@ -40,11 +40,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 async def put(node: Node, sandbox: Sandbox, manager: str) -> None:
     """A program in the package manager's place."""
     spec = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
-    assert (await node.processes.run(sandbox, spec, stdin=manager.encode())).outcome.exit_code == 0
+    assert (await node.processes.run_in(sandbox, spec, stdin=manager.encode())).outcome.exit_code == 0
 
 
 async def running(node: Node, sandbox: Sandbox, id_: str) -> bool:
-    return (await node.processes.get(sandbox, id_)).running
+    return (await node.processes.get_in(sandbox, id_)).running
 
 
 async def begun(node: Node, sandbox: Sandbox) -> ProcessExecution:
@@ -85,14 +85,14 @@ async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monke
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(node.services.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
+        leaving = asyncio.create_task(node.services.packages.install(OPERATOR, sandbox.id, WHAT, ExecutionOptions(id=id_)))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
         assert node.services.processes.executions.access.is_open(sandbox)
         start.release()
 
-        following = asyncio.create_task(node.services.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
+        following = asyncio.create_task(node.services.packages.install(OPERATOR, sandbox.id, WHAT, ExecutionOptions(id=id_)))
         await settled(lambda: bool(guest.requests("process.attach")))
         gate.set()
 
@@ -105,11 +105,11 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(node.services.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
+        leaving = asyncio.create_task(node.services.packages.install(OPERATOR, sandbox.id, WHAT, ExecutionOptions(id=id_)))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
-        following = asyncio.create_task(node.services.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
+        following = asyncio.create_task(node.services.packages.install(OPERATOR, sandbox.id, WHAT, ExecutionOptions(id=id_)))
         await run_pending()
         start.release()
         await settled(lambda: bool(guest.processes.running))
@@ -133,8 +133,8 @@ async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, 
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
-        leaving = await node.services.packages.start(sandbox, WHAT, Quota(), ExecutionDescription(id=id_))
-        following = await node.services.packages.start(sandbox, WHAT, Quota(), ExecutionDescription(id=id_))
+        leaving = await node.services.packages.start(sandbox, WHAT, Quota(), ExecutionOptions(id=id_))
+        following = await node.services.packages.start(sandbox, WHAT, Quota(), ExecutionOptions(id=id_))
         await leaving.close()
         await run_pending()
         gate.set()
@@ -151,7 +151,7 @@ async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, 
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     async with gated(tmp_path) as (node, sandbox, guest, _):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(node.services.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=new_process_id())))
+        leaving = asyncio.create_task(node.services.packages.install(OPERATOR, sandbox.id, WHAT, ExecutionOptions(id=new_process_id())))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})

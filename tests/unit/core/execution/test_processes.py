@@ -20,21 +20,21 @@ from tests.support.until import until
 
 
 async def test_wait_returns_the_end_of_a_process_whose_output_is_not_read(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.node.processes.launch(sandbox, sh("sleep 0.3; head -c 4000000 /dev/zero; exit 3"))
-    assert await at.node.processes.wait(sandbox, id_, 0.01) is None
-    assert await at.node.processes.wait(sandbox, id_, 0) is None
-    waited = await asyncio.gather(at.node.processes.wait(sandbox, id_), at.node.processes.wait(sandbox, id_, 60))
+    id_, _ = await at.node.processes.launch_in(sandbox, sh("sleep 0.3; head -c 4000000 /dev/zero; exit 3"))
+    assert await at.node.processes.wait_in(sandbox, id_, 0.01) is None
+    assert await at.node.processes.wait_in(sandbox, id_, 0) is None
+    waited = await asyncio.gather(at.node.processes.wait_in(sandbox, id_), at.node.processes.wait_in(sandbox, id_, 60))
     assert {outcome.exit_code for outcome in waited if outcome is not None} == {3}
-    assert await at.node.processes.wait(sandbox, id_, 0) == waited[0], "also afterwards"
+    assert await at.node.processes.wait_in(sandbox, id_, 0) == waited[0], "also afterwards"
     with pytest.raises(NotFoundError):
-        await at.node.processes.wait(sandbox, "0" * 32)
+        await at.node.processes.wait_in(sandbox, "0" * 32)
 
 
 async def test_wait_returns_while_another_client_reads_slowly(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.node.processes.launch(sandbox, sh("head -c 700000 /dev/zero"))
-    slow = await at.node.processes.follow(sandbox, id_, stdout_from=0, stderr_from=0)
+    id_, _ = await at.node.processes.launch_in(sandbox, sh("head -c 700000 /dev/zero"))
+    slow = await at.node.processes.follow_in(sandbox, id_, stdout_from=0, stderr_from=0)
     try:
-        done = await at.node.processes.wait(sandbox, id_, 60)
+        done = await at.node.processes.wait_in(sandbox, id_, 60)
         assert done is not None
         assert done.exit_code == 0
     finally:
@@ -46,7 +46,7 @@ async def test_process_whose_client_disconnects_during_its_start_is_killed(tmp_p
         sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
         guest = node.guest(sandbox)
         start = guest.hold("process.start")
-        running = asyncio.create_task(node.services.processes.run(sandbox, sh("sleep 1000")))
+        running = asyncio.create_task(node.services.processes.run_in(sandbox, sh("sleep 1000")))
         await start.reached.wait()
 
         running.cancel()
@@ -67,16 +67,16 @@ async def test_client_lost_by_a_hibernation_kills_no_process(tmp_path: Path) -> 
         await settled(lambda: not sandbox.tasks)
 
         assert sandbox.state is State.HIBERNATED
-        assert (await node.services.processes.get(sandbox, run.id)).running
+        assert (await node.services.processes.get_in(sandbox, run.id)).running
 
 
 async def test_write_to_a_process_without_input_is_refused(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.node.processes.launch(sandbox, sh("sleep 4325", timeout_s=None))
+    id_, _ = await at.node.processes.launch_in(sandbox, sh("sleep 4325", timeout_s=None))
     with pytest.raises(ConflictError):
         await at.node.stdin.write(sandbox, id_, pieces(b"x"))
     with pytest.raises(ConflictError):
         await at.node.stdin.close(sandbox, id_)
-    await at.node.processes.signal(sandbox, id_, 9)
+    await at.node.processes.signal_in(sandbox, id_, 9)
 
 
 @pytest.mark.parametrize("asked,number", [("SIGTERM", 15), ("term", 15), ("Kill", 9), (2, 2), (64, 64)])
@@ -90,30 +90,32 @@ def sh(command: str, *, stdin: bool = False, timeout_s: float | None = 60, user:
 
 async def test_restart_kills_the_process_and_starts_the_same_again(at: Bench, sandbox: Sandbox) -> None:
     spec = ProcessSpec(("sh", "-c", 'echo "$A"; pwd; exec sleep 1000'), env={"A": "again"}, cwd="/tmp", tag="mine", timeout_s=None)
-    first, first_pid = await at.node.processes.launch(sandbox, spec)
-    second, second_pid = await at.node.processes.restart(sandbox, first)
+    first, first_pid = await at.node.processes.launch_in(sandbox, spec)
+    restarted = await at.node.processes.restart(OPERATOR, sandbox.id, first)
+    second = restarted.process
     assert first != second
-    assert first_pid != second_pid
-    assert (await at.node.processes.get(sandbox, first)).signal == 9
-    assert at.node.processes.details(sandbox, second).spec == spec
+    assert first_pid != restarted.pid
+    assert (await at.node.processes.get_in(sandbox, first)).signal == 9
+    found = await at.node.processes.get(OPERATOR, sandbox.id, second)
+    assert [(each.argv, each.env, each.cwd, each.tag) for each in (restarted, found)] == [(spec.argv, spec.env, spec.cwd, spec.tag)] * 2
 
     async def has_written() -> bool:
-        return (await at.node.processes.read(sandbox, second, stdout_from=None, stderr_from=None))[1].text() == "again\n/tmp\n"
+        return (await at.node.processes.read_in(sandbox, second, stdout_from=None, stderr_from=None))[1].text() == "again\n/tmp\n"
 
     await until(has_written)
-    await at.node.processes.signal(sandbox, second, 9)
-    await at.node.processes.wait(sandbox, second)
-    third, _ = await at.node.processes.restart(sandbox, second)
-    assert (await at.node.processes.get(sandbox, third)).running
-    await at.node.processes.signal(sandbox, third, 9)
+    await at.node.processes.signal_in(sandbox, second, 9)
+    await at.node.processes.wait_in(sandbox, second)
+    third = (await at.node.processes.restart(OPERATOR, sandbox.id, second)).process
+    assert (await at.node.processes.get_in(sandbox, third)).running
+    await at.node.processes.signal_in(sandbox, third, 9)
 
 
 async def test_restart_without_known_parameters_leaves_the_process_alone(at: Bench, sandbox: Sandbox) -> None:
-    process, _ = await at.node.processes.launch(sandbox, ProcessSpec(("sleep", "1000"), timeout_s=None))
+    process, _ = await at.node.processes.launch_in(sandbox, ProcessSpec(("sleep", "1000"), timeout_s=None))
     at.node.processes.state.of(sandbox).close()
     with pytest.raises(ConflictError):
-        await at.node.processes.restart(sandbox, process)
-    assert (await at.node.processes.get(sandbox, process)).running
-    await at.node.processes.signal(sandbox, process, 9)
+        await at.node.processes.restart(OPERATOR, sandbox.id, process)
+    assert (await at.node.processes.get_in(sandbox, process)).running
+    await at.node.processes.signal_in(sandbox, process, 9)
     with pytest.raises(NotFoundError):
-        await at.node.processes.restart(sandbox, "0" * 32)
+        await at.node.processes.restart(OPERATOR, sandbox.id, "0" * 32)

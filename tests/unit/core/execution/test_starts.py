@@ -11,30 +11,28 @@ import pytest
 
 from sandlot.core.execution import execution
 from sandlot.core.execution.state import State
-from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import OPERATOR, Quota
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import SandlotError
+from sandlot.model.executions import NATIVE, ExecutionOptions
 from sandlot.model.ids import new_process_id
 from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import CellSpec, ProcessSpec
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 
-Start = Callable[[MemoryNode, Sandbox, ExecutionDescription], Awaitable[object]]
+Start = Callable[[MemoryNode, Sandbox, ExecutionOptions], Awaitable[object]]
 
 CELL = CellSpec("wait", timeout_s=None)
 SLEEP = ProcessSpec(("sleep", "1000"), timeout_s=None)
 
 STARTS: dict[str, Start] = {
-    "launched process": lambda node, sandbox, description: node.services.processes.launch(sandbox, SLEEP, description=description),
-    "launched process with input": lambda node, sandbox, description: node.services.processes.launch(
-        sandbox, SLEEP, stdin=b"x", description=description
-    ),
-    "foreground process": lambda node, sandbox, description: node.services.processes.run(sandbox, SLEEP, description=description),
-    "install": lambda node, sandbox, description: node.services.packages.install(sandbox, InstallParams(Manager.PIP, ("a",)), Quota(), description),
-    "launched cell": lambda node, sandbox, description: node.services.code.launch(sandbox, CELL, description),
-    "foreground cell": lambda node, sandbox, description: node.services.code.run(sandbox, CELL, description),
+    "launched process": lambda node, sandbox, options: node.services.processes.launch_in(sandbox, SLEEP, options=options),
+    "launched process with input": lambda node, sandbox, options: node.services.processes.launch_in(sandbox, SLEEP, stdin=b"x", options=options),
+    "foreground process": lambda node, sandbox, options: node.services.processes.run_in(sandbox, SLEEP, options=options),
+    "install": lambda node, sandbox, options: node.services.packages.install(OPERATOR, sandbox.id, InstallParams(Manager.PIP, ("a",)), options),
+    "launched cell": lambda node, sandbox, options: node.services.code.launch_in(sandbox, CELL, options),
+    "foreground cell": lambda node, sandbox, options: node.services.code.run_in(sandbox, CELL, options),
 }
 TURNS = 40
 """Turns of the event loop after which a start in memory has returned."""
@@ -86,7 +84,7 @@ async def test_cancelled_start_leaves_nothing_uncounted(tmp_path: Path, monkeypa
     async with opened(tmp_path) as (node, running):
         for turns in range(TURNS):
             sandbox, used = await made(node), node.services.execution_counter.used(OPERATOR.owner)
-            starting = asyncio.ensure_future(STARTS[name](node, sandbox, ExecutionDescription(id=new_process_id()) if chosen else NATIVE))
+            starting = asyncio.ensure_future(STARTS[name](node, sandbox, ExecutionOptions(id=new_process_id()) if chosen else NATIVE))
             for _ in range(turns):
                 await asyncio.sleep(0)
             starting.cancel()
@@ -126,7 +124,7 @@ async def test_process_whose_start_a_hibernation_interrupts_is_counted_and_logge
     async with opened(tmp_path) as (node, _):
         sandbox = await made(node)
         start = node.guest(sandbox).hold("process.start")
-        launching = asyncio.ensure_future(node.services.processes.launch(sandbox, SLEEP))
+        launching = asyncio.ensure_future(node.services.processes.launch_in(sandbox, SLEEP))
         await start.reached.wait()
 
         await node.sandboxes.hibernate(OPERATOR, sandbox.id)
@@ -147,7 +145,7 @@ async def test_process_that_the_guest_refuses_is_neither_counted_nor_killed(tmp_
         guest.fail_next("process.start", "not_found")
 
         with pytest.raises(SandlotError):
-            await node.services.processes.launch(sandbox, SLEEP)
+            await node.services.processes.launch_in(sandbox, SLEEP)
         await settled(lambda: not sandbox.tasks)
 
         assert guest.requests("process.signal") == []

@@ -10,9 +10,9 @@ import pytest
 
 from sandlot.core.execution import code, execution
 from sandlot.core.node import Node
-from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
+from sandlot.model.executions import NATIVE, ExecutionOptions
 from sandlot.model.ids import new_process_id, new_sandbox_id
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.packages import InstallParams, Manager
@@ -46,9 +46,9 @@ async def status(service: Service, id_: str) -> str:
     return (await service.node.history.execution(OPERATOR, id_)).status
 
 
-async def begun(node: Node, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> code.CodeExecution:
+async def begun(node: Node, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE) -> code.CodeExecution:
     """A cell in the foreground whose turn has come."""
-    running = await node.code.start(sandbox, cell, description)
+    running = await node.code.start(sandbox, cell, options)
     await anext(aiter(running))
     return running
 
@@ -58,7 +58,7 @@ async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, dri
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.node.manager.create(OPERATOR, BASE)
         left = await begun(first.node, sandbox, ENDLESS)
-        kept = await first.node.code.launch(
+        kept = await first.node.code.launch_in(
             sandbox, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done")
         )
     async with serving(tmp_path, driver, keep=True) as second:
@@ -69,7 +69,7 @@ async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, dri
         assert (sandbox.activity.held, await status(second, kept)) == (1, "running"), (
             "the one in the background goes on, and it alone keeps the sandbox"
         )
-        await second.node.processes.run(sandbox, OPEN)
+        await second.node.processes.run_in(sandbox, OPEN)
         await until(lambda: status_is(second, kept, "ok"))
         await until(lambda: sandbox.activity.held == 0)
 
@@ -83,15 +83,15 @@ async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, dr
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.node.manager.create(OPERATOR, BASE)
-        await begun(first.node, sandbox, GATED, ExecutionDescription(id=joined))
-        await first.node.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), ExecutionDescription(id=followed))
+        await begun(first.node, sandbox, GATED, ExecutionOptions(id=joined))
+        await first.node.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), ExecutionOptions(id=followed))
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
-        waiting = asyncio.create_task(second.node.code.run(sandbox, GATED, ExecutionDescription(id=joined)))
-        follower = await second.node.code.follow(sandbox, followed)
+        waiting = asyncio.create_task(second.node.code.run_in(sandbox, GATED, ExecutionOptions(id=joined)))
+        follower = await second.node.code.follow_in(sandbox, followed)
         await asyncio.sleep(1.0)  # longer than it is waited for somebody
         assert {await status(second, id_) for id_ in (joined, followed)} == {"running"}
-        await second.node.processes.run(sandbox, OPEN)
+        await second.node.processes.run_in(sandbox, OPEN)
         done = await waiting
         assert (done.outcome.status, done.stdout.text()) == ("ok", "end\n")
         await follower.close()
@@ -111,7 +111,7 @@ async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: P
         sandbox = await found(second, sandbox)
         await asyncio.sleep(1.0)
         assert (await status(second, left.id), sandbox.activity.held) == ("running", 0)
-        await second.node.processes.run(sandbox, OPEN)
+        await second.node.processes.run_in(sandbox, OPEN)
         await until(lambda: status_is(second, left.id, "exited"))
 
 
@@ -120,14 +120,14 @@ async def test_inherited_install_has_package_access_until_its_end(tmp_path: Path
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.node.manager.create(OPERATOR, replace(BASE, network=NetworkPolicy(NetworkMode.NONE)))
         put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
-        await first.node.processes.run(sandbox, put, stdin=manager.encode())
+        await first.node.processes.run_in(sandbox, put, stdin=manager.encode())
         await first.node.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
-        await first.node.processes.launch(sandbox, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
+        await first.node.processes.launch_in(sandbox, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
         assert first.node.processes.executions.access.is_open(sandbox)
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
         assert second.node.processes.executions.access.is_open(sandbox)
-        await second.node.processes.run(sandbox, OPEN)
+        await second.node.processes.run_in(sandbox, OPEN)
         await until(lambda: not second.node.processes.executions.access.is_open(sandbox))
 
 
@@ -141,7 +141,7 @@ async def test_inherited_cell_counts_followers_before_its_sandbox_is_recovered(t
     state.driver.scripts.cells["wait"] = wait_for_ever
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
-        await node.services.code.start(sandbox, CellSpec("wait", timeout_s=None), ExecutionDescription(id=id_))
+        await node.services.code.start(sandbox, CellSpec("wait", timeout_s=None), ExecutionOptions(id=id_))
 
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:
@@ -150,7 +150,7 @@ async def test_inherited_cell_counts_followers_before_its_sandbox_is_recovered(t
         assert running is not None
 
         recovery.set()
-        follower = await node.services.code.follow(again, id_)
+        follower = await node.services.code.follow_in(again, id_)
         assert len(running.clients) >= 1
         await follower.close()
 
@@ -197,16 +197,16 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.node.manager.create(OPERATOR, BASE)
         gone = await first.node.manager.create(OPERATOR, BASE)
-        await first.node.processes.run(sandbox, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
-        short, _ = await first.node.processes.launch(sandbox, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
-        long, _ = await first.node.processes.launch(sandbox, background("echo long; read -r x < /tmp/second; echo $x"))
+        await first.node.processes.run_in(sandbox, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
+        short, _ = await first.node.processes.launch_in(sandbox, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
+        long, _ = await first.node.processes.launch_in(sandbox, background("echo long; read -r x < /tmp/second; echo $x"))
         cell = await first.node.code.start(sandbox, CellSpec("print('cell', flush=True); print(open('/tmp/third').read(), end='')", timeout_s=None))
         events = aiter(cell)
         await anext(events)
-        lost, _ = await first.node.processes.launch(gone, background("sleep 1000"))
+        lost, _ = await first.node.processes.launch_in(gone, background("sleep 1000"))
         # Writes to the processes and the cell while no service runs.
         helper = "sleep 0.2; echo one > /tmp/first; echo three > /tmp/third"
-        await first.node.processes.launch(sandbox, background(helper))
+        await first.node.processes.launch_in(sandbox, background(helper))
         unknown = ExecutionRecord(
             id=ExecutionId(new_process_id()),
             owner=sandbox.owner,
@@ -230,7 +230,7 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
         assert {(await ended(second, id_)).status for id_ in (unknown.id, elsewhere.id)} == {"lost"}
         assert (await ended(second, lost)).status in {"lost", "killed"}
         again = second.node.registry.find(sandbox.id, OPERATOR)
-        await second.node.processes.run(again, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
+        await second.node.processes.run_in(again, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
         done = await ended(second, long)
         assert (done.status, done.stdout) == ("exited", "long\ntwo\n")
         assert done.duration_s is not None
@@ -239,7 +239,7 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
 
 
 async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.node.processes.launch(sandbox, background("echo x; sleep 1000"))
+    id_, _ = await at.node.processes.launch_in(sandbox, background("echo x; sleep 1000"))
     await at.sandboxes.kill(OPERATOR, sandbox.id)
     assert (await ended(at.service, id_)).status == "killed"
 
@@ -247,7 +247,7 @@ async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox
 async def test_waits_for_many_processes_leave_calls_of_the_link_free(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "MAX_WAITS", 2)
     monkeypatch.setattr(execution, "POLL_S", 0.05)
-    ids = [(await at.node.processes.launch(sandbox, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
+    ids = [(await at.node.processes.launch_in(sandbox, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
     waits = at.node.processes.executions.waits
     await until(lambda: waits[sandbox.id] == 2)
     assert [(await ended(at.service, id_)).stdout for id_ in ids] == [f"{number}\n" for number in range(8)]
@@ -258,8 +258,8 @@ async def test_sixteen_calls_of_a_sandbox_wait_for_process_ends_at_most(at: Benc
     guest = at.driver.guest(sandbox.ref)
 
     for _ in range(20):
-        await at.node.processes.launch(sandbox, background("sleep 1000"))
-    await at.node.processes.list(sandbox)  # after all requests that the launches caused
+        await at.node.processes.launch_in(sandbox, background("sleep 1000"))
+    await at.node.processes.list_in(sandbox)  # after all requests that the launches caused
 
     assert len(guest.requests("process.wait")) == 16
 
@@ -267,8 +267,8 @@ async def test_sixteen_calls_of_a_sandbox_wait_for_process_ends_at_most(at: Benc
 async def test_background_process_does_not_count_as_activity(at: Bench, sandbox: Sandbox) -> None:
     guest = at.driver.guest(sandbox.ref)
 
-    await at.node.processes.launch(sandbox, background("sleep 1000"))
-    await at.node.processes.list(sandbox)
+    await at.node.processes.launch_in(sandbox, background("sleep 1000"))
+    await at.node.processes.list_in(sandbox)
 
     assert len(guest.requests("process.wait")) == 1
     assert sandbox.activity.held == 0
@@ -278,7 +278,7 @@ async def test_end_of_a_sandbox_ends_the_entries_of_processes_without_a_waiting_
     at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "MAX_WAITS", 1)
-    ids = [(await at.node.processes.launch(sandbox, background("sleep 1000")))[0] for _ in range(4)]
+    ids = [(await at.node.processes.launch_in(sandbox, background("sleep 1000")))[0] for _ in range(4)]
     await until(lambda: at.node.processes.executions.waits[sandbox.id] == 1)
     await at.sandboxes.kill(OPERATOR, sandbox.id)
     assert [(await ended(at.service, id_)).status for id_ in ids] == ["killed"] * 4
@@ -287,7 +287,7 @@ async def test_end_of_a_sandbox_ends_the_entries_of_processes_without_a_waiting_
 async def test_wake_leaves_the_log_entries_of_ended_executions_alone(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
-        await node.services.processes.run(sandbox, ProcessSpec(("true",)))
+        await node.services.processes.run_in(sandbox, ProcessSpec(("true",)))
         guest = node.guest(sandbox)
         await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 

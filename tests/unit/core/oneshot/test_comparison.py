@@ -122,7 +122,7 @@ async def test_large_output_is_graded_in_a_thread_of_its_own(tmp_path: Path, mon
     monkeypatch.setattr(runner, "grade", observed)
     async with open_node(NodeState(tmp_path)) as node:
         params = OneShotParams("bash", "echo 1", template="base", limits=Limits(), expected_output="1" * 100_000)
-        result = await node.services.one_shots.run(OPERATOR, params)
+        result = await node.services.programs.run(OPERATOR, params)
 
     assert result.status is Status.WRONG_ANSWER
     assert threads == ["grading_0"]

@@ -33,7 +33,7 @@ def shot(code: str, language: str = "python", **more: Any) -> OneShotParams:  # 
 
 
 async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Result:  # noqa: ANN401
-    return await at.node.one_shots.run(OPERATOR, shot(code, language, **more))
+    return await at.node.programs.run(OPERATOR, shot(code, language, **more))
 
 
 async def test_empty_stdin_is_closed(at: Bench) -> None:
@@ -99,7 +99,7 @@ async def test_stopping_service_ends_the_run_with_an_error(tmp_path: Path) -> No
     driver = MemoryDriver()
     async with serving(tmp_path, driver, keep=True) as service:
         stays = await service.node.manager.create(OPERATOR, BASE)
-        task = asyncio.create_task(service.node.one_shots.run(OPERATOR, shot("sleep 60", "bash")))
+        task = asyncio.create_task(service.node.programs.run(OPERATOR, shot("sleep 60", "bash")))
         await until(lambda: any(sandbox.single_use and sandbox.is_announced for sandbox in service.node.registry.list(OPERATOR)))
     with pytest.raises(SandboxEndedError, match="the service was stopped"):
         await task
@@ -138,7 +138,7 @@ async def test_run_waits_for_room_for_a_limited_time(tmp_path: Path) -> None:
         first = asyncio.create_task(run(here, "sleep 1; echo 1", "bash"))
         await until(lambda: here.sandboxes.held == 1)
         with pytest.raises(UnavailableError):
-            await here.node.one_shots.run(OPERATOR, shot("echo 2", "bash"), room_timeout_s=0)
+            await here.node.programs.run(OPERATOR, shot("echo 2", "bash"), room_timeout_s=0)
         assert (await run(here, "echo 2", "bash")).stdout == "2\n"
         assert (await first).stdout == "1\n"
 
@@ -155,15 +155,15 @@ async def test_run_does_not_wait_for_a_stopping_service(at: Bench) -> None:
     at.sandboxes.refuse()
     async with asyncio.timeout(60):
         with pytest.raises(UnavailableError) as refused:
-            await at.node.one_shots.run(OPERATOR, shot("echo 1", "bash"), room_timeout_s=3600)
+            await at.node.programs.run(OPERATOR, shot("echo 1", "bash"), room_timeout_s=3600)
     assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
 
 
 async def test_lifetime_quota_limits_the_sandbox_of_a_run(at: Bench) -> None:
     principal = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
-    assert (await at.node.one_shots.run(principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
+    assert (await at.node.programs.run(principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
     with pytest.raises(LimitError, match="at most 30 s"):
-        await at.node.one_shots.run(principal, shot("echo 1", "bash", timeout_s=31))
+        await at.node.programs.run(principal, shot("echo 1", "bash", timeout_s=31))
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,6 @@ async def _writing(at: Bench) -> None:
 
     async def written() -> bool:
         (sandbox,) = at.sandboxes.list(OPERATOR)
-        return any(info.stdout_bytes for info in await at.node.processes.list(sandbox))
+        return any(info.stdout_bytes for info in await at.node.processes.list_in(sandbox))
 
     await until(written)

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from sandlot.core.files import changes, files
-from sandlot.core.files.changes import ChangeTracker
+from sandlot.core.execution import changes
+from sandlot.core.execution.changes import ChangeTracker
+from sandlot.core.files import files
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox import outputs
@@ -28,7 +29,7 @@ async def sandbox(at: SharedBench) -> Sandbox:
 
 
 async def sh(node: Node, sandbox: Sandbox, command: str) -> None:
-    done = await node.processes.run(sandbox, ProcessSpec(("sh", "-c", command)))
+    done = await node.processes.run_in(sandbox, ProcessSpec(("sh", "-c", command)))
     assert done.outcome.exit_code == 0, done.stderr.text()
 
 

@@ -113,4 +113,4 @@ def finished(stdout: bytes, stderr: bytes) -> CommandResult:
     captures = [OutputCapture(), OutputCapture()]
     for capture, data in zip(captures, (stdout, stderr), strict=True):
         capture.add(data)
-    return CommandResult(OUTCOME, *captures)
+    return CommandResult(OUTCOME, captures[0], captures[1])

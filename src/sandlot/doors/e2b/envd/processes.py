@@ -14,7 +14,6 @@ from typing import Any
 
 from sandlot.core.execution import terminals
 from sandlot.core.execution.processes import ProcessExecution
-from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call, Told
 from sandlot.doors.e2b.envd.wire import (
@@ -30,27 +29,27 @@ from sandlot.doors.e2b.envd.wire import (
 )
 from sandlot.doors.e2b.translate import NAME
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, TimeoutExceededError
-from sandlot.model.executions import Output, ProcessInfo
+from sandlot.model.executions import ExecutionOptions, Output, ProcessInfo
 
 
 async def start(call: Call, asked: StartMessage) -> Told:
     """Run a command, and tell of it."""
     spec = translate.spec(asked, call.user, call.timeout_s)
-    run = await call.node.processes.start(call.sandbox, spec, description=ExecutionDescription(origin=NAME))
+    run = await call.node.processes.start(call.sandbox, spec, options=ExecutionOptions(origin=NAME))
     return Told(_told(run, spec.timeout_s, pty=spec.pty), run.detach, translate.KEEPALIVE)
 
 
 async def connect(call: Call, asked: SelectMessage) -> Told:
     """Tell of a command that runs."""
     found = await find(call, asked.process)
-    run = await call.node.processes.follow(call.sandbox, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes)
+    run = await call.node.processes.follow_in(call.sandbox, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes)
     return Told(_told(run, None, pty=found.pty), run.detach, translate.KEEPALIVE)
 
 
 async def listing(call: Call, _asked: Nothing) -> Mapping[str, Any]:
     """All that run."""
-    running = [info for info in await call.node.processes.list(call.sandbox) if info.running]
-    return {"processes": [translate.process(info, call.node.processes.details(call.sandbox, info.process)) for info in running]}
+    running = [info for info in await call.node.processes.list_in(call.sandbox) if info.running]
+    return {"processes": [translate.process(info) for info in running]}
 
 
 async def send_input(call: Call, asked: SendInputMessage) -> Mapping[str, Any]:
@@ -92,7 +91,7 @@ async def send_signal(call: Call, asked: SignalMessage) -> Mapping[str, Any]:
     """End a command."""
     number = translate.signal(asked.signal)
     found = await find(call, asked.process)
-    if not await call.node.processes.signal(call.sandbox, found.process, number):
+    if not await call.node.processes.signal_in(call.sandbox, found.process, number):
         raise _absent(asked.process)
     return {}
 
@@ -111,10 +110,8 @@ async def find(call: Call, selector: Selector) -> ProcessInfo:
     Raises:
         NotFoundError: ``process_not_found``: none that runs.
     """
-    for info in await call.node.processes.list(call.sandbox):
-        if info.running and (
-            info.pid == selector.pid or (selector.tag is not None and call.node.processes.details(call.sandbox, info.process).tag == selector.tag)
-        ):
+    for info in await call.node.processes.list_in(call.sandbox):
+        if info.running and (info.pid == selector.pid or (selector.tag is not None and info.tag == selector.tag)):
             return info
     raise _absent(selector)
 

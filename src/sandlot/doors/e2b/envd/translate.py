@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sandlot.core.execution.processes import ProcessDetails
 from sandlot.doors.e2b.envd.wire import Config, Pty, StartMessage
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.executions import Channel, ProcessInfo, ProcessOutcome
@@ -159,11 +158,11 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def process(info: ProcessInfo, note: ProcessDetails) -> dict[str, Any]:
+def process(info: ProcessInfo) -> dict[str, Any]:
     """One process of a list."""
-    config = {"cmd": info.argv[0] if info.argv else "", "args": list(info.argv[1:]), "envs": dict(note.env)}
-    told: dict[str, Any] = {"pid": info.pid, "config": config if note.cwd is None else {**config, "cwd": note.cwd}}
-    return told if note.tag is None else {**told, "tag": note.tag}
+    config = {"cmd": info.argv[0] if info.argv else "", "args": list(info.argv[1:]), "envs": dict(info.env)}
+    told: dict[str, Any] = {"pid": info.pid, "config": config if info.cwd is None else {**config, "cwd": info.cwd}}
+    return told if info.tag is None else {**told, "tag": info.tag}
 
 
 def entry(found: Entry) -> dict[str, Any]:

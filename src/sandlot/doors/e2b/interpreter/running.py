@@ -15,15 +15,14 @@ from typing import Any
 
 import structlog
 
-from sandlot.core.execution import contexts
-from sandlot.core.execution.code import CodeExecution, CodeService
+from sandlot.core.execution.code import CodeExecution
 from sandlot.core.node import Node
-from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.interpreter import results
+from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.model.executions import CellError, CellStarted, Cleared, Context, Display
+from sandlot.model.executions import CellError, CellStarted, Cleared, Context, Display, ExecutionOptions
 from sandlot.model.specs import CellSpec, context_language
 from sandlot.web.streams import OutputEvents, line
 
@@ -56,11 +55,14 @@ def context_of(id_: str | None, language: str | None) -> tuple[str, str | None]:
     return str(id_), known.get(str(id_))
 
 
-async def start(code: CodeService, sandbox: Sandbox, source: str, context: str, default: str | None, env: Mapping[str, str]) -> CodeExecution:
+async def start(
+    node: Node, principal: Principal, sandbox: Sandbox, source: str, context: str, default: str | None, env: Mapping[str, str]
+) -> CodeExecution:
     """Begin to run code.
 
     Args:
-        code: Runs the code.
+        node: Runs the code.
+        principal: Whose sandbox that is.
         sandbox: Where.
         source: The code.
         context: The context's id.
@@ -72,16 +74,14 @@ async def start(code: CodeService, sandbox: Sandbox, source: str, context: str, 
         SandlotError: It cannot be begun.
     """
     cell = CellSpec(source, language=None, context=context, env=env, timeout_s=None)
-    description = ExecutionDescription(origin=translate.NAME)
-    if default is None:
-        return await code.start(sandbox, cell, description=description)
-    if context not in contexts.CONFIRMED.of(sandbox):
-        await contexts.create(sandbox, default, cwd=HOME, id=context)
+    options = ExecutionOptions(origin=translate.NAME)
     try:
-        return await code.start(sandbox, cell, description=description)
-    except NotFoundError:  # somebody removed it by another way
-        await contexts.create(sandbox, default, cwd=HOME, id=context)
-        return await code.start(sandbox, cell, description=description)
+        return await node.code.start(sandbox, cell, options=options)
+    except NotFoundError:
+        if default is None:
+            raise
+    await node.contexts.create(principal, sandbox.id, default, cwd=HOME, id=context)
+    return await node.code.start(sandbox, cell, options=options)
 
 
 async def lines(node: Node, execution: CodeExecution) -> AsyncIterator[bytes]:

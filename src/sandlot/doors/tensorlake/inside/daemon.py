@@ -23,7 +23,7 @@ async def health(request: Request) -> Response:
 async def info(request: Request) -> Response:
     """How long it has run, and how many processes were started in it through the service."""
     sandbox = inside(request)
-    known = await node_of(request).processes.list(sandbox)
+    known = await node_of(request).processes.list_in(sandbox)
     async with sandbox.connection() as link:
         uptime_s = (await link.info()).uptime_s
     running = sum(1 for process in known if process.running)

@@ -15,7 +15,6 @@ from datetime import datetime
 from fastapi import Request, Response
 
 from sandlot.core.execution.processes import ProcessExecution, ProcessService
-from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.inside import translate
 from sandlot.doors.tensorlake.inside.lines import Lines
@@ -31,14 +30,14 @@ from sandlot.doors.tensorlake.inside.wire import (
 from sandlot.doors.tensorlake.translate import NAME
 from sandlot.doors.tensorlake.ways import INSIDE, inside
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError
-from sandlot.model.executions import ProcessInfo, signal_number
+from sandlot.model.executions import ExecutionOptions, ProcessInfo, signal_number
 from sandlot.model.ports import ExitReason
 from sandlot.web import streams
 from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
 from sandlot.web.bodies import reply
 
 STDIN = "/processes/{process}/stdin"
-_LABEL = ExecutionDescription(origin=NAME)
+_LABEL = ExecutionOptions(origin=NAME)
 _LOOKED_BACK = 200
 """Runs of the log among which it is looked for when processes were started."""
 _SIGKILL = 9
@@ -48,7 +47,7 @@ _SIGKILL = 9
 async def run(body: RunBody, request: Request) -> Response:
     """Run a program to its end, and tell what it writes as it comes. It is killed when its client goes away."""
     sandbox = inside(request)
-    process = await unless_gone(request, node_of(request).processes.start(sandbox, translate.run(body), description=_LABEL))
+    process = await unless_gone(request, node_of(request).processes.start(sandbox, translate.run(body), options=_LABEL))
     return streams.events(request, _told(sandbox, process, translate.CHANNELS["output"], whole=True), process.close)
 
 
@@ -56,18 +55,18 @@ async def run(body: RunBody, request: Request) -> Response:
 async def start(body: ProcessBody, request: Request) -> Response:
     """Start a program and leave it."""
     processes, sandbox, spec = node_of(request).processes, inside(request), translate.start(body)
-    id_, _ = await processes.launch(sandbox, spec, description=_LABEL)
-    return reply(_answer(request, sandbox, await processes.get(sandbox, id_), node_of(request).clock.now()), 201)
+    id_, _ = await processes.launch_in(sandbox, spec, options=_LABEL)
+    return reply(_answer(request, await processes.get_in(sandbox, id_), node_of(request).clock.now()), 201)
 
 
 @INSIDE.route("GET", "/processes")
 async def list_processes(request: Request) -> Response:
     """The processes that were started through the service: running ones, and the last ones that ended."""
     sandbox = inside(request)
-    found = await node_of(request).processes.list(sandbox)
+    found = await node_of(request).processes.list_in(sandbox)
     logged = (await node_of(request).history.executions(principal_of(request), sandbox=sandbox.id, limit=_LOOKED_BACK)).items
     began = {str(record.id): record.created_at for record in logged}
-    return reply(ProcessesAnswer(processes=[_answer(request, sandbox, info, began.get(info.process)) for info in found]))
+    return reply(ProcessesAnswer(processes=[_answer(request, info, began.get(info.process)) for info in found]))
 
 
 @INSIDE.route("GET", "/processes/{process}")
@@ -78,14 +77,14 @@ async def get(process: str, request: Request) -> Response:
     began: datetime | None = None
     with suppress(NotFoundError):
         began = (await node_of(request).history.execution(principal_of(request), info.process)).created_at
-    return reply(_answer(request, sandbox, info, began))
+    return reply(_answer(request, info, began))
 
 
 @INSIDE.route("DELETE", "/processes/{process}")
 async def kill(process: str, request: Request) -> Response:
     """Kill a process and those that it began."""
     processes, sandbox = node_of(request).processes, inside(request)
-    await processes.signal(sandbox, (await find(processes, sandbox, process)).process, _SIGKILL)
+    await processes.signal_in(sandbox, (await find(processes, sandbox, process)).process, _SIGKILL)
     return Response(status_code=204)
 
 
@@ -93,15 +92,16 @@ async def kill(process: str, request: Request) -> Response:
 async def restart(process: str, request: Request) -> Response:
     """Start a process again: it is killed where it still runs, and has another pid then."""
     processes, sandbox = node_of(request).processes, inside(request)
-    id_, _ = await processes.restart(sandbox, (await find(processes, sandbox, process)).process, description=_LABEL)
-    return reply(_answer(request, sandbox, await processes.get(sandbox, id_), node_of(request).clock.now()))
+    found = await find(processes, sandbox, process)
+    id_ = (await processes.restart(principal_of(request), sandbox.id, found.process, options=_LABEL)).process
+    return reply(_answer(request, await processes.get_in(sandbox, id_), node_of(request).clock.now()))
 
 
 @INSIDE.route("POST", "/processes/{process}/signal")
 async def send_signal(process: str, body: SignalBody, request: Request) -> Response:
     """Send a signal to a process's group."""
     processes, sandbox, number = node_of(request).processes, inside(request), signal_number(body.signal)
-    return reply(SignalAnswer(success=await processes.signal(sandbox, (await find(processes, sandbox, process)).process, number)))
+    return reply(SignalAnswer(success=await processes.signal_in(sandbox, (await find(processes, sandbox, process)).process, number)))
 
 
 @INSIDE.route("POST", STDIN)
@@ -147,8 +147,8 @@ async def find(processes: ProcessService, sandbox: Sandbox, word: str) -> Proces
         NotFoundError: ``process_not_found``.
     """
     pid = translate.pid_of(word)
-    known = await processes.list(sandbox)
-    found = [info for info in known if (info.pid == pid if pid is not None else word in {processes.details(sandbox, info.process).tag, info.process})]
+    known = await processes.list_in(sandbox)
+    found = [info for info in known if (info.pid == pid if pid is not None else word in {info.tag, info.process})]
     if not found:
         raise NotFoundError(
             f"There is no process {word[:64]!r} in sandbox {sandbox.id}.",
@@ -162,7 +162,7 @@ async def find(processes: ProcessService, sandbox: Sandbox, word: str) -> Proces
 async def _output(request: Request, word: str, which: str) -> Response:
     processes, sandbox = node_of(request).processes, inside(request)
     info = await find(processes, sandbox, word)
-    process = await processes.follow(sandbox, info.process, stdout_from=None, stderr_from=None, to_end=False)
+    process = await processes.follow_in(sandbox, info.process, stdout_from=None, stderr_from=None, to_end=False)
     lines, told = Lines(sandbox.buffers), list[str]()
     taken = 0
     try:
@@ -186,7 +186,7 @@ async def _output(request: Request, word: str, which: str) -> Response:
 async def _follow(request: Request, word: str, which: str) -> Response:
     processes, sandbox = node_of(request).processes, inside(request)
     info = await find(processes, sandbox, word)
-    process = await processes.follow(sandbox, info.process, stdout_from=None, stderr_from=None)
+    process = await processes.follow_in(sandbox, info.process, stdout_from=None, stderr_from=None)
     return streams.events(request, _told(sandbox, process, translate.CHANNELS[which], whole=False), process.detach)
 
 
@@ -228,6 +228,5 @@ def _line(channel: int, text: str) -> streams.Event:
     return streams.event("line", {"line": text, "timestamp": time.time(), "stream": translate.STREAMS[channel]})
 
 
-def _answer(request: Request, sandbox: Sandbox, info: ProcessInfo, began_at: datetime | None) -> ProcessAnswer:
-    node = node_of(request)
-    return translate.process(info, node.processes.details(sandbox, info.process), began_at, node.clock.now())
+def _answer(request: Request, info: ProcessInfo, began_at: datetime | None) -> ProcessAnswer:
+    return translate.process(info, began_at, node_of(request).clock.now())

@@ -24,7 +24,6 @@ from sandlot.core.execution import terminals
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.execution.terminals import TerminalInput
 from sandlot.core.node import Node
-from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.inside import translate
 from sandlot.doors.tensorlake.inside.processes import find
@@ -33,7 +32,7 @@ from sandlot.doors.tensorlake.translate import NAME
 from sandlot.doors.tensorlake.ways import BELOW, INNER, INSIDE, PREFIX, SANDBOX_HEADER, inside
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError
-from sandlot.model.executions import OutputGap
+from sandlot.model.executions import ExecutionOptions, OutputGap
 from sandlot.web.asking import node_of, principal_of
 from sandlot.web.bodies import reply
 from sandlot.web.sockets import GONE, NORMAL, farewell, reason
@@ -41,7 +40,7 @@ from sandlot.web.sockets import GONE, NORMAL, farewell, reason
 TOKEN_HEADER = b"x-pty-token"
 
 _SOCKET = re.compile(rf"(?:{PREFIX}{BELOW}/(?P<sandbox>[^/]+))?{INNER}/pty/[^/]+/ws")
-_LABEL = ExecutionDescription(origin=NAME)
+_LABEL = ExecutionOptions(origin=NAME)
 _SIGKILL = 9
 
 
@@ -49,7 +48,7 @@ _SIGKILL = 9
 async def open_terminal(body: TerminalBody, request: Request) -> Response:
     """Start a program on a terminal."""
     sandbox = inside(request)
-    id_, _ = await node_of(request).processes.launch(sandbox, translate.terminal(body), description=_LABEL)
+    id_, _ = await node_of(request).processes.launch_in(sandbox, translate.terminal(body), options=_LABEL)
     return reply(TerminalAnswer(session_id=id_, token=node_of(request).tokens.sandbox_token(principal_of(request), sandbox.id)), 201)
 
 
@@ -57,7 +56,7 @@ async def open_terminal(body: TerminalBody, request: Request) -> Response:
 async def kill(process: str, request: Request) -> Response:
     """Kill the program on a terminal."""
     processes, sandbox = node_of(request).processes, inside(request)
-    await processes.signal(sandbox, (await find(processes, sandbox, process)).process, _SIGKILL)
+    await processes.signal_in(sandbox, (await find(processes, sandbox, process)).process, _SIGKILL)
     return Response(status_code=204)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sandlot.core.execution.processes import ProcessDetails
 from sandlot.doors.tensorlake.inside.wire import EntryAnswer, Managed, ProcessAnswer, ProcessBody, ProcessStatus, RunBody, TerminalBody
 from sandlot.doors.tensorlake.translate import milliseconds, refuse, user
 from sandlot.model.errors import InvalidRequestError
@@ -115,12 +114,11 @@ OUT_OF_MEMORY: Mapping[str, Any] = {"signal": _SIGKILL, "reason": "oom_killed", 
 """How a run ends whose whole sandbox was killed for want of memory."""
 
 
-def process(info: ProcessInfo, note: ProcessDetails, began_at: datetime | None, now: datetime) -> ProcessAnswer:
+def process(info: ProcessInfo, began_at: datetime | None, now: datetime) -> ProcessAnswer:
     """One process.
 
     Args:
         info: What its sandbox says.
-        note: What was said when it was started.
         began_at: When that was, where the log of runs has it.
         now: The time.
     """
@@ -137,7 +135,7 @@ def process(info: ProcessInfo, note: ProcessDetails, began_at: datetime | None, 
         args=list(info.argv[1:]),
         started_at=started,
         ended_at=None if info.running else started + took_ms,
-        managed=None if note.tag is None else Managed(id=note.tag, name=note.tag, status="running" if info.running else "stopped"),
+        managed=None if info.tag is None else Managed(id=info.tag, name=info.tag, status="running" if info.running else "stopped"),
     )
 
 

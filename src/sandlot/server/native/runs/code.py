@@ -7,11 +7,21 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.execution.code import CodeExecution
-from sandlot.core.records.execution_log import ExecutionDescription
-from sandlot.model.executions import CellError, CellStarted, Channel, Cleared, Display
-from sandlot.server.native.common import also, node_of, reply, sandbox_of, unless_gone
-from sandlot.server.native.runs.again import Key, named
+from sandlot.model.executions import (
+    CellError,
+    CellStarted,
+    Channel,
+    Cleared,
+    CodeAccepted,
+    CodeEnded,
+    CodeEvent,
+    CodePosition,
+    Display,
+    Output,
+    OutputGap,
+)
+from sandlot.model.streams import Stream
+from sandlot.server.native.common import IdempotencyKey, also, node_of, principal_of, reply, unless_gone
 from sandlot.server.native.schemas.code import (
     BegunAnswer,
     CellAnswer,
@@ -38,16 +48,15 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"])
         202: {"model": BegunAnswer, "description": "It runs in the background, or waits for its turn."},
     },
 )
-async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: Key = None) -> Response:
+async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Run code in a context. Unless it is in the background, it is interrupted when the client goes away; its variables stay."""
-    code, box, cell = node_of(request).code, sandbox_of(request, sandbox), body.cell()
-    description = ExecutionDescription(id=named(box.id, idempotency_key, body))
+    code, principal, cell = node_of(request).code, principal_of(request), body.cell()
     if body.background:
-        return reply(BegunAnswer(execution=await code.launch(box, cell, description)), 202)
+        return reply(BegunAnswer(execution=await code.launch(principal, sandbox, cell, idempotency_key=idempotency_key)), 202)
     if streams.wanted(request):
-        execution = await unless_gone(request, code.start(box, cell, description))
-        return streams.events(request, _told(execution), execution.close)
-    return reply(ExecutedAnswer.executed(await unless_gone(request, code.run(box, cell, description))))
+        stream = await unless_gone(request, code.stream(principal, sandbox, cell, idempotency_key=idempotency_key))
+        return streams.events(request, _told(stream, CodePosition()), stream.aclose)
+    return reply(ExecutedAnswer.executed(await unless_gone(request, code.run(principal, sandbox, cell, idempotency_key=idempotency_key))))
 
 
 @router.get(
@@ -56,21 +65,19 @@ async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: K
 )
 async def follow(sandbox: str, execution: str, query: Annotated[FollowQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a run of code gives, for as long as the sandbox keeps it. Nothing happens to it when the client goes away."""
-    code, box = node_of(request).code, sandbox_of(request, sandbox)
+    code, principal = node_of(request).code, principal_of(request)
     if streams.wanted(request):
-        events_from, stdout_from, stderr_from = gone_on(request.headers.get("last-event-id", "")) or query.offsets
-        await unless_gone(request, code.check_known(box, execution))  # a stream that has begun can only fail, which is no 404
-        followed = await code.follow(box, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
-        return streams.events(request, _told(followed, events_from, stdout_from or 0, stderr_from or 0), followed.close)
-    events_from, stdout_from, stderr_from = query.offsets
-    work = code.collect(box, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait_s=query.wait)
+        start = CodePosition(*(gone_on(request.headers.get("last-event-id", "")) or query.offsets))
+        stream = await unless_gone(request, code.follow(principal, sandbox, execution, start))
+        return streams.events(request, _told(stream, start), stream.aclose)
+    work = code.read(principal, sandbox, execution, CodePosition(*query.offsets), wait_s=query.wait)
     return reply(KeptCellAnswer.kept(await unless_gone(request, work)))
 
 
 @router.post("/{execution}/interrupt", responses=also(InterruptedAnswer, "It was told."))
 async def interrupt(sandbox: str, execution: str, request: Request) -> Response:
     """Interrupt one run of code, as Ctrl-C would; one that waits for its turn never runs."""
-    return reply(InterruptedAnswer(running=await node_of(request).code.interrupt(sandbox_of(request, sandbox), execution)))
+    return reply(InterruptedAnswer(running=await node_of(request).code.interrupt(principal_of(request), sandbox, execution)))
 
 
 def gone_on(event_id: str) -> tuple[int, int, int] | None:
@@ -86,27 +93,30 @@ def gone_on(event_id: str) -> tuple[int, int, int] | None:
     return events_from, stdout_from, stderr_from
 
 
-async def _told(execution: CodeExecution, events: int = 0, stdout_from: int = 0, stderr_from: int = 0) -> AsyncIterator[streams.Event]:
+async def _told(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterator[streams.Event]:
     """All that an execution gives, as events; each says by its id where to go on after it: ``STDOUT-STDERR-EVENTS``."""
-    output = streams.OutputEvents({Channel.STDOUT: stdout_from, Channel.STDERR: stderr_from})
-    yield streams.event("accepted", {"execution": execution.id}, f"{output.position}-{events}")
-    async for item in execution:
-        if isinstance(item, CellStarted | Display | Cleared | CellError):
-            for told in output.end():  # half a character came before this
-                yield told._replace(id=f"{output.position}-{events}")
-            events += 1
-            yield _event(execution, item)._replace(id=f"{output.position}-{events}")
-        else:
+    output, events = streams.OutputEvents({Channel.STDOUT: start.stdout or 0, Channel.STDERR: start.stderr or 0}), start.events
+    execution = ""
+    async for item in stream:
+        if isinstance(item, Output | OutputGap):
             for told in output.tell(item):
                 yield told._replace(id=f"{output.position}-{events}")
-    for told in output.end():
-        yield told._replace(id=f"{output.position}-{events}")
-    yield streams.event("exit", CellAnswer.of(await execution.outcome()).model_dump())
+            continue
+        for told in output.end():  # half a character came before this
+            yield told._replace(id=f"{output.position}-{events}")
+        if isinstance(item, CodeAccepted):
+            execution = item.execution
+            yield streams.event("accepted", {"execution": execution}, f"{output.position}-{events}")
+        elif isinstance(item, CodeEnded):
+            yield streams.event("exit", CellAnswer.of(item.status).model_dump())
+        else:
+            events += 1
+            yield _event(execution, item)._replace(id=f"{output.position}-{events}")
 
 
-def _event(execution: CodeExecution, item: CellStarted | Display | Cleared | CellError) -> streams.Event:
+def _event(execution: str, item: CellStarted | Display | Cleared | CellError) -> streams.Event:
     if isinstance(item, CellStarted):
-        return streams.event("started", {"execution": execution.id, "execution_count": item.count})
+        return streams.event("started", {"execution": execution, "execution_count": item.count})
     if isinstance(item, Display):
         return streams.event("display", DisplayAnswer.of(item).model_dump())
     if isinstance(item, Cleared):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -30,6 +30,7 @@ from sandlot.model.programs import (
 )
 from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_TEMPLATE, Limits
+from sandlot.model.streams import Stream
 from sandlot.server.native.common import also, node_of, principal_of, reply, unless_gone
 from sandlot.server.native.schemas.base import Answer, Body, Problem, Text, Words
 from sandlot.server.native.schemas.sandboxes import LimitsBody
@@ -159,7 +160,7 @@ _BATCH[200]["content"] = {streams.LINES: {"itemSchema": {"$ref": "#/components/s
 @router.post("", responses=also(OneShotAnswer, "It ended, however."))
 async def run(body: OneShotBody, request: Request) -> Response:
     """Run a program in a sandbox of its own that is removed with it. It is killed when its client goes away."""
-    work = node_of(request).one_shots.run(principal_of(request), body.shot())
+    work = node_of(request).programs.run(principal_of(request), body.shot())
     return reply(OneShotAnswer.of(await unless_gone(request, work)))
 
 
@@ -171,19 +172,19 @@ async def run_batch(body: BatchBody, request: Request) -> Response:
     """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
     node = node_of(request)
     check_batch(len(body.items), body.concurrency)
-    runs = node.one_shots.run_batch(principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
+    runs = await node.programs.run_batch(principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = errors.request_id(request)
     if streams.LINES in request.headers.get("accept", ""):
         return streams.lines(request, _told(runs, request_id), runs.aclose)
     return await unless_gone(request, _together(node, runs, request_id))
 
 
-async def _told(runs: AsyncIterator[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
+async def _told(runs: Stream[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
     async for done in runs:
         yield ItemAnswer.of(done, request_id).model_dump(mode="json")
 
 
-async def _together(node: Node, runs: AsyncGenerator[BatchItem], request_id: str) -> Response:
+async def _together(node: Node, runs: Stream[BatchItem], request_id: str) -> Response:
     """All results in one answer, as far as there is memory for them."""
     held = 0
     answers: dict[int, ItemAnswer] = {}

@@ -149,7 +149,7 @@ class KeptCellAnswer(ExecutedAnswer):
     @classmethod
     def kept(cls, found: CodeResult) -> KeptCellAnswer:
         """What is told of it."""
-        at = PositionAnswer(events_from=found.position.events, stdout_from=found.position.stdout, stderr_from=found.position.stderr)
+        at = PositionAnswer(events_from=found.position.events, stdout_from=found.position.stdout or 0, stderr_from=found.position.stderr or 0)
         return cls(**_executed(found), done=found.outcome.status != RUNNING, next=at)
 
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from sandlot.core.execution.processes import ProcessDetails
 from sandlot.model.executions import CommandResult, ProcessInfo, ProcessOutcome, exit_code
 from sandlot.model.files import MAX_TRACKED_FOLDERS, ChangedFile
 from sandlot.model.output_capture import OutputCapture
@@ -150,9 +149,9 @@ class FinishedAnswer(EndedAnswer):
     stderr_omitted: int
 
     @classmethod
-    def finished(cls, done: CommandResult, changed: tuple[Sequence[ChangedFile], bool] | None) -> FinishedAnswer:
+    def finished(cls, done: CommandResult) -> FinishedAnswer:
         """What is told of it."""
-        return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(changed))
+        return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(done.files))
 
 
 class KeptAnswer(Answer):
@@ -231,7 +230,7 @@ class ProcessAnswer(Answer):
     env: dict[str, str] = Field(description="What was added to its environment when it was started, as far as that is known.")
 
     @classmethod
-    def of(cls, info: ProcessInfo, note: ProcessDetails) -> ProcessAnswer:
+    def of(cls, info: ProcessInfo) -> ProcessAnswer:
         """What is told of it."""
         code = exit_code(info.exit_code, info.signal) if not info.running else None
         return cls(
@@ -248,9 +247,9 @@ class ProcessAnswer(Answer):
             stdin_bytes=info.stdin_bytes,
             stdout_bytes=info.stdout_bytes,
             stderr_bytes=info.stderr_bytes,
-            tag=note.tag,
-            cwd=note.cwd,
-            env=dict(note.env),
+            tag=info.tag,
+            cwd=info.cwd,
+            env=dict(info.env),
         )
 
 

@@ -119,7 +119,7 @@ async def test_a_batch_keeps_its_order_and_one_bad_item_spoils_none(http: httpx.
 async def test_a_batch_as_lines_tells_each_as_it_ends(scripted: ScriptedNode, local: httpx.AsyncClient) -> None:
     told = asyncio.Event()
     stream = ScriptedStream(BatchItem(1, result("fast\n")), told, BatchItem(0, result("slow\n")), BatchItem(2, NotFoundError("gone")))
-    scripted.script("one_shots.run_batch", stream)
+    scripted.script("programs.run_batch", stream)
     async with local.stream("POST", f"{URL}/batch", json={"items": ITEMS}, headers={"Accept": "application/x-ndjson"}) as answer:
         assert answer.headers["content-type"].startswith("application/x-ndjson")
         lines = answer.aiter_lines()
@@ -210,7 +210,7 @@ async def test_a_result_that_there_is_no_memory_for_is_told() -> None:
     async with local_client(create_app(scripted_service(node.services))) as http:
         body = {"items": [program("head -c 100000 /dev/zero") for _ in range(10)], "concurrency": 1}
         for _ in range(2):
-            node.script("one_shots.run_batch", ScriptedStream(*(BatchItem(index, result("x" * 100_000)) for index in range(10))))
+            node.script("programs.run_batch", ScriptedStream(*(BatchItem(index, result("x" * 100_000)) for index in range(10))))
         told = [outcome(item) for item in (await http.post(f"{URL}/batch", json=body)).json()["items"]]
         assert set(told) == {"completed", "busy"}
         assert told == sorted(told, reverse=True)
