@@ -8,7 +8,7 @@ Laws:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
@@ -175,7 +175,7 @@ class Door:
     help: str
     raw: Collection[str] = field(default_factory=frozenset)
     at_root: APIRouter | None = None
-    admit: Callable[[Mapping[str, Any], Node], Principal | None] | None = None
+    admit: Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None = None
     headers: Callable[[Failure], Mapping[str, str]] = lambda _: {}
 
     @cached_property

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ SIGNED_PATH = "/v1/signed/files/content"
 OWNER = "owner"
 """What the listener puts into a request's state as ``peer`` where the kernel has vouched for it."""
 
-Admission = Callable[[Mapping[str, Any]], Principal | None]
+Admission = Callable[[Mapping[str, Any]], Awaitable[Principal | None]]
 """Who sends a request (ASGI's scope) that shows what a door gave its vendor's client in place of a key; None where it shows nothing of the kind."""
 
 
@@ -78,7 +78,9 @@ def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return bearer
 
 
-def authenticate(scope: Mapping[str, Any], keys: Verifier, signatures: Signatures | None = None, admit: Admission | None = None) -> Principal | None:
+async def authenticate(
+    scope: Mapping[str, Any], keys: Verifier, signatures: Signatures | None = None, admit: Admission | None = None
+) -> Principal | None:
     """Who sends a request; None for open paths.
 
     Args:
@@ -97,7 +99,7 @@ def authenticate(scope: Mapping[str, Any], keys: Verifier, signatures: Signature
         return OPERATOR
     if scope["path"] in OPEN_PATHS:
         return None
-    admitted = None if admit is None else admit(scope)
+    admitted = None if admit is None else await admit(scope)
     if admitted is not None:
         return admitted
     secret = presented(scope["headers"])

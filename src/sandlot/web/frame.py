@@ -112,7 +112,7 @@ class Frame:
 
     async def _answer(self, scope: Scope, exchange: _Exchange, admit: Admission | None) -> None:
         try:
-            scope["state"]["principal"] = principal = authenticate(scope, self._keys, self._signatures, admit)
+            scope["state"]["principal"] = principal = await authenticate(scope, self._keys, self._signatures, admit)
             exchange.quota = principal.quota if principal is not None else UNBOUNDED
             exchange.check_announced()
             with nullcontext() if principal is None else self._keys.working_for(principal.owner):

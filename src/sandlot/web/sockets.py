@@ -314,7 +314,7 @@ async def framed(
 
     with structlog.contextvars.bound_contextvars(request=id_):
         try:
-            scope["state"]["principal"] = principal = authenticate(scope, keys, admit=admit)
+            scope["state"]["principal"] = principal = await authenticate(scope, keys, admit=admit)
             with nullcontext() if principal is None else keys.working_for(principal.owner):
                 await app(scope, receive, tell)
         except SandlotError as error:

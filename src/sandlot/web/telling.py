@@ -6,7 +6,7 @@ Law: It is decided before anything else is known of a request, so that whatever 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,7 +55,7 @@ class Teller(Protocol):
         ...
 
     @property
-    def admit(self) -> Callable[[Mapping[str, Any], Node], Principal | None] | None:
+    def admit(self) -> Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None:
         """Who sends a request that shows no key but something that this service gave in its place; None where there is nothing of that kind."""
         ...
 

@@ -48,19 +48,19 @@ def test_key_is_read_from_any_header_that_clients_use() -> None:
     assert [(headers, presented(headers)) for headers, _ in PRESENTED] == PRESENTED
 
 
-def test_owner_of_the_unix_socket_needs_no_key() -> None:
-    assert authenticate(scope(peer=OWNER), OneKey()) == OPERATOR
+async def test_owner_of_the_unix_socket_needs_no_key() -> None:
+    assert await authenticate(scope(peer=OWNER), OneKey()) == OPERATOR
 
 
-def test_health_check_needs_no_key() -> None:
-    assert authenticate(scope(path="/healthz"), OneKey()) is None
+async def test_health_check_needs_no_key() -> None:
+    assert await authenticate(scope(path="/healthz"), OneKey()) is None
 
 
-def test_everything_else_needs_a_known_key() -> None:
-    assert authenticate(scope(key=KEY), OneKey()) == ANYBODY
+async def test_everything_else_needs_a_known_key() -> None:
+    assert await authenticate(scope(key=KEY), OneKey()) == ANYBODY
     for wrong in (scope(), scope(key=""), scope(key="x"), scope(key=KEY + "x"), scope(path="/healthz/", key=None), scope(peer="somebody")):
         with pytest.raises(AuthenticationError) as refused:
-            authenticate(wrong, OneKey())
+            await authenticate(wrong, OneKey())
         assert refused.value.status == 401
         assert refused.value.hint
 

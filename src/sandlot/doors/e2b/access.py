@@ -45,7 +45,7 @@ _FOUND = "e2b.sandbox"
 _TOKENS = tuple(name.encode() for name in TOKENS)
 
 
-def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
+async def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
     """Who sends a request that shows a sandbox's token, or comes by a URL that was signed with one; None where it does neither.
 
     Raises:

@@ -71,7 +71,7 @@ async def terminal(process: str, socket: WebSocket) -> None:
         await run.detach()
 
 
-def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
+async def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
     """Who looks at a terminal by what was given for that in place of a key."""
     asked = _SOCKET.fullmatch(scope["path"]) if scope["type"] == "websocket" else None
     if asked is None:
