@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.control.wire import (
     CreateBody,
     MadeAnswer,
@@ -33,7 +32,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.pools import PoolInfo
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange, UpdateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange, SandboxInfo, UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MIB, Limits, SnapshotKind, User, VolumeMount
 from sandlot.model.states import State
 
@@ -185,7 +184,7 @@ def new_sandbox(body: CreateBody) -> CreateSandboxParams:
     )
 
 
-def update(body: UpdateBody, sandbox: Sandbox) -> UpdateSandboxParams:
+def update(body: UpdateBody, sandbox: SandboxInfo) -> UpdateSandboxParams:
     """What is to be changed of a sandbox.
 
     Raises:
@@ -216,18 +215,18 @@ def policy(of: NetworkPolicy | None) -> Network | None:
     return Network() if of is not None and of.mode is NetworkMode.NONE else None
 
 
-def status(sandbox: Sandbox) -> Status:
+def status(sandbox: SandboxInfo) -> Status:
     """Where a sandbox is in its life."""
     return STATUSES[sandbox.state]
 
 
-def made(sandbox: Sandbox, url: str) -> MadeAnswer:
+def made(sandbox: SandboxInfo, url: str) -> MadeAnswer:
     """A sandbox as whoever made it is told of it."""
     now = status(sandbox)
     return MadeAnswer(sandbox_id=sandbox.id, status=now, sandbox_url=url if now in _REACHABLE else None, name=sandbox.name)
 
 
-def sandbox(sandbox: Sandbox, url: str) -> SandboxAnswer:
+def sandbox(sandbox: SandboxInfo, url: str) -> SandboxAnswer:
     """A sandbox with all that is told of it."""
     now, spec, exit_ = status(sandbox), sandbox.spec, sandbox.exit
     told = resources(spec.limits)
@@ -253,7 +252,7 @@ def sandbox(sandbox: Sandbox, url: str) -> SandboxAnswer:
     )
 
 
-def mounts(sandbox: Sandbox) -> list[Mount]:
+def mounts(sandbox: SandboxInfo) -> list[Mount]:
     """The file systems of a sandbox, as they were asked for."""
     return [Mount(file_system_id=each.requested_as or each.volume, mount_path=each.path, read_only=each.read_only) for each in sandbox.spec.volumes]
 

@@ -12,17 +12,17 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from starlette.requests import HTTPConnection
 
-from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SANDBOX_ID
+from sandlot.model.repositories import Position
+from sandlot.model.sandboxes import SandboxFilter, SandboxInfo
 from sandlot.web.asking import node_of, principal_of
 
 PREFIX = "/tensorlake"
@@ -33,6 +33,7 @@ BELOW = "/sbx"
 INNER = "/api/v1"
 HOST_SUFFIX = ".local"
 """What its client puts behind a sandbox's id or name, as the ``Host`` of this machine."""
+_PAGE = 1000
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])
 
@@ -95,20 +96,36 @@ CONTROL = Ways((router, "/v1/namespaces/{namespace}"), (router, ""))
 INSIDE = Ways((router, f"{BELOW}/{{sandbox}}{INNER}"), (at_root, INNER))
 
 
-async def any_sandbox(request: Request, sandbox: str) -> Sandbox:
+async def any_sandbox(request: HTTPConnection, id_or_name: str) -> SandboxInfo:
     """A sandbox by its id, also one that has ended, for as long as its record is kept; or a live one by its name.
 
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    return await found(node_of(request), principal_of(request), sandbox)
+    return await node_of(request).sandboxes.get(principal_of(request), id_or_name)
 
 
-async def found(node: Node, principal: Principal, sandbox: str) -> Sandbox:
-    """As :func:`any_sandbox`."""
-    if SANDBOX_ID.fullmatch(sandbox):
-        return await node.registry.load(sandbox, principal)
-    return node.registry.named(sandbox, principal)
+async def id_of(request: HTTPConnection, id_or_name: str) -> str:
+    """The id of the sandbox that a word of a path names. Whether there is one of an id is said by what is asked of it.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``.
+    """
+    return id_or_name if SANDBOX_ID.fullmatch(id_or_name) else (await any_sandbox(request, id_or_name)).id
+
+
+async def live_sandboxes(request: Request, metadata: Mapping[str, str] | None = None) -> list[SandboxInfo]:
+    """All sandboxes that live, oldest first; those that have all these entries in their metadata."""
+    sandboxes, principal = node_of(request).sandboxes, principal_of(request)
+    wanted = SandboxFilter(metadata=metadata or {})
+    found: list[SandboxInfo] = []
+    more = True
+    while more:
+        after = Position(found[-1].created_at, found[-1].id) if found else None
+        page = await sandboxes.list(principal, wanted, after=after, limit=_PAGE)
+        found += page.items
+        more = page.more
+    return found
 
 
 def inside(connection: HTTPConnection) -> Sandbox:

@@ -13,12 +13,12 @@ from uuid import UUID, uuid5
 
 from fastapi import Query, Request, Response
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.control.wire import LogLine, LogProcess, LogProcessesAnswer, LogsAnswer, LogsQuery
 from sandlot.doors.tensorlake.translate import milliseconds, refuse
-from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, any_sandbox
+from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, id_of
 from sandlot.model.executions import Channel
 from sandlot.model.history import LOG_CHANNELS, MAX_LOG_EXECUTIONS, LogEntry
+from sandlot.model.ids import SandboxId
 from sandlot.web.asking import node_of, principal_of
 from sandlot.web.bodies import reply
 
@@ -35,10 +35,10 @@ async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Requ
         raise refuse("nextToken", "All lines that there are are told at once.")
     if query.head is not None and query.tail is not None:
         raise refuse("head beside tail", "Give one of the two.")
-    box = await any_sandbox(request, sandbox)
+    id_ = await id_of(request, sandbox)
     found = [
         line
-        for process, line in _lines(box, await _entries(request, box))
+        for process, line in _lines(id_, await _entries(request, id_))
         if (not query.level or line.level in query.level)
         and (not query.processId or process in query.processId)
         and (query.body is None or query.body in line.body)
@@ -53,10 +53,10 @@ async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Requ
 @CONTROL.route("GET", "/sandboxes/{sandbox}/processes")
 async def processes(sandbox: str, request: Request) -> Response:
     """The processes that have written something."""
-    box = await any_sandbox(request, sandbox)
+    id_ = await id_of(request, sandbox)
     node, principal = node_of(request), principal_of(request)
-    counted = Counter(process for process, _ in _lines(box, await _entries(request, box)))
-    page = await node.history.executions(principal, sandbox=box.id, limit=MAX_LOG_EXECUTIONS)
+    counted = Counter(process for process, _ in _lines(id_, await _entries(request, id_)))
+    page = await node.history.executions(principal, sandbox=SandboxId(id_), limit=MAX_LOG_EXECUTIONS)
     records = [record for record in page.items if counted[record.id]]
     told = [
         LogProcess(
@@ -74,11 +74,11 @@ async def processes(sandbox: str, request: Request) -> Response:
     return reply(LogProcessesAnswer(processes=told))
 
 
-async def _entries(request: Request, sandbox: Sandbox) -> Sequence[LogEntry]:
-    return (await node_of(request).history.logs(principal_of(request), sandbox.id, LOG_CHANNELS["both"])).items
+async def _entries(request: Request, sandbox: str) -> Sequence[LogEntry]:
+    return (await node_of(request).history.logs(principal_of(request), sandbox, LOG_CHANNELS["both"])).items
 
 
-def _lines(sandbox: Sandbox, entries: Sequence[LogEntry]) -> list[tuple[str, LogLine]]:
+def _lines(sandbox: str, entries: Sequence[LogEntry]) -> list[tuple[str, LogLine]]:
     """What runs wrote, line by line, each with its run. Pure."""
     return [
         (
@@ -87,7 +87,7 @@ def _lines(sandbox: Sandbox, entries: Sequence[LogEntry]) -> list[tuple[str, Log
                 timestamp=milliseconds(entry.at) * _NANOSECONDS,
                 uuid=str(uuid5(UUID(hex=entry.execution), f"{entry.channel}-{number}")),
                 namespace=NAMESPACE,
-                sandboxId=sandbox.id,
+                sandboxId=sandbox,
                 body=text,
                 logAttributes=json.dumps({"process_id": entry.execution, "stream": "stderr" if entry.channel == Channel.STDERR else "stdout"}),
                 level=ERROR if entry.channel == Channel.STDERR else INFO,

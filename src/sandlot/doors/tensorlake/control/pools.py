@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
     ClaimBody,
@@ -20,10 +19,10 @@ from sandlot.doors.tensorlake.control.wire import (
     PoolsAnswer,
 )
 from sandlot.doors.tensorlake.translate import DOOR_WORD, IMAGE_WORD, NAME, POOL_WORD
-from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, url_of
+from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, live_sandboxes, url_of
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.pools import PoolInfo, PoolSizes
-from sandlot.model.sandboxes import AUTO, CreateSandboxParams, LimitsChange
+from sandlot.model.sandboxes import AUTO, CreateSandboxParams, LimitsChange, SandboxInfo
 from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 
@@ -49,7 +48,7 @@ async def list_pools(request: Request) -> Response:
 @CONTROL.route("GET", _ONE)
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, at what waits in it, and at what was claimed of it and lives."""
-    return reply(_answer(request, await node_of(request).pools.get(principal_of(request), pool)))
+    return reply(await _answer(request, await node_of(request).pools.get(principal_of(request), pool)))
 
 
 @CONTROL.route("PUT", _ONE)
@@ -62,7 +61,7 @@ async def change(pool: str, body: PoolBody, request: Request) -> Response:
     if "network" not in body.model_fields_set and translate.NETWORK_WORD in there.metadata:
         words = {**words, translate.NETWORK_WORD: there.metadata[translate.NETWORK_WORD]}
     told = await pools.update(principal, pool, warm=body.warm_containers, max=body.max_containers, metadata=words)
-    return reply(_answer(request, told))
+    return reply(await _answer(request, told))
 
 
 @CONTROL.route("DELETE", _ONE)
@@ -70,7 +69,7 @@ async def remove(pool: str, request: Request) -> Response:
     """Have a pool no more. One of which sandboxes were claimed that live stays."""
     pools, principal = node_of(request).pools, principal_of(request)
     told = await pools.get(principal, pool)
-    if claimed := _claimed(request, told):
+    if claimed := await _claimed(request, told):
         raise ConflictError(
             f"{len(claimed)} sandboxes that were claimed of pool {told.id} live.",
             code=ErrorCode.CONFLICT,
@@ -95,16 +94,16 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
         network=translate.pool_network(told.metadata),
         volumes=translate.volumes((body or ClaimBody()).file_systems),
     )
-    sandbox = await unless_gone(request, node.manager.create(principal_of(request), params))
+    sandbox = await unless_gone(request, node.sandboxes.create(principal_of(request), params))
     return reply(ClaimedAnswer(**dict(translate.made(sandbox, url_of(request, sandbox.id)))))
 
 
-def _claimed(request: Request, told: PoolInfo) -> list[Sandbox]:
-    return [sandbox for sandbox in node_of(request).registry.list(principal_of(request)) if sandbox.metadata.get(POOL_WORD) == told.id]
+async def _claimed(request: Request, told: PoolInfo) -> list[SandboxInfo]:
+    return await live_sandboxes(request, {POOL_WORD: told.id})
 
 
-def _answer(request: Request, told: PoolInfo) -> PoolAnswer:
+async def _answer(request: Request, told: PoolInfo) -> PoolAnswer:
     node = node_of(request).id
     waiting = [Container(id=member, state="Idle", sandbox_id=None, executor_id=node) for member in told.ready]
-    taken = [Container(id=sandbox.id, state="Running", sandbox_id=sandbox.id, executor_id=node) for sandbox in _claimed(request, told)]
+    taken = [Container(id=sandbox.id, state="Running", sandbox_id=sandbox.id, executor_id=node) for sandbox in await _claimed(request, told)]
     return translate.pool(told).model_copy(update={"containers": [*waiting, *taken]})

@@ -5,14 +5,10 @@ Law: A rest that was begun goes on where its client goes away; what would be mad
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
     ArchiveAnswer,
@@ -28,10 +24,11 @@ from sandlot.doors.tensorlake.control.wire import (
     WaitQuery,
 )
 from sandlot.doors.tensorlake.translate import milliseconds
-from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, url_of
-from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
+from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, id_of, live_sandboxes, url_of
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.repositories import Position
-from sandlot.model.sandboxes import ENDED, ForkParams, SandboxFilter
+from sandlot.model.sandboxes import ENDED, ForkParams, SandboxFilter, SandboxInfo
+from sandlot.model.states import State
 from sandlot.web import cursors
 from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
@@ -45,17 +42,15 @@ ACCEPTED = 202
 @CONTROL.route("POST", SANDBOXES)
 async def create(body: CreateBody, request: Request) -> Response:
     """Make a sandbox; it runs when this is answered, whether its client wanted to wait for that or not."""
-    node, principal, params = node_of(request), principal_of(request), translate.new_sandbox(body)
-    work = node.manager.create(principal, params) if params.snapshot is None else node.snapshots.create_sandbox(principal, params)
-    sandbox = await unless_gone(request, work)
+    sandbox = await unless_gone(request, node_of(request).sandboxes.create(principal_of(request), translate.new_sandbox(body)))
     return reply(translate.made(sandbox, url_of(request, sandbox.id)), ACCEPTED if body.wait is False else 200)
 
 
 @CONTROL.route("GET", SANDBOXES)
 async def list_sandboxes(request: Request) -> Response:
     """All that live, oldest first."""
-    sandboxes = node_of(request).registry.list(principal_of(request))
-    return reply(SandboxesAnswer(sandboxes=[translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in sandboxes]))
+    sandboxes = [translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in await live_sandboxes(request)]
+    return reply(SandboxesAnswer(sandboxes=sandboxes))
 
 
 @CONTROL.route("GET", ONE)
@@ -68,28 +63,30 @@ async def get(sandbox: str, request: Request) -> Response:
 async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
     """Change a sandbox's name, limits or whether a request wakes it."""
     box = await any_sandbox(request, sandbox)
-    return _told(request, await node_of(request).manager.update(principal_of(request), box.id, translate.update(body, box)))
+    return _told(request, await node_of(request).sandboxes.update(principal_of(request), box.id, translate.update(body, box)))
 
 
 @CONTROL.route("DELETE", ONE)
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox, and all that is in it. Again and again the same."""
-    await node_of(request).manager.kill(principal_of(request), (await any_sandbox(request, sandbox)).id)
+    await node_of(request).sandboxes.kill(principal_of(request), await id_of(request, sandbox))
     return Response(status_code=204)
 
 
 @CONTROL.route("POST", f"{ONE}/suspend")
 async def suspend(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Write a sandbox's memory to the disk and give it back; it has been done when this is answered with 200."""
-    box = await any_sandbox(request, sandbox)
-    return await _changed(request, box, node_of(request).manager.hibernate(principal_of(request), box.id), waits)
+    id_ = await id_of(request, sandbox)
+    info = await node_of(request).sandboxes.hibernate(principal_of(request), id_, wait_s=_wait_s(waits))
+    return _changed(request, info, State.HIBERNATED, waits)
 
 
 @CONTROL.route("POST", f"{ONE}/resume")
 async def resume(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Let a sandbox go on where it was; it runs when this is answered with 200."""
-    box = await any_sandbox(request, sandbox)
-    return await _changed(request, box, node_of(request).manager.resume(principal_of(request), box.id), waits)
+    id_ = await id_of(request, sandbox)
+    info = await node_of(request).sandboxes.resume(principal_of(request), id_, wait_s=_wait_s(waits))
+    return _changed(request, info, State.RUNNING, waits)
 
 
 @CONTROL.route("POST", f"{ONE}/copy")
@@ -97,7 +94,7 @@ async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Requ
     """Make sandboxes that are what one is at this moment. A client that goes away meanwhile leaves none behind."""
     box = await any_sandbox(request, sandbox)
     words = {name: word for name, word in box.metadata.items() if name in {translate.DOOR_WORD, translate.IMAGE_WORD}}
-    work = node_of(request).forks.create(principal_of(request), box.id, ForkParams(count=query.times, metadata=words))
+    work = node_of(request).sandboxes.fork(principal_of(request), box.id, ForkParams(count=query.times, metadata=words))
     copies = [translate.made(each, url_of(request, each.id)) for each in await unless_gone(request, work)]
     return reply(CopiesAnswer(source_sandbox_id=box.id, sandboxes=copies))
 
@@ -105,16 +102,16 @@ async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Requ
 @CONTROL.route("POST", f"{ONE}/file_systems")
 async def attach(sandbox: str, body: MountBody, request: Request) -> Response:
     """Put a file system into a sandbox that runs; it is there when this is answered."""
-    box = await any_sandbox(request, sandbox)
+    id_ = await id_of(request, sandbox)
     (mount,) = translate.volumes([body])
-    return _told(request, await node_of(request).mounts.attach(principal_of(request), box.id, mount))
+    return _told(request, await node_of(request).sandboxes.attach_volume(principal_of(request), id_, mount))
 
 
 @CONTROL.route("DELETE", f"{ONE}/file_systems")
 async def detach(sandbox: str, body: DetachBody, request: Request) -> Response:
     """Take one out; 409 while something inside uses it."""
-    box = await any_sandbox(request, sandbox)
-    return _told(request, await node_of(request).mounts.detach(principal_of(request), box.id, body.mount_path))
+    id_ = await id_of(request, sandbox)
+    return _told(request, await node_of(request).sandboxes.detach_volume(principal_of(request), id_, body.mount_path))
 
 
 @CONTROL.route("GET", ARCHIVED)
@@ -123,9 +120,9 @@ async def list_archived(query: Annotated[ArchivedQuery, Query()], request: Reque
     if query.direction != "forward":
         raise InvalidRequestError("Pages go forward only.", hint="Keep the cursors of the pages that you have seen.", fields={"field": "direction"})
     after = cursors.understood(query.cursor)
-    page, more = await node_of(request).registry.page(principal_of(request), SandboxFilter(states=ENDED), after=after, limit=query.limit)
-    following = cursors.told(Position(page[-1].created_at, page[-1].id)) if more else None
-    return reply(ArchiveAnswer(sandboxes=[_archived(request, sandbox) for sandbox in page], next_cursor=following))
+    page = await node_of(request).sandboxes.list(principal_of(request), SandboxFilter(states=ENDED), after=after, limit=query.limit)
+    following = cursors.told(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
+    return reply(ArchiveAnswer(sandboxes=[_archived(request, sandbox) for sandbox in page.items], next_cursor=following))
 
 
 @CONTROL.route("GET", f"{ARCHIVED}/{{archived}}")
@@ -142,34 +139,20 @@ async def get_archived(archived: str, request: Request) -> Response:
     return reply(_archived(request, sandbox))
 
 
-async def _changed(request: Request, sandbox: Sandbox, work: Coroutine[Any, Any, Sandbox], waits: WaitQuery) -> Response:
-    """What a work has made of a sandbox; 202 where that takes longer than its client waits, and it goes on by itself.
-
-    Raises:
-        SandlotError: The work's, in that time.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task}, timeout=None if waits.wait_ms is None else waits.wait_ms / 1000)
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    if task.done():
-        return _told(request, task.result())
-    sandbox.tasks.spawn(_let_be(task))
-    return _told(request, sandbox, ACCEPTED)
+def _wait_s(waits: WaitQuery) -> float | None:
+    """How long its client waits, in seconds; None where for as long as it takes."""
+    return None if waits.wait_ms is None else waits.wait_ms / 1000
 
 
-async def _let_be(task: asyncio.Future[Sandbox]) -> None:
-    """Wait for a work of which nobody is told any more; its client asks how the sandbox is."""
-    with suppress(SandlotError):
-        await task
+def _changed(request: Request, sandbox: SandboxInfo, wanted: State, waits: WaitQuery) -> Response:
+    """What a work has made of a sandbox; 202 where that takes longer than its client waits, and it goes on by itself."""
+    return _told(request, sandbox, 200 if waits.wait_ms is None or sandbox.state is wanted else ACCEPTED)
 
 
-def _told(request: Request, sandbox: Sandbox, status: int = 200) -> Response:
+def _told(request: Request, sandbox: SandboxInfo, status: int = 200) -> Response:
     return reply(translate.sandbox(sandbox, url_of(request, sandbox.id)), status)
 
 
-def _archived(request: Request, sandbox: Sandbox) -> ArchivedAnswer:
+def _archived(request: Request, sandbox: SandboxInfo) -> ArchivedAnswer:
     told = translate.sandbox(sandbox, url_of(request, sandbox.id))
     return ArchivedAnswer(**dict(told), archived_at=milliseconds(sandbox.ended_at or sandbox.created_at))

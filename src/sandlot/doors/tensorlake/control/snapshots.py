@@ -8,7 +8,7 @@ from fastapi import Request, Response
 
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import SnapshotBody, SnapshotsAnswer, TakenAnswer
-from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox
+from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, id_of
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.web.asking import node_of, principal_of, unless_gone
@@ -21,9 +21,9 @@ _PAGE, _MOST = 500, 10_000
 @CONTROL.route("POST", "/sandboxes/{sandbox}/snapshot")
 async def take(sandbox: str, request: Request, body: SnapshotBody | None = None) -> Response:
     """Keep what a sandbox is at this moment: memory and files, unless it is files alone that are asked for. It goes on undisturbed."""
-    box = await any_sandbox(request, sandbox)
+    id_ = await id_of(request, sandbox)
     kind = translate.kind((body or SnapshotBody()).snapshot_type)
-    record = await unless_gone(request, node_of(request).snapshots.create(principal_of(request), box.id, kind=kind))
+    record = await unless_gone(request, node_of(request).snapshots.create(principal_of(request), id_, kind=kind))
     return reply(TakenAnswer(snapshot_id=record.id))
 
 
