@@ -35,7 +35,7 @@ from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Exit, ExitReason, Instance
-from sandlot.model.sandboxes import SandboxInfo
+from sandlot.model.sandboxes import SandboxInfo, ended_error
 from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State, can_follow, is_terminal
 
@@ -393,13 +393,7 @@ class Sandbox:
 
     def ended_error(self) -> SandboxEndedError:
         """Return the error of a call to a sandbox that has ended."""
-        end = self.exit or self.requested_exit
-        reason, detail = (str(end.reason), end.detail) if end is not None else ("", "")
-        return SandboxEndedError(
-            f"Sandbox {self.id} has ended ({reason or 'for an unknown reason'}{f': {detail}' if detail else ''}).",
-            hint="Create a new sandbox. The files of the ended sandbox are removed.",
-            fields={"sandbox": self.id, "reason": reason, "detail": detail},
-        )
+        return ended_error(self.id, self.exit or self.requested_exit)
 
     @asynccontextmanager
     async def connection(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[Link]:

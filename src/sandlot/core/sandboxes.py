@@ -63,13 +63,16 @@ class SandboxService:
         self._drivers = drivers
         self._tasks = TaskSet("sandbox.internal_error")
 
-    async def create(self, principal: Principal, params: CreateSandboxParams, *, idempotency_key: str | None = None) -> SandboxInfo:
+    async def create(
+        self, principal: Principal, params: CreateSandboxParams, *, idempotency_key: str | None = None, single_use: bool = False
+    ) -> SandboxInfo:
         """Create a sandbox from a template or a snapshot, and wait until it runs. If the call is cancelled, the sandbox is ended.
 
         Args:
             principal: Caller; the sandbox belongs to its owner.
             params: Parameters of the sandbox.
             idempotency_key: A repeated call with this key returns the sandbox of the first call, even if the sandbox has ended.
+            single_use: True for a sandbox that serves a single request. The sandbox is ended when the service stops.
 
         Raises:
             NotFoundError: The template, the snapshot, a volume or a file does not exist.
@@ -78,7 +81,7 @@ class SandboxService:
             UnavailableError: There is no room for the sandbox now; code ``busy``.
         """
         create = self._manager.create if params.snapshot is None else self._snapshots.create_sandbox
-        return (await create(principal, params, key=idempotency_key)).info()
+        return (await create(principal, params, key=idempotency_key, single_use=single_use)).info()
 
     async def get(self, principal: Principal, id_or_name: str) -> SandboxInfo:
         """Return a sandbox by its id, or the newest of the caller's own live sandboxes with a name.

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from sandlot.model.access import OwnerId
-from sandlot.model.errors import InvalidRequestError
+from sandlot.model.errors import InvalidRequestError, SandboxEndedError
 from sandlot.model.ids import SandboxId, node_of
 from sandlot.model.network import NetworkPolicy
 from sandlot.model.ports import Exit, Usage
@@ -103,6 +103,25 @@ class SandboxInfo:
     def is_over(self) -> bool:
         """True if the sandbox has ended."""
         return is_terminal(self.state)
+
+    def ended_error(self) -> SandboxEndedError:
+        """Return the error of a call to this sandbox, which has ended or whose end is requested."""
+        return ended_error(self.id, self.exit)
+
+
+def ended_error(sandbox: SandboxId, end: Exit | None) -> SandboxEndedError:
+    """Return the error of a call to a sandbox that has ended.
+
+    Args:
+        sandbox: Id of the sandbox.
+        end: Reason of the end. None: the reason is not known.
+    """
+    reason, detail = ("", "") if end is None else (str(end.reason), end.detail)
+    return SandboxEndedError(
+        f"Sandbox {sandbox} has ended ({reason or 'for an unknown reason'}{f': {detail}' if detail else ''}).",
+        hint="Create a new sandbox. The files of the ended sandbox are removed.",
+        fields={"sandbox": sandbox, "reason": reason, "detail": detail},
+    )
 
 
 @dataclass(frozen=True, slots=True)

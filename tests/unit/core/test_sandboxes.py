@@ -13,7 +13,7 @@ from sandlot.core.sandboxes import SandboxService
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.network import NetworkMode, NetworkPolicy
-from sandlot.model.ports import DriverCapability
+from sandlot.model.ports import DriverCapability, Exit, ExitReason
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChange, SandboxFilter, UpdateSandboxParams
 from sandlot.model.specs import GIB, MIB, Limits
@@ -88,6 +88,18 @@ async def test_sandbox_shows_as_stopping_once_its_end_is_requested(node: MemoryN
     assert (shown.state, shown.is_over, running.items) == (State.STOPPING, False, [])
     await sandboxes.kill(ALICE, sandbox.id)
     assert (await sandboxes.get(ALICE, sandbox.id)).is_over
+
+
+async def test_single_use_sandbox_ends_when_the_service_stops(node: MemoryNode, sandboxes: SandboxService) -> None:
+    source = await sandboxes.create(ALICE, BASE)
+    snapshot = await node.services.snapshots.create(ALICE, source.id)
+    for params in (BASE, CreateSandboxParams(snapshot=snapshot.id)):
+        sandbox = await sandboxes.create(ALICE, params, single_use=True)
+        node.services.registry.find(sandbox.id, ALICE).detach()
+        await sandboxes.kill(ALICE, sandbox.id)
+        ended = await sandboxes.get(ALICE, sandbox.id)
+        assert ended.exit == Exit(ExitReason.KILLED, "the service was stopped")
+        assert ended.ended_error().fields == {"sandbox": sandbox.id, "reason": "killed", "detail": "the service was stopped"}
 
 
 async def test_value_describes_the_moment_of_the_call(node: MemoryNode, sandboxes: SandboxService) -> None:

@@ -168,13 +168,14 @@ class SnapshotManager:
         request = None if idempotency_key is None else IdempotencyKey(idempotency_key, digest)
         return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
 
-    async def create_sandbox(self, principal: Principal, params: CreateSandboxParams, *, key: str | None = None) -> Sandbox:
+    async def create_sandbox(self, principal: Principal, params: CreateSandboxParams, *, key: str | None = None, single_use: bool = False) -> Sandbox:
         """Create a sandbox from a snapshot.
 
         Args:
             principal: Owner of the new sandbox.
             params: Parameters of the sandbox. ``snapshot`` is the snapshot's id or name.
             key: Idempotency key. A repeated request returns the first request's sandbox, even if the snapshot was deleted meanwhile.
+            single_use: As for ``SandboxManager.create``.
 
         Raises:
             NotFoundError: The snapshot does not exist (``snapshot_not_found``).
@@ -191,7 +192,7 @@ class SnapshotManager:
             request.check(earlier.request_digest)  # the first request created its sandbox, and the snapshot was deleted afterwards
             return await self._registry.load(earlier.id, principal)
         async with self._source_of(principal, record.id) as source:
-            return await self._manager.create(principal, params, key=key, source=source)
+            return await self._manager.create(principal, params, key=key, source=source, single_use=single_use)
 
     async def get(self, principal: Principal, id_or_name: str) -> SnapshotRecord:
         """Return a snapshot by its id. The caller's own snapshots are also found by their names.
