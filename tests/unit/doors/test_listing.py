@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
-import pytest
-
-from sandlot.doors import listing
+from sandlot.doors.listing import live_sandboxes
 from sandlot.model.access import OPERATOR
-from sandlot.model.sandboxes import CreateSandboxParams
-from tests.support.node import NodeState, open_node
+from sandlot.model.repositories import Position
+from sandlot.model.states import State
+from sandlot.model.streams import Page
+from tests.support.scripted_node import ScriptedNode, sandbox_info
 
 
-async def test_list_joins_all_pages_of_live_sandboxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "PAGE", 1)
-    wanted = CreateSandboxParams(metadata={"a": "1"})
-    async with open_node(NodeState(tmp_path)) as node:
-        made = []
-        for params in (wanted, wanted, replace(wanted, metadata={}), wanted):
-            made.append(await node.services.sandboxes.create(OPERATOR, params))
-            node.clock.advance(1)
-        release = node.driver.hold("destroy")
-        await node.services.sandboxes.kill(OPERATOR, made[1].id, wait=False)
-        listed = await listing.live_sandboxes(node.services, OPERATOR, {"a": "1"})
-        release.set()
-    assert [each.id for each in listed] == [made[0].id, made[3].id]
+async def test_list_joins_all_pages() -> None:
+    node, made = ScriptedNode(), [sandbox_info() for _ in range(3)]
+    node.script("sandboxes.list", Page(made[:2], more=True), Page(made[2:], more=False))
+    assert await live_sandboxes(node.services, OPERATOR, {"a": "1"}) == made
+    assert [call["after"] for call in node.calls] == [None, Position(made[1].created_at, made[1].id)]
+    for call in node.calls:
+        assert call["wanted"].metadata == {"a": "1"}
+        assert State.STOPPING not in call["wanted"].states
+    node.check()
