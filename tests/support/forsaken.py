@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from sandlot.core.admission_controller import AdmissionController
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.start import MemoryImageStart, WarmStart
@@ -27,7 +28,6 @@ from sandlot.core.pools.warm import WarmSandboxFactory
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import Scheduler
 from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatch
 from sandlot.drivers.oci.instance import OciInstance
@@ -94,7 +94,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "recorded": lambda: after(SqlSnapshotRepository, "update"),
     "packing": lambda: amid(overlay, "pack_overlay"),
     "forgotten": lambda: after(SqlSnapshotRepository, "remove"),
-    "conceived": lambda: after(Scheduler, "admit"),
+    "conceived": lambda: after(AdmissionController, "admit"),
     "restoring": lambda: amid(MemoryImageStart, "start"),
     "one waits": lambda: amid(ForkBatch, "wait_all_ready"),
     "one is told of": lambda: after(SandboxRecorder, "save_created"),

@@ -23,6 +23,7 @@ import structlog
 
 from sandlot.core.access import quotas
 from sandlot.core.access.idempotency import IdempotencyKey, request_digest
+from sandlot.core.admission_controller import AdmissionController
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lifecycle import recovery, start, suspend
 from sandlot.core.lifecycle.idle import IdleMonitor
@@ -35,7 +36,6 @@ from sandlot.core.registry import MAX_REMEMBERED, SandboxRegistry
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.reservations import Purpose
 from sandlot.core.sandbox import Hold, Sandbox
-from sandlot.core.scheduler import Scheduler
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ports import Exit, ExitReason, Resources
@@ -52,9 +52,9 @@ _log = structlog.get_logger("sandlot.core")
 class SandboxManager:
     """Creates, changes and ends the sandboxes of this service."""
 
-    def __init__(self, *, registry: SandboxRegistry, scheduler: Scheduler, lifecycle: LifecycleDependencies) -> None:
+    def __init__(self, *, registry: SandboxRegistry, admission: AdmissionController, lifecycle: LifecycleDependencies) -> None:
         self._registry = registry
-        self._scheduler = scheduler
+        self._admission = admission
         self._lifecycle = lifecycle
         self._recorder = lifecycle.recorder
         self._key_locks = KeyedLock()
@@ -88,7 +88,7 @@ class SandboxManager:
 
     def refuse(self) -> None:
         """Refuse create requests from now on, because the service is about to stop."""
-        self._scheduler.close()
+        self._admission.close()
 
     async def aclose(self, *, keep: bool = False) -> None:
         """Leave all sandboxes to the next service, or end them and wait until they are removed. Create requests are refused from now on.
@@ -177,7 +177,7 @@ class SandboxManager:
             constraints = source.constraints if source else None
             reservation = source.reservations.pop() if source and source.reservations else None
             try:
-                admitted = await self._scheduler.admit(params, principal, constraints, reservation, single_use=single_use)
+                admitted = await self._admission.admit(params, principal, constraints, reservation, single_use=single_use)
             except BaseException:
                 if reservation is not None:
                     reservation.release()
@@ -196,7 +196,7 @@ class SandboxManager:
             sandbox.request_end(Exit(ExitReason.KILLED, "the client that created it disconnected"))
             raise
         except SandboxEndedError:
-            self._scheduler.check_open()  # while the service stops, the error is retryable: no client knows the sandbox yet
+            self._admission.check_open()  # while the service stops, the error is retryable: no client knows the sandbox yet
             raise
         _log.info("sandbox.created", sandbox=sandbox.id, template=sandbox.spec.template.name, isolation=sandbox.spec.isolation)
         return sandbox

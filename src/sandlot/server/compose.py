@@ -21,6 +21,7 @@ import structlog
 from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
+from sandlot.core.admission_controller import AdmissionController
 from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.contexts import ContextService
 from sandlot.core.execution.execution import Executions
@@ -63,7 +64,6 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Reservations
 from sandlot.core.sandboxes import SandboxService
-from sandlot.core.scheduler import Scheduler
 from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
@@ -250,7 +250,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         )
 
         # Lifecycle
-        scheduler = Scheduler(
+        admission = AdmissionController(
             registry=registry,
             drivers=driver_set,
             templates=template_set,
@@ -269,7 +269,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             templates=template_set,
             recorder=recorder,
             reservations=reservations,
-            scheduler=scheduler,
+            admission=admission,
             pools=pools,
             volumes=volumes,
             memory_images=memory_images,
@@ -280,7 +280,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             on_timeout=suspend.expire,
             on_wake=(executions.resume,),
         )
-        manager = SandboxManager(registry=registry, scheduler=scheduler, lifecycle=lifecycle)
+        manager = SandboxManager(registry=registry, admission=admission, lifecycle=lifecycle)
 
         # Features that use sandboxes
         grading = ThreadPoolExecutor(1, "grading")
@@ -312,7 +312,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         )
         forks = ForkManager(
             manager=manager,
-            scheduler=scheduler,
+            admission=admission,
             registry=registry,
             store=store,
             memory_images=memory_images,

@@ -27,13 +27,13 @@ from typing import Any, Final
 
 import structlog
 
+from sandlot.core.admission_controller import SetupStep
 from sandlot.core.execution import helpers
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor
 from sandlot.core.operations import Operation
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers, driver_step
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import SetupStep
 from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, SandlotError, UnsupportedError

@@ -33,6 +33,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from sandlot.core.admission_controller import Admitted, SetupStep, StartSourceConstraints
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s
 from sandlot.core.pools.manager import PoolClaim
 from sandlot.core.pools.pool import WarmSandbox
@@ -41,7 +42,6 @@ from sandlot.core.resources.drivers import STEP_TIMEOUT_S, driver_step
 from sandlot.core.resources.reservations import Reservation
 from sandlot.core.resources.start_steps import ExitedError
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import Admitted, SetupStep, StartSourceConstraints
 from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, SandboxEndedError, SandlotError

@@ -30,6 +30,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from sandlot.core.admission import AdmissionPolicy
+from sandlot.core.admission_controller import AdmissionController
 from sandlot.core.execution.guest_services import GuestServices
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.operations import Operation
@@ -40,7 +41,6 @@ from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers, Templates, driver_step
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import Scheduler
 from sandlot.core.volumes import VolumeManager
 from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
@@ -88,7 +88,7 @@ class LifecycleDependencies:
     templates: Templates
     recorder: SandboxRecorder
     reservations: Reservations
-    scheduler: Scheduler
+    admission: AdmissionController
     pools: PoolManager
     volumes: VolumeManager
     memory_images: MemoryImages
@@ -405,11 +405,11 @@ class SandboxSupervisor:
             self._release(allocation)
 
     async def reserve_again(self) -> None:
-        """Reserve the resources of a hibernated sandbox, and give the sandbox a new allocation. Raises the errors of ``Scheduler.readmit``."""
+        """Reserve the resources of a hibernated sandbox, and give the sandbox a new allocation. For errors see ``AdmissionController.readmit``."""
         sandbox, dependencies = self.sandbox, self.dependencies
         if self._image_reservation is None:
             raise InternalError(f"Sandbox {sandbox.id} has no reservation for its hibernation image.")
-        reservation = await dependencies.scheduler.readmit(sandbox, self._image_reservation)
+        reservation = await dependencies.admission.readmit(sandbox, self._image_reservation)
         self._image_reservation = None
         sandbox.allocation = Allocation(self.driver, reservation, dependencies.clock, sandbox.id)
 

@@ -183,7 +183,7 @@ def _check_quota(supervisor: SandboxSupervisor, principal: Principal, params: Up
         LimitError: The changes would exceed the quota; code ``quota_exceeded``.
     """
     timeout_s = math.inf if params.persistent else params.timeout_s
-    supervisor.dependencies.scheduler.check_update(supervisor.sandbox, principal, timeout_s, params.limits)
+    supervisor.dependencies.admission.check_update(supervisor.sandbox, principal, timeout_s, params.limits)
 
 
 @asynccontextmanager

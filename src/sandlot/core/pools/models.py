@@ -38,7 +38,7 @@ from sandlot.model.pools import DEFAULT_MAX, PoolSizes
 from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, Limits, TemplateRef
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Version of template snapshots. Raise it in each commit that changes the manifest or the steps before a template snapshot is written."""
 SNAPSHOT_DISK_BYTES: Final = 1 * GIB
 """Disk limit of the sandbox whose template snapshot is taken. If the disk limit of the pool is smaller, the smaller limit applies. Restored sandboxes

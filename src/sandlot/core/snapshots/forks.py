@@ -24,6 +24,7 @@ from typing import Final
 import structlog
 
 from sandlot.core.access.idempotency import IdempotencyKey, request_digest
+from sandlot.core.admission_controller import AdmissionController, StartSourceConstraints
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
@@ -34,7 +35,6 @@ from sandlot.core.records.events import EventFeed
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.reservations import Reservation, Reservations
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import Scheduler, StartSourceConstraints
 from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatch
 from sandlot.core.snapshots.restore import MEMORY
@@ -119,7 +119,7 @@ class ForkManager:
         self,
         *,
         manager: SandboxManager,
-        scheduler: Scheduler,
+        admission: AdmissionController,
         registry: SandboxRegistry,
         store: Store,
         memory_images: MemoryImages,
@@ -129,7 +129,7 @@ class ForkManager:
         node: NodeId,
     ) -> None:
         self._manager = manager
-        self._scheduler = scheduler
+        self._admission = admission
         self._registry = registry
         self._sandboxes = store.sandboxes
         self._images = memory_images
@@ -239,7 +239,7 @@ class ForkManager:
             _check_volumes(parent, params)
             children = child_params(parent, params)
             image = new_snapshot_id(self._node)
-            reservations = await self._scheduler.admit_batch(children[0], owner, params.count)
+            reservations = await self._admission.admit_batch(children[0], owner, params.count)
             try:
                 created = await self._start_children(parent, owner, children, image, reservations, attempt)
             finally:

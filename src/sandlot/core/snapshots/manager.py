@@ -26,6 +26,7 @@ import structlog
 from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.access.idempotency import IdempotencyKey, request_digest
+from sandlot.core.admission_controller import StartSourceConstraints
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
@@ -38,7 +39,6 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers, Templates
 from sandlot.core.resources.reservations import Reservations
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import StartSourceConstraints
 from sandlot.core.snapshots import restore, writer
 from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.verify import SnapshotVerifier

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from sandlot.core.admission_controller import AdmissionController
 from sandlot.core.resources.reservations import Reservation
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import Scheduler
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.network import NetworkMode, NetworkPolicy
@@ -127,16 +127,16 @@ async def test_fork_above_a_quota_or_the_capacity_makes_no_child(state: NodeStat
 
 
 async def test_create_that_comes_between_takes_no_room_of_the_children(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
-    admit_batch, creates = Scheduler.admit_batch, []
+    admit_batch, creates = AdmissionController.admit_batch, []
     async with open_node(state, memory_bytes=768 * MIB, memory_reserve_bytes=0) as node:
         parent = await node.sandboxes.create(OPERATOR, PARENT)
 
-        async def admit_then_create(self: Scheduler, *args: Any) -> list[Reservation]:  # noqa: ANN401
+        async def admit_then_create(self: AdmissionController, *args: Any) -> list[Reservation]:  # noqa: ANN401
             reservations = await admit_batch(self, *args)
             creates.append(asyncio.create_task(node.sandboxes.create(OPERATOR, BASE)))
             return reservations
 
-        monkeypatch.setattr(Scheduler, "admit_batch", admit_then_create)
+        monkeypatch.setattr(AdmissionController, "admit_batch", admit_then_create)
         children = await fork(node, parent, 2)
 
         with pytest.raises(UnavailableError) as full:

@@ -72,7 +72,7 @@ class Admitted:
     setup: Sequence[SetupStep]
 
 
-class Scheduler:
+class AdmissionController:
     """Admits sandboxes on this node.
 
     Args:
