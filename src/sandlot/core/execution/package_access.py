@@ -47,5 +47,5 @@ class PackageAccess:
         self._installs.of(sandbox).add(install)
 
     def close(self, sandbox: Sandbox, install: ProcessId) -> None:
-        """End the access of an installation. Idempotent."""
+        """End an installation's access to the package indexes. Idempotent."""
         (self._installs.get(sandbox) or set()).discard(install)

@@ -97,9 +97,9 @@ class PoolConfig:
     """Configuration of a pool, from the settings or from a request.
 
     Args:
-        sizes: Sizes of the pool. None: a request has deleted the pool, which does not exist even if the settings name it.
+        sizes: Sizes of the pool. None: a request has deleted the pool. It stays deleted, even if the settings name it.
         owner: Owner of the pool; ``LOCAL`` for a shared pool.
-        is_implied: True for a pool of ``DEFAULT_POOLS``, which exists if no setting names pools. It is filled only if the image of its template is
+        is_implied: True for a pool of ``DEFAULT_POOLS``. These pools exist if no setting names pools, and are filled only if the image of their template is
             built already.
     """
 

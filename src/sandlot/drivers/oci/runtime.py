@@ -230,8 +230,8 @@ class Runtime(Protocol):
         """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded.
 
         Args:
-            shape: Shape of the sandbox.
-            spec: Spec of the sandbox. None: the sandbox has no owner yet, which only a runtime that supports snapshots allows.
+            shape: Root filesystem and limits of the sandbox.
+            spec: Spec of the sandbox. None for a prepared sandbox, which requires a runtime that supports snapshots.
             first_id: First id of the sandbox's range of the host's user and group ids. None: the runtime uses no ranges.
             volumes: Volumes of the sandbox.
         """

@@ -187,7 +187,7 @@ class KernelForkServer:
             self._on_end()
 
     def on_killed(self, _reason: str) -> None:
-        """Do nothing, although another part of the guest has killed the fork server: ``on_exit`` is called when the process has ended."""
+        """Ignore that another part of the guest has killed the fork server. ``on_exit`` is called when its process has ended."""
 
     def _read(self) -> None:
         try:
