@@ -99,8 +99,8 @@ class PoolConfig:
     Args:
         sizes: Sizes of the pool. None: a request has deleted the pool. It stays deleted, even if the settings name it.
         owner: Owner of the pool; ``LOCAL`` for a shared pool.
-        is_implied: True for a pool of ``DEFAULT_POOLS``. These pools exist if no setting names pools, and are filled only if the image of their template is
-            built already.
+        is_implied: True for a pool of ``DEFAULT_POOLS``. These pools exist if no setting names pools, and are filled only if the image of
+            their template is built already.
     """
 
     spec: PoolSpec
