@@ -262,6 +262,11 @@ class EventRecord:
     event: NewEvent
 
 
+def event_id(event: EventRecord) -> str:
+    """Return the id by which receivers recognize an event: unique, and the same in all attempts."""
+    return f"evt-{event.sequence}"
+
+
 EVENT_TYPES: Final = (
     "sandbox.created",
     "sandbox.updated",

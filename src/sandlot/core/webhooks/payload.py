@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sandlot.model.records import DeliveryProgress, EventRecord, WebhookRecord
+from sandlot.model.records import DeliveryProgress, EventRecord, WebhookRecord, event_id
 
 MAX_ATTEMPTS: Final = 10
 """Maximum number of attempts to deliver one event. The pauses between the attempts add up to eight and a half minutes. If every call takes the
@@ -29,11 +29,6 @@ _MIN_ACCEPTED_STATUS, _MAX_ACCEPTED_STATUS = 200, 299
 
 PayloadFormat = Callable[[EventRecord], Mapping[str, Any]]
 """Function that returns the body for an event, as values that JSON can represent."""
-
-
-def event_id(event: EventRecord) -> str:
-    """Return the id by which receivers recognize an event: unique, and the same in all attempts."""
-    return f"evt-{event.sequence}"
 
 
 def native(event: EventRecord) -> Mapping[str, Any]:

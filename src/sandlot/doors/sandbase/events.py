@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandlot.core.webhooks.payload import event_id
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.records import EventRecord, WebhookRecord
+from sandlot.model.records import EventRecord, WebhookRecord, event_id
 
 RESOURCE: Final = "sandbox"
 """The only kind of thing that events are about here; sessions and models are the vendor's."""
