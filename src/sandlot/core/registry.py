@@ -21,11 +21,11 @@ from sandlot.core.records.sandboxes import SandboxRecorder, from_record
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
-from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
+from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import SandboxRecord
 from sandlot.model.repositories import Position
-from sandlot.model.sandboxes import ENDED, SandboxFilter
+from sandlot.model.sandboxes import ENDED, SandboxFilter, sandbox_not_found
 from sandlot.model.specs import VolumeMount
 from sandlot.model.states import State, is_terminal
 
@@ -98,12 +98,7 @@ class SandboxRegistry:
         sandbox = self.known.get(SandboxId(id_))
         if sandbox is not None and principal.sees(sandbox.owner):
             return sandbox
-        raise NotFoundError(
-            f"There is no sandbox {id_[:64]!r}.",
-            code=ErrorCode.SANDBOX_NOT_FOUND,
-            hint="List the sandboxes, or create a new sandbox. A sandbox that ended long ago is not found.",
-            fields={"sandbox": id_[:64]},
-        )
+        raise sandbox_not_found(id_)
 
     async def load(self, id_: str, principal: Principal) -> Sandbox:
         """Return a sandbox that a principal may see. Ended sandboxes are included as long as the store keeps their records.

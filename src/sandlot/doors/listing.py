@@ -1,4 +1,4 @@
-"""Lists of sandboxes for vendors whose lists have no pages."""
+"""Live sandboxes for vendors that know ids only, have lists without pages, and refuse requests about an ended sandbox."""
 
 from __future__ import annotations
 
@@ -6,23 +6,39 @@ from collections.abc import Mapping
 
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
+from sandlot.model.ids import SANDBOX_ID
 from sandlot.model.repositories import Position
-from sandlot.model.sandboxes import LIVE, SandboxFilter, SandboxInfo
+from sandlot.model.sandboxes import LIVE, SandboxFilter, SandboxInfo, sandbox_not_found
 from sandlot.model.states import State
 
 PAGE = 1000
 """Number of sandboxes that are read at once."""
 
 
-async def live_sandboxes(node: Node, principal: Principal, metadata: Mapping[str, str]) -> list[SandboxInfo]:
+async def live_sandbox(node: Node, principal: Principal, sandbox: str) -> SandboxInfo:
+    """Return a live sandbox by its id. Its name is not accepted.
+
+    Raises:
+        NotFoundError: The principal can see no such sandbox (code ``sandbox_not_found``).
+        SandboxEndedError: The sandbox has ended, or its end is requested.
+    """
+    if SANDBOX_ID.fullmatch(sandbox) is None:
+        raise sandbox_not_found(sandbox)
+    found = await node.sandboxes.get(principal, sandbox)
+    if found.is_over or found.state is State.STOPPING:
+        raise found.ended_error()
+    return found
+
+
+async def live_sandboxes(node: Node, principal: Principal, metadata: Mapping[str, str] | None = None) -> list[SandboxInfo]:
     """Return all live sandboxes that a principal may see, oldest first, except those whose end is requested.
 
     Args:
         node: Node that has the sandboxes.
         principal: Caller.
-        metadata: Entries that the metadata of each sandbox has.
+        metadata: Entries that the metadata of each sandbox has. None: all sandboxes.
     """
-    wanted = SandboxFilter(states=LIVE - {State.STOPPING}, metadata=metadata)
+    wanted = SandboxFilter(states=LIVE - {State.STOPPING}, metadata=metadata or {})
     page = await node.sandboxes.list(principal, wanted, after=None, limit=PAGE)
     found = list(page.items)
     while page.more:

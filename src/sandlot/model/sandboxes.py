@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from sandlot.model.access import OwnerId
-from sandlot.model.errors import InvalidRequestError, SandboxEndedError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.ids import SandboxId, node_of
 from sandlot.model.network import NetworkPolicy
 from sandlot.model.ports import Exit, Usage
@@ -107,6 +107,16 @@ class SandboxInfo:
     def ended_error(self) -> SandboxEndedError:
         """Return the error of a call to this sandbox, which has ended or whose end is requested."""
         return ended_error(self.id, self.exit)
+
+
+def sandbox_not_found(sandbox: str) -> NotFoundError:
+    """Return the error of a request about a sandbox that does not exist, or that its caller may not see."""
+    return NotFoundError(
+        f"There is no sandbox {sandbox[:64]!r}.",
+        code=ErrorCode.SANDBOX_NOT_FOUND,
+        hint="List the sandboxes, or create a new sandbox. A sandbox that ended long ago is not found.",
+        fields={"sandbox": sandbox[:64]},
+    )
 
 
 def ended_error(sandbox: SandboxId, end: Exit | None) -> SandboxEndedError:

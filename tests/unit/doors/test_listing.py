@@ -1,12 +1,16 @@
-"""Lists of sandboxes without pages."""
+"""Live sandboxes for vendors."""
 
 from __future__ import annotations
 
-from sandlot.doors.listing import live_sandboxes
+import pytest
+
+from sandlot.doors.listing import live_sandbox, live_sandboxes
 from sandlot.model.access import OPERATOR
+from sandlot.model.errors import NotFoundError, SandboxEndedError
 from sandlot.model.repositories import Position
 from sandlot.model.states import State
 from sandlot.model.streams import Page
+from tests.support.cases import cases
 from tests.support.scripted_node import ScriptedNode, sandbox_info
 
 
@@ -18,4 +22,22 @@ async def test_list_joins_all_pages() -> None:
     for call in node.calls:
         assert call["wanted"].metadata == {"a": "1"}
         assert State.STOPPING not in call["wanted"].states
+    node.check()
+
+
+async def test_live_sandbox_is_found_by_its_id_only() -> None:
+    node, made = ScriptedNode(), sandbox_info()
+    node.script("sandboxes.get", made)
+    assert await live_sandbox(node.services, OPERATOR, made.id) is made
+    with pytest.raises(NotFoundError):
+        await live_sandbox(node.services, OPERATOR, "name")
+    node.check()
+
+
+@cases("state", [State.STOPPING, State.STOPPED, State.FAILED])
+async def test_sandbox_that_has_ended_or_is_to_end_is_refused(state: State) -> None:
+    node = ScriptedNode()
+    node.script("sandboxes.get", made := sandbox_info(state=state))
+    with pytest.raises(SandboxEndedError):
+        await live_sandbox(node.services, OPERATOR, made.id)
     node.check()
