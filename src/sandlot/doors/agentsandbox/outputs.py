@@ -3,8 +3,8 @@
 Laws:
 - A file that was not there before counts, and one that was and has another size or another time of change. What was put there for the
   run and left alone does not, nor do links, hidden files and folders, and what Python compiles.
-- A small tree is looked at from here, a message for each folder; a large one by a program inside, whose start costs more than a few of
-  these (``core/execution/changes.py``).
+- A small tree is looked at from here, a message for each folder. A large one is tracked by a program inside, whose start costs more than a few
+  of these (``track`` of ``processes.run``).
 - At most 50 files and 100 MiB are kept of one run, and eight seconds are spent on it; whoever asked is told how many were not.
 """
 
@@ -18,16 +18,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from sandlot.core.execution import changes
-from sandlot.core.execution.changes import ChangeTracker
-from sandlot.core.files import files
-from sandlot.core.files.store import FileStore
-from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import UNBOUNDED, Quota
+from sandlot.core.node import Node
+from sandlot.model.access import Principal
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError, SandlotError
-from sandlot.model.files import Entry
+from sandlot.model.files import ChangedFile, Entry
 from sandlot.model.records import FileRecord
-from sandlot.model.specs import MIB, WORKSPACE, User
+from sandlot.model.specs import MIB, WORKSPACE
 
 OUTPUT = "/output"
 """Where the vendor's own plugin tells models to put what they want back; its SDK says /workspace. Both are looked at."""
@@ -56,6 +52,8 @@ _log = structlog.get_logger("sandlot.doors")
 
 Seen = Mapping[str, tuple[int, int]]
 """Path -> size and time of change."""
+Changed = tuple[Sequence[ChangedFile], bool]
+"""Files that a run has changed, and True if there may be more: the result of tracking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,52 +70,55 @@ class Found:
 
 
 class Before:
-    """What there was before a run. Ask for what there is beyond it once, or close it.
+    """Files of a sandbox before a run.
 
     Args:
-        sandbox: Where.
-        seen: The files, where the tree is small.
-        tracker: Finds what has changed, where the tree is large.
+        node: Node that has the sandbox.
+        principal: Principal that runs the code.
+        sandbox: Id of the sandbox.
+        seen: The files. None: the tree is too large to be listed, so the run has to track :attr:`tracked`.
     """
 
-    __slots__ = ("_sandbox", "_seen", "_tracker")
-
-    def __init__(self, sandbox: Sandbox, seen: Seen, tracker: ChangeTracker | None = None) -> None:
-        self._sandbox = sandbox
+    def __init__(self, node: Node, principal: Principal, sandbox: str, seen: Seen | None) -> None:
+        self.node = node
+        self.principal = principal
+        self.sandbox = sandbox
         self._seen = seen
-        self._tracker = tracker
 
     @classmethod
-    async def look(cls, sandbox: Sandbox) -> Before:
-        """Look at a sandbox.
+    async def look(cls, node: Node, principal: Principal, sandbox: str) -> Before:
+        """List the files of a sandbox.
 
         Raises:
-            SandlotError: It could not be looked, or the sandbox has ended.
+            SandlotError: The files could not be listed, or the sandbox has ended.
         """
-        seen, whole = await _look(sandbox, FEW_FOLDERS)
-        return cls(sandbox, seen) if whole else cls(sandbox, {}, await changes.track(sandbox, FOLDERS, User.USER))
+        seen, whole = await _look(node, principal, sandbox, FEW_FOLDERS)
+        return cls(node, principal, sandbox, seen if whole else None)
 
-    async def made(self) -> tuple[Sequence[Found], bool]:
-        """What was made since, the most wanted first, and whether there may be more.
+    @property
+    def tracked(self) -> Sequence[str]:
+        """Folders that the run has to track; none if the files were listed."""
+        return FOLDERS if self._seen is None else ()
+
+    async def made(self, changed: Changed | None) -> tuple[Sequence[Found], bool]:
+        """Return the files that the run made, the most wanted first, and True if there may be more.
+
+        Args:
+            changed: Result of tracking; None if nothing was tracked.
 
         Raises:
-            SandlotError: It could not be looked, or the sandbox has ended.
+            SandlotError: The files could not be listed, or the sandbox has ended.
         """
-        if self._tracker is not None:
-            told, more = await self._tracker.changed()
-            return ordered(Found(change.path, change.size_bytes) for change in told if not is_hidden(change.path)), more
-        seen, whole = await _look(self._sandbox, MANY_FOLDERS)
-        return ordered(Found(path, now[0]) for path, now in seen.items() if self._seen.get(path) != now), not whole
-
-    def close(self) -> None:
-        """Nobody asks any more. Idempotent."""
-        if self._tracker is not None:
-            self._tracker.close()
+        if changed is not None:
+            return ordered(Found(file.path, file.size_bytes) for file in changed[0] if not is_hidden(file.path)), changed[1]
+        seen, whole = await _look(self.node, self.principal, self.sandbox, MANY_FOLDERS)
+        before = self._seen or {}
+        return ordered(Found(path, now[0]) for path, now in seen.items() if before.get(path) != now), not whole
 
 
-def empty(sandbox: Sandbox, put: Iterable[Entry]) -> Before:
-    """What there is in a sandbox that was made for the run: what was put into it. Pure."""
-    return Before(sandbox, {entry.path: (entry.size, entry.modified_ns) for entry in put})
+def seen(put: Iterable[Entry]) -> Seen:
+    """Return the files of a sandbox that was made for the run: what was put into it. Pure."""
+    return {entry.path: (entry.size, entry.modified_ns) for entry in put}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +136,14 @@ class Kept:
     more: bool = False
 
 
-async def collect(store: FileStore, sandbox: Sandbox, before: Before, quota: Quota = UNBOUNDED) -> Kept:
+async def collect(before: Before, changed: Changed | None = None) -> Kept:
     """Find the files that a run made, and keep them. The run has its result, whatever becomes of these: nothing is raised.
 
     Args:
-        store: Where they are kept.
-        sandbox: Where they are.
-        before: What there was before the run.
-        quota: Of whoever asked for the run: bounds each file, as an upload.
+        before: The files before the run. The quota of its principal bounds each file, as an upload.
+        changed: Result of tracking; None if nothing was tracked.
     """
+    store, principal, sandbox = before.node.file_store, before.principal, before.sandbox
     found: Sequence[Found] = ()
     more, gone = True, 0
     kept: dict[int, FileRecord] = {}
@@ -157,23 +157,23 @@ async def collect(store: FileStore, sandbox: Sandbox, before: Before, quota: Quo
             # A guest's word of a size binds it: what a file has more than was said is taken from what no file was promised.
             more_bytes, spare_bytes = spare_bytes, 0
             try:
-                kept[number] = record = await store.keep_in(sandbox, file.path, quota=quota, max_bytes=file.size_bytes + more_bytes)
+                kept[number] = record = await store.keep(principal, sandbox, file.path, max_bytes=file.size_bytes + more_bytes)
                 more_bytes -= max(0, record.size_bytes - file.size_bytes)
             except NotFoundError:
                 gone += 1  # a process that was left in the background has removed it
             except (ForbiddenError, InvalidRequestError):
                 pass  # its user cannot read it, or it is no file any more
             except SandlotError as error:
-                _log.warning("files.not_kept", sandbox=sandbox.id, code=str(error.code))
+                _log.warning("files.not_kept", sandbox=sandbox, code=str(error.code))
             finally:
                 spare_bytes += more_bytes
 
     with suppress(TimeoutError):
         async with asyncio.timeout(COLLECT_S):
             try:
-                found, more = await before.made()
-            except SandlotError as error:  # such as of a run that killed all of its user's processes, the one that looked among them
-                _log.warning("files.not_found", sandbox=sandbox.id, code=str(error.code))
+                found, more = await before.made(changed)
+            except SandlotError as error:
+                _log.warning("files.not_found", sandbox=sandbox, code=str(error.code))
             few = chosen(found)
             spare_bytes = KEPT_BYTES - sum(file.size_bytes for file in few)
             async with asyncio.TaskGroup() as group:
@@ -208,7 +208,7 @@ def is_hidden(path: str) -> bool:
     return any(part.startswith(".") or part == _COMPILED for part in path.split("/"))
 
 
-async def _look(sandbox: Sandbox, most_folders: int) -> tuple[dict[str, tuple[int, int]], bool]:
+async def _look(node: Node, principal: Principal, sandbox: str, most_folders: int) -> tuple[dict[str, tuple[int, int]], bool]:
     """The files below the folders, and whether these are all."""
     seen: dict[str, tuple[int, int]] = {}
     waiting = list(FOLDERS)
@@ -217,7 +217,7 @@ async def _look(sandbox: Sandbox, most_folders: int) -> tuple[dict[str, tuple[in
     while waiting and most_folders > 0 and left > 0:
         batch, waiting = waiting[:most_folders], waiting[most_folders:]
         most_folders -= len(batch)
-        for folder, entries in zip(batch, await asyncio.gather(*(_entries(sandbox, folder) for folder in batch)), strict=True):
+        for folder, entries in zip(batch, await asyncio.gather(*(_entries(node, principal, sandbox, folder) for folder in batch)), strict=True):
             left -= len(entries)
             whole = whole and len(entries) < MOST_ENTRIES
             for entry in entries:
@@ -231,13 +231,13 @@ async def _look(sandbox: Sandbox, most_folders: int) -> tuple[dict[str, tuple[in
     return seen, whole and not waiting
 
 
-async def _entries(sandbox: Sandbox, folder: str) -> list[Entry]:
+async def _entries(node: Node, principal: Principal, sandbox: str, folder: str) -> list[Entry]:
     """What is in a folder; nothing where there is none that the user may look into."""
     entries: list[Entry] = []
     pages, more = 0, True
     try:
         while more and len(entries) < MOST_ENTRIES:
-            page = await files.listing(sandbox, folder, user=User.USER, offset=len(entries))
+            page = await node.files.list(principal, sandbox, folder, offset=len(entries))
             entries += page.entries
             pages += 1
             more = page.more and bool(page.entries) and pages < MOST_PAGES

@@ -47,13 +47,13 @@ async def create_session(request: Request, body: SessionBody | None = None) -> R
 @router.get("/v1/sessions")
 async def list_sessions(request: Request) -> Response:
     """The ids of all sessions, oldest first."""
-    return reply(SessionsAnswer(sessions=[sandbox.id for sandbox in sessions.listing(node_of(request), principal_of(request))]))
+    return reply(SessionsAnswer(sessions=[sandbox.id for sandbox in await sessions.listing(node_of(request), principal_of(request))]))
 
 
 @router.get("/v1/sessions/{session}")
 async def get_session(session: str, request: Request) -> Response:
     """Whether there is a session."""
-    return reply(SessionAnswer(session_id=sessions.find(node_of(request), principal_of(request), session).id, created=False))
+    return reply(SessionAnswer(session_id=(await sessions.find(node_of(request), principal_of(request), session)).id, created=False))
 
 
 @router.delete("/v1/sessions/{session}")
@@ -66,23 +66,21 @@ async def delete_session(session: str, request: Request) -> Response:
 @router.post("/v1/sessions/{session}/files")
 async def inject_files(session: str, body: InjectBody, request: Request) -> Response:
     """Put files into a session's /workspace."""
-    node, principal = node_of(request), principal_of(request)
-    sandbox = sessions.find(node, principal, session)
-    records = await unless_gone(request, sessions.inject(node, sandbox, principal, body.file_ids))
-    return reply(InjectedAnswer(session_id=sandbox.id, file_ids=[record.id for record in records]))
+    sandbox = await unless_gone(request, sessions.inject(node_of(request), principal_of(request), session, body.file_ids))
+    return reply(InjectedAnswer(session_id=sandbox.id, file_ids=body.file_ids))
 
 
 @router.post("/v1/files")
 async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
     """Keep a file; with ``session_id`` it is put into that session as well."""
     node, principal = node_of(request), principal_of(request)
-    sandbox = None if query.session_id is None else sessions.find(node, principal, query.session_id)
+    sandbox = None if query.session_id is None else await sessions.find(node, principal, query.session_id)
     form = await upload_of(request)
     record = await node.file_store.upload(
         principal, form.chunks, filename=translate.filename(form.filename), media_type=translate.media_type(form.media_type)
     )
     if sandbox is not None:
-        await node.file_store.inject_in(sandbox, [record])
+        await node.file_store.inject(principal, sandbox.id, [record.id])
     told = translate.file(record)
     return reply(told if sandbox is None else told.model_copy(update={"session_id": sandbox.id}))
 

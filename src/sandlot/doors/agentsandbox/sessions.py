@@ -10,78 +10,79 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from sandlot.core.files import files
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox import outputs, translate
 from sandlot.doors.agentsandbox.outputs import Before
 from sandlot.doors.agentsandbox.translate import Program
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecuteBody
+from sandlot.doors.listing import live_sandboxes
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.executions import ExecutionOptions
 from sandlot.model.files import Entry
-from sandlot.model.ports import Exit, ExitReason
-from sandlot.model.records import FileRecord
+from sandlot.model.sandboxes import SandboxInfo
 from sandlot.model.specs import MAX_ARG_BYTES, User, check_env
 
 _OUTPUT_MODE = 0o1777
+_TIDY_S = 2.0
+"""Seconds of the client's patience for the removal of a program that has run."""
 
 _Result = TypeVar("_Result")
 
 
-def find(node: Node, principal: Principal, session: str) -> Sandbox:
-    """A session.
+async def find(node: Node, principal: Principal, session: str) -> SandboxInfo:
+    """Return a session by its id.
 
     Raises:
-        NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
-        SandboxEndedError: It has ended, not long ago; says why.
+        NotFoundError: ``sandbox_not_found``: there is no such session, or it belongs to another owner.
+        SandboxEndedError: The session has ended; the error says why.
     """
-    sandbox: Sandbox | None = None
+    sandbox: SandboxInfo | None = None
     with suppress(NotFoundError):
-        sandbox = node.registry.find(session, principal)
-    if sandbox is None or not translate.is_session(sandbox):
+        sandbox = await node.sandboxes.get(principal, session)
+    if sandbox is None or sandbox.id != session or not translate.is_session(sandbox):
         raise translate.no_session(session)
     if translate.is_over(sandbox):
         raise sandbox.ended_error()
     return sandbox
 
 
-def listing(node: Node, principal: Principal) -> list[Sandbox]:
-    """All sessions that somebody has, oldest first."""
-    return [sandbox for sandbox in node.registry.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
+async def listing(node: Node, principal: Principal) -> list[SandboxInfo]:
+    """Return all sessions that a principal may see, oldest first."""
+    return await live_sandboxes(node, principal, translate.SESSION_METADATA)
 
 
-async def create(node: Node, principal: Principal, env: Mapping[str, str], file_ids: Sequence[str]) -> Sandbox:
-    """Make a session, its files in it.
+async def create(node: Node, principal: Principal, env: Mapping[str, str], file_ids: Sequence[str]) -> SandboxInfo:
+    """Create a session with files in it.
 
     Raises:
-        SandlotError: It could not be made, or there is no such file; then nothing is left of it.
+        SandlotError: The session could not be created, or a file does not exist; then nothing is left of the session.
     """
-    records = await node.file_store.get_many(principal, file_ids)
-    sandbox = await node.manager.create(principal, translate.new_session(env, principal))
+    await node.file_store.get_many(principal, file_ids)
+    sandbox = await node.sandboxes.create(principal, translate.new_session(env, principal))
     try:
-        await _furnish(node, sandbox, records)
+        await _furnish(node, principal, sandbox.id, file_ids)
     except BaseException:
-        _drop(sandbox, "it could not be furnished")
+        await node.sandboxes.kill(principal, sandbox.id, wait=False)
         raise
     return sandbox
 
 
-async def inject(node: Node, sandbox: Sandbox, principal: Principal, file_ids: Sequence[str]) -> Sequence[FileRecord]:
-    """Put files into a session.
+async def inject(node: Node, principal: Principal, session: str, file_ids: Sequence[str]) -> SandboxInfo:
+    """Put files into a session, and return the session.
 
     Raises:
-        NotFoundError: ``file_not_found``; then none of them was put there.
+        NotFoundError: ``file_not_found``; then none of the files was put there.
         SandboxEndedError: The session has ended.
     """
-    records = await node.file_store.get_many(principal, file_ids)
-    await node.file_store.inject_in(sandbox, records)
-    return records
+    sandbox = await find(node, principal, session)
+    await node.file_store.inject(principal, sandbox.id, file_ids)
+    return sandbox
 
 
 async def delete(node: Node, principal: Principal, session: str) -> None:
@@ -90,62 +91,58 @@ async def delete(node: Node, principal: Principal, session: str) -> None:
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    await node.manager.kill(principal, find(node, principal, session).id)
+    await node.sandboxes.kill(principal, (await find(node, principal, session)).id)
 
 
 async def execute(node: Node, principal: Principal, body: ExecuteBody) -> ExecuteAnswer:
     """Run code in a process of its own.
 
     Args:
-        node: Who does it.
-        principal: For whom.
-        body: What was asked.
+        node: Node that runs the code.
+        principal: Caller.
+        body: The request.
 
     Raises:
-        SandlotError: It could not be run. Code that fails is no error.
+        SandlotError: The code could not be run. Code that fails is no error.
     """
-    began_s = node.clock.monotonic_s()
-    code, env = translate.code_of(body.code), body.env_vars or {}
+    began_s = time.monotonic()
+    code, env, file_ids = translate.code_of(body.code), body.env_vars or {}, body.file_ids or ()
     check_env(env)  # before there is a sandbox
-    records = await node.file_store.get_many(principal, body.file_ids or ())
+    await node.file_store.get_many(principal, file_ids)
     async with _place(node, principal, body.session_id) as sandbox:
-        what = translate.program(body.language, secrets.token_hex(8))
-        before: Before | None = None
+        program = translate.program(body.language, secrets.token_hex(8))
+        options = ExecutionOptions(origin=translate.NAME, language=body.language, code=body.code)
         try:
-            async with _beside(_written(sandbox, what, body.code, code)) as writing:
-                before = await _prepared(node, sandbox, records, new=body.session_id is None)
+            async with _beside(_written(node, principal, sandbox.id, program, body.code, code)) as writing:
+                before = await _prepared(node, principal, sandbox.id, file_ids, new=body.session_id is None)
                 command = await writing
-            spec = translate.process(what, command, env, sandbox.spec.env, node.clock.monotonic_s() - began_s)
+            spec = translate.process(program, command, env, sandbox.spec.env, time.monotonic() - began_s)
             try:
-                done = await node.processes.run_in(
-                    sandbox, spec, options=ExecutionOptions(origin=translate.NAME, language=body.language, code=body.code)
-                )
+                done = await node.processes.run(principal, sandbox.id, spec, track=before.tracked, options=options)
             except SandboxEndedError as error:
                 return translate.ended(sandbox.id, error)
-            kept = await outputs.collect(node.file_store, sandbox, before, principal.quota)
+            kept = await outputs.collect(before, done.files)
         finally:
-            if before is not None:
-                before.close()
             if body.session_id is not None:
-                sandbox.tasks.spawn(_tidy(sandbox, what))
+                await _tidy(node, principal, sandbox.id, program)
         node.history.note_files(principal, done.outcome.process, len(kept.records))
         return translate.answer(sandbox.id, done, kept, spec.timeout_s or 0.0)
 
 
-async def _written(sandbox: Sandbox, what: Program, code: str, content: bytes) -> tuple[str, ...]:
-    """Write a program into its file; what it is started by.
+async def _written(node: Node, principal: Principal, sandbox: str, program: Program, code: str, content: bytes) -> tuple[str, ...]:
+    """Write a program into its file, and return the command that starts the program.
 
     Raises:
-        LimitError: ``disk_full``, and it is too large to do without a file.
-        SandlotError: It could not be written, or the sandbox has ended.
+        LimitError: ``disk_full``, and the program is too large to do without a file.
+        SandlotError: The program could not be written, or the sandbox has ended.
     """
     try:
-        await files.write(sandbox, what.path, _once(content), user=User.ROOT, mode=0o644)
+        await node.files.write(principal, sandbox, program.path, _once(content), mode=0o644, user=User.ROOT)
     except LimitError as error:
         if error.code is not ErrorCode.DISK_FULL or len(content) > MAX_ARG_BYTES or b"\0" in content:
             raise
-        return translate.argv_without_file(what, code)
-    return translate.argv(what)
+        return translate.argv_without_file(program, code)
+    return translate.argv(program)
 
 
 @asynccontextmanager
@@ -161,39 +158,37 @@ async def _beside(work: Coroutine[Any, Any, _Result]) -> AsyncIterator[asyncio.T
 
 
 @asynccontextmanager
-async def _place(node: Node, principal: Principal, session: str | None) -> AsyncIterator[Sandbox]:
-    """Where a run runs: in its session, or in a sandbox that ends with it."""
+async def _place(node: Node, principal: Principal, session: str | None) -> AsyncIterator[SandboxInfo]:
+    """Return the session of a run, or a sandbox that ends with the run."""
     if session is not None:
-        yield find(node, principal, session)
+        yield await find(node, principal, session)
         return
-    sandbox = await node.manager.create(principal, translate.new_throwaway(principal), single_use=True)
+    sandbox = await node.sandboxes.create(principal, translate.new_throwaway(principal), single_use=True)
     try:
         yield sandbox
     finally:
-        _drop(sandbox, "its run is over")
+        await node.sandboxes.kill(principal, sandbox.id, wait=False)
 
 
-async def _prepared(node: Node, sandbox: Sandbox, records: Sequence[FileRecord], *, new: bool) -> Before:
-    """Give a sandbox what a run finds in it, and remember what that is."""
-    put = await _furnish(node, sandbox, records) if new else await node.file_store.inject_in(sandbox, records)
-    return outputs.empty(sandbox, put) if new else await Before.look(sandbox)
+async def _prepared(node: Node, principal: Principal, sandbox: str, file_ids: Sequence[str], *, new: bool) -> Before:
+    """Put files into the sandbox of a run, and remember the files that are there before the run."""
+    if new:
+        return Before(node, principal, sandbox, outputs.seen(await _furnish(node, principal, sandbox, file_ids)))
+    await node.file_store.inject(principal, sandbox, file_ids)
+    return await Before.look(node, principal, sandbox)
 
 
-async def _furnish(node: Node, sandbox: Sandbox, records: Sequence[FileRecord]) -> Sequence[Entry]:
-    """Give a new sandbox its folder for output, and its files."""
-    await files.make_directory(sandbox, outputs.OUTPUT, user=User.ROOT, mode=_OUTPUT_MODE)
-    return await node.file_store.inject_in(sandbox, records)
+async def _furnish(node: Node, principal: Principal, sandbox: str, file_ids: Sequence[str]) -> Sequence[Entry]:
+    """Create the folder for output in a new sandbox, and put files into the sandbox."""
+    await node.files.make_directory(principal, sandbox, outputs.OUTPUT, mode=_OUTPUT_MODE, user=User.ROOT)
+    return await node.file_store.inject(principal, sandbox, file_ids)
 
 
-def _drop(sandbox: Sandbox, why: str) -> None:
-    """End a sandbox without waiting for that: who asked for it has the answer."""
-    sandbox.request_end(Exit(ExitReason.KILLED, why))
-
-
-async def _tidy(sandbox: Sandbox, what: Program) -> None:
+async def _tidy(node: Node, principal: Principal, sandbox: str, program: Program) -> None:
     """Remove a program that has run."""
-    with suppress(SandlotError):
-        await files.remove(sandbox, what.folder, user=User.ROOT, recursive=True)
+    with suppress(SandlotError, TimeoutError):
+        async with asyncio.timeout(_TIDY_S):
+            await node.files.delete(principal, sandbox, program.folder, recursive=True, user=User.ROOT)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox.outputs import ANSWER_S, Kept
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecutionAnswer, FileAnswer, LanguageName, MadeFile
 from sandlot.model.access import Principal
@@ -24,8 +23,9 @@ from sandlot.model.executions import CommandResult
 from sandlot.model.files import check_media_type
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionRecord, FileRecord
-from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo
 from sandlot.model.specs import MAX_CODE_BYTES, MAX_TIMEOUT_S, WORKSPACE, ProcessSpec
+from sandlot.model.states import State
 
 NAME = "agentsandbox"
 
@@ -43,6 +43,8 @@ THROWAWAY_S = 2 * CLIENT_TIMEOUT_S
 
 DOOR_WORD, USE_WORD = "sandlot.door", "sandlot.use"
 SESSION = "session"
+SESSION_METADATA: Mapping[str, str] = {DOOR_WORD: NAME, USE_WORD: SESSION}
+"""Metadata of each session."""
 
 PROGRAMS = "/run/code"
 """Written by root inside, read by everybody, and on nobody's way."""
@@ -138,9 +140,7 @@ def process(what: Program, command: tuple[str, ...], env: Mapping[str, str], ses
 def new_session(env: Mapping[str, str], principal: Principal) -> CreateSandboxParams:
     """The sandbox that a session is. It has no deadline, but for keys whose sandboxes must have one: then the longest they may have."""
     longest_s = principal.quota.lifetime_s
-    return CreateSandboxParams(
-        env=env, metadata={DOOR_WORD: NAME, USE_WORD: SESSION}, timeout_s=None if longest_s is None else min(longest_s, MAX_TIMEOUT_S)
-    )
+    return CreateSandboxParams(env=env, metadata=SESSION_METADATA, timeout_s=None if longest_s is None else min(longest_s, MAX_TIMEOUT_S))
 
 
 def new_throwaway(principal: Principal) -> CreateSandboxParams:
@@ -149,14 +149,14 @@ def new_throwaway(principal: Principal) -> CreateSandboxParams:
     return CreateSandboxParams(metadata={DOOR_WORD: NAME}, timeout_s=min(longest_s, THROWAWAY_S))
 
 
-def is_session(sandbox: Sandbox) -> bool:
-    """Whether a sandbox is, or was, a session of this door."""
+def is_session(sandbox: SandboxInfo) -> bool:
+    """Return True if a sandbox is, or was, a session of this door."""
     return (sandbox.metadata.get(DOOR_WORD), sandbox.metadata.get(USE_WORD)) == (NAME, SESSION)
 
 
-def is_over(sandbox: Sandbox) -> bool:
-    """Whether a sandbox has ended or is about to."""
-    return sandbox.end_requested.is_set() or sandbox.ended.is_set()
+def is_over(sandbox: SandboxInfo) -> bool:
+    """Return True if a sandbox has ended or its end is requested."""
+    return sandbox.is_over or sandbox.state is State.STOPPING
 
 
 def no_session(id_: str) -> NotFoundError:

@@ -12,12 +12,14 @@ import httpx
 import pytest
 import structlog
 
+from sandlot.core.execution import changes
 from sandlot.core.files import files
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox import outputs, translate
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, UnavailableError
+from sandlot.model.files import ChangedFile
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import User
 from sandlot.server.settings import Settings
@@ -64,7 +66,7 @@ async def test_internal_error_has_the_vendors_format_and_no_details(http: httpx.
     def fails(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(SandboxRegistry, "list", fails)
+    monkeypatch.setattr(SandboxRegistry, "page", fails)
     with structlog.testing.capture_logs() as logged:
         message = refused(await http.get(f"{HERE}/v1/sessions"), 500)
     assert "secret" not in message
@@ -90,6 +92,33 @@ async def test_session_whose_files_cannot_be_injected_is_removed(at: SharedBench
     monkeypatch.setattr(type(at.service.node.file_store), "inject_in", fails)
     assert (await http.post(f"{HERE}/v1/sessions", json={"file_ids": [file]})).status_code >= 500
     await until(lambda: at.sandboxes.held == 0)
+
+
+async def test_session_is_found_by_its_id_only(http: httpx.AsyncClient, session: str) -> None:
+    ok(await http.patch(f"/v1/sandboxes/{session}", json={"name": "mine"}))
+    refused(await http.get(f"{HERE}/v1/sessions/mine"), 404)
+    assert ok(await http.get(f"{HERE}/v1/sessions/{session}")) == {"session_id": session, "created": False}
+
+
+async def test_outputs_in_a_large_tree_are_kept(http: httpx.AsyncClient, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked: list[object] = []
+
+    class Tracker:
+        async def report(self) -> tuple[list[ChangedFile], bool]:
+            return [ChangedFile("/output/a", created=True, size_bytes=1, modified_ns=0)], False
+
+        def close(self) -> None:
+            tracked.append("closed")
+
+    async def track(_: object, folders: object, user: User) -> Tracker:
+        tracked.extend([folders, user])
+        return Tracker()
+
+    monkeypatch.setattr(outputs, "FEW_FOLDERS", 1)
+    monkeypatch.setattr(changes, "track", track)
+    code = {"code": "echo 1 > /output/a; echo 2 > /output/b", "language": "bash", "session_id": session}
+    told = ok(await http.post(f"{HERE}/v1/execute", json=code))
+    assert ([file["filename"] for file in told["files"]], tracked) == (["a"], [outputs.FOLDERS, User.USER, "closed"])
 
 
 async def test_disconnect_ends_the_run_and_keeps_the_session(at: SharedBench, http: httpx.AsyncClient, session: str) -> None:
