@@ -17,11 +17,11 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.envd import signatures
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnsupportedError
-from sandlot.model.states import SUSPENDED
+from sandlot.model.sandboxes import SandboxInfo
+from sandlot.model.states import SUSPENDED, State
 from sandlot.web.asking import node_of, principal_of
 from sandlot.web.auth import presented
 
@@ -62,9 +62,9 @@ async def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
             return principal
     if scope["path"] not in _SIGNED or not signatures.is_signed(scope) or presented(scope["headers"]):
         return None
-    box = signatures.sandbox_for(scope, node, sandbox)
-    scope["state"][_FOUND] = box.id
-    return node.tokens.principal_of_token(node.tokens.sandbox_token(OPERATOR, box.id), box.id)
+    signer = await signatures.sandbox_for(scope, node, sandbox)
+    scope["state"][_FOUND] = signer
+    return node.tokens.principal_of_token(node.tokens.sandbox_token(OPERATOR, signer), signer)
 
 
 def is_inside(path: str) -> bool:
@@ -96,7 +96,7 @@ def check_port(path: str, port: str) -> None:
         )
 
 
-def box_of(request: HTTPConnection) -> Sandbox:
+async def sandbox_of(request: HTTPConnection) -> SandboxInfo:
     """The sandbox whose inside a request is about.
 
     Raises:
@@ -113,15 +113,16 @@ def box_of(request: HTTPConnection) -> Sandbox:
             hint=f"Set E2B_SANDBOX_URL to this service's address with {PREFIX} at its end; the client then sends the header E2b-Sandbox-Id.",
             fields={"field": "E2b-Sandbox-Id"},
         )
+    node, principal = node_of(request), principal_of(request)
     try:
-        box = node_of(request).registry.find(sandbox, principal_of(request))
+        found = await node.sandboxes.get(principal, sandbox)
     except NotFoundError:
         raise gone(sandbox) from None
-    if box.ended.is_set() or box.end_requested.is_set():
+    if found.id != sandbox or found.is_over or found.state is State.STOPPING:
         raise gone(sandbox)
-    if box.state in SUSPENDED and not box.spec.auto_resume:
-        raise box.suspended_error()
-    return box
+    if found.state in SUSPENDED and not found.spec.auto_resume:
+        return await node.sandboxes.ensure_running(principal, found.id)  # raises, unless it was resumed just now
+    return found
 
 
 def gone(sandbox: str) -> SandboxEndedError:

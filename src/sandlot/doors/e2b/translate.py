@@ -8,17 +8,16 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
 from sandlot.model.network import NetworkMode, NetworkPolicy
-from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, check_reserved_names
-from sandlot.model.specs import DEFAULT_TEMPLATE, MIB, OnTimeout, VolumeMount
+from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxInfo, check_reserved_names
+from sandlot.model.specs import MIB, OnTimeout, VolumeMount
 from sandlot.model.states import State
 
 NAME = "e2b"
@@ -93,7 +92,7 @@ def new_sandbox(body: CreateBody, timeout_s: float, *, snapshot: str | None = No
     check_reserved_names(metadata)
     check_unsupported(body)
     return CreateSandboxParams(
-        template=DEFAULT_TEMPLATE if snapshot is not None else ours(body.template_id),
+        template=None if snapshot is not None else ours(body.template_id),
         snapshot=snapshot,
         env=body.env_vars or {},
         metadata={**metadata, DOOR_WORD: NAME, TEMPLATE_WORD: body.template_id},
@@ -147,7 +146,7 @@ def network_of(*, allow: bool | None, network: NetworkBody | None) -> NetworkPol
     return NetworkPolicy(NetworkMode.NONE) if closed or allow is False else None
 
 
-def check_same_network(sandbox: Sandbox, wanted: NetworkPolicy | None) -> None:
+def check_same_network(sandbox: SandboxInfo, wanted: NetworkPolicy | None) -> None:
     """Refuse a change of a sandbox's network; what it has may be said again.
 
     Raises:
@@ -169,18 +168,18 @@ def _unsupported(what: str, hint: str, field: str) -> UnsupportedError:
 # ------------------------------------------------------------------------------------------------------------------------ what is told
 
 
-def made(sandbox: Sandbox, token: str) -> dict[str, Any]:
+def made(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
     """A sandbox as whoever made it, or connects to it, is told of it, with what stands for a key inside of it."""
     return {**_named(sandbox), "envdAccessToken": token, "trafficAccessToken": token, "domain": None}
 
 
-def listed(sandbox: Sandbox) -> dict[str, Any]:
+def listed(sandbox: SandboxInfo) -> dict[str, Any]:
     """A sandbox as lists tell of it."""
     limits = sandbox.spec.limits
     return {
         **_named(sandbox),
         "startedAt": moment(sandbox.created_at),
-        "endAt": moment(sandbox.deadline.expires_at or NEVER),
+        "endAt": moment(sandbox.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),
         "memoryMB": limits.memory_bytes // MIB,
         "diskSizeMB": limits.disk_bytes // MIB,
@@ -190,7 +189,7 @@ def listed(sandbox: Sandbox) -> dict[str, Any]:
     }
 
 
-def detailed(sandbox: Sandbox, token: str) -> dict[str, Any]:
+def detailed(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
     """A sandbox as it is told of where one asks for it alone."""
     return {
         **listed(sandbox),
@@ -201,12 +200,12 @@ def detailed(sandbox: Sandbox, token: str) -> dict[str, Any]:
     }
 
 
-def _named(sandbox: Sandbox) -> dict[str, Any]:
+def _named(sandbox: SandboxInfo) -> dict[str, Any]:
     name = template_name(sandbox)
     return {"templateID": name, "alias": name, "sandboxID": sandbox.id, "clientID": CLIENT_ID, "envdVersion": ENVD_VERSION}
 
 
-def template_name(sandbox: Sandbox) -> str:
+def template_name(sandbox: SandboxInfo) -> str:
     """What its template, or its snapshot, was called when it was asked for."""
     return sandbox.metadata.get(TEMPLATE_WORD, sandbox.spec.template.name)
 
@@ -216,11 +215,11 @@ def shown(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in metadata.items() if not name.startswith(RESERVED_PREFIX)}
 
 
-def is_there(sandbox: Sandbox) -> bool:
+def is_there(sandbox: SandboxInfo) -> bool:
     """Whether E2B's client is told of it: it was made, and has not ended."""
-    return sandbox.state in STATES and not sandbox.end_requested.is_set() and not sandbox.ended.is_set()
+    return sandbox.state in STATES
 
 
-def left_s(sandbox: Sandbox, now: datetime) -> float:
+def left_s(sandbox: SandboxInfo) -> float:
     """Seconds until its timeout."""
-    return ((sandbox.deadline.expires_at or NEVER) - now) / timedelta(seconds=1)
+    return ((sandbox.expires_at or NEVER) - sandbox.as_of) / timedelta(seconds=1)

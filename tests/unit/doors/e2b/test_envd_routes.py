@@ -163,7 +163,8 @@ async def test_disconnect_leaves_the_command_running(inside: Inside, sandbox: Sa
     assert (await inside.failed(f"{PROCESS}/Connect", {"process": {"pid": pid}}))["code"] == "not_found"
 
 
-async def test_streamed_input_is_reassembled_and_accounted(inside: Inside, sandbox: Sandbox) -> None:
+async def test_streamed_input_is_reassembled_and_accounted(at: SharedBench, inside: Inside) -> None:
+    buffers = at.service.node.buffers
     async with inside.following(f"{PROCESS}/Start", started("cat", stdin=True)) as told:
         select = {"process": {"pid": (await anext(told))["event"]["start"]["pid"]}}
         wrongs: Sequence[Sequence[Json]] = (
@@ -194,10 +195,10 @@ async def test_streamed_input_is_reassembled_and_accounted(inside: Inside, sandb
         sending = asyncio.create_task(inside.http.post(f"{PROCESS}/StreamInput", content=body(), headers=headers))
         await reached.wait()
         before = 1000  # of the note of the process
-        await until(lambda: sandbox.buffers.taken_bytes > 300_000)
+        await until(lambda: buffers.taken_bytes > 300_000)
         arrived.set()
         assert unpacked((await sending).content) == [(0, {}), (2, {})]
-        assert sandbox.buffers.taken_bytes < before
+        assert buffers.taken_bytes < before
         assert await inside.ask(f"{PROCESS}/CloseStdin", select) == {}
         assert len(output([each async for each in told if "event" in each], "stdout")) == 300_000
 

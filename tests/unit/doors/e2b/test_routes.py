@@ -163,6 +163,16 @@ async def test_disconnect_interrupts_the_code(http: httpx.AsyncClient, made: dic
     await until(idle)
 
 
+async def test_missing_default_context_is_created_and_its_code_runs_once(
+    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]
+) -> None:
+    for count in (1, 2):
+        assert lines(await http.post(f"{HERE}/execute", json={"code": "1 + 1"}, headers=inside))[-1]["text"] == "2"
+        assert len(ok(await http.get("/v1/executions", params={"sandbox": made["sandboxID"]}))["executions"]) == count
+        ok(await http.delete(f"{HERE}/contexts/default", headers=inside), 204)
+    assert "context" in refused(await http.post(f"{HERE}/execute", json={"code": "1", "context_id": "ctx-0000000000000001"}, headers=inside), 404)
+
+
 async def test_token_opens_only_its_sandbox_if_headers_name_several(at: SharedBench) -> None:
     _, secret = await at.service.api_keys.create("owner")
     async with at.client() as http:

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.control.bodies import LogsQuery, LogsV2Query, ManyMetricsQuery, MetricsQuery
 from sandlot.doors.e2b.control.sandboxes import find, unless_ended
 from sandlot.doors.e2bwords import moment, told
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.model.records import ExecutionRecord
+from sandlot.model.sandboxes import SandboxInfo
 from sandlot.web.asking import node_of, principal_of
 
 MOST_SANDBOXES = 100
@@ -42,7 +42,7 @@ async def many_metrics(query: Annotated[ManyMetricsQuery, Query()], request: Req
 
     async def metric(id_: str) -> dict[str, Any] | None:
         try:
-            return await _metric(node, principal, find(node, principal, id_))
+            return await _metric(node, principal, await find(node, principal, id_))
         except SandlotError:
             return None
 
@@ -54,10 +54,11 @@ async def many_metrics(query: Annotated[ManyMetricsQuery, Query()], request: Req
 async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request: Request) -> Response:
     """What a sandbox uses now, where that is asked for."""
     node, principal = node_of(request), principal_of(request)
-    box, now = find(node, principal, sandbox), node.clock.now().timestamp()
+    found = await find(node, principal, sandbox)
+    now = found.as_of.timestamp()
     wanted = (query.start is None or query.start <= now) and (query.end is None or query.end >= int(now))
     with unless_ended(sandbox):
-        return told([await _metric(node, principal, box)] if wanted else [])
+        return told([await _metric(node, principal, found)] if wanted else [])
 
 
 @router.get("/sandboxes/{sandbox}/logs")
@@ -76,12 +77,12 @@ async def logs_v2(sandbox: str, query: Annotated[LogsV2Query, Query()], request:
 
 async def _found(request: Request, sandbox: str, asked: LogsV2Query) -> list[dict[str, Any]]:
     node, principal = node_of(request), principal_of(request)
-    box = find(node, principal, sandbox)
-    return chosen((await node.history.executions(principal, sandbox=box.id, limit=MOST_RUNS)).items, asked)
+    found = await find(node, principal, sandbox)
+    return chosen((await node.history.executions(principal, sandbox=found.id, limit=MOST_RUNS)).items, asked)
 
 
-async def _metric(node: Node, principal: Principal, sandbox: Sandbox) -> dict[str, Any]:
-    used, now = await node.manager.usage(principal, sandbox.id), node.clock.now()
+async def _metric(node: Node, principal: Principal, sandbox: SandboxInfo) -> dict[str, Any]:
+    used, now = await node.sandboxes.usage(principal, sandbox.id), sandbox.as_of
     lived_s = max(0.001, (now - sandbox.created_at).total_seconds())
     return {
         "timestamp": moment(now),

@@ -8,14 +8,13 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.control.bodies import (
     ConnectBody,
@@ -29,6 +28,7 @@ from sandlot.doors.e2b.control.bodies import (
     TimeoutBody,
 )
 from sandlot.doors.e2bwords import NEXT, metadata_filter, told
+from sandlot.doors.listing import live_sandboxes
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import (
     ConflictError,
@@ -39,9 +39,8 @@ from sandlot.model.errors import (
     TimeoutExceededError,
     UnavailableError,
 )
-from sandlot.model.ports import DriverCapability
 from sandlot.model.repositories import Position
-from sandlot.model.sandboxes import UpdateSandboxParams
+from sandlot.model.sandboxes import SandboxInfo, UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
 from sandlot.web import cursors
 from sandlot.web.asking import node_of, principal_of, unless_gone
@@ -54,16 +53,16 @@ router = APIRouter()
 Key = Annotated[str | None, Header()]
 
 
-def find(node: Node, principal: Principal, sandbox: str) -> Sandbox:
+async def find(node: Node, principal: Principal, sandbox: str) -> SandboxInfo:
     """A sandbox.
 
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or none any more, or it is somebody else's.
     """
-    box = node.registry.find(sandbox, principal)
-    if not translate.is_there(box):
+    found = await node.sandboxes.get(principal, sandbox)
+    if found.id != sandbox or not translate.is_there(found):
         raise absent(sandbox)
-    return box
+    return found
 
 
 def absent(sandbox: str) -> NotFoundError:
@@ -86,7 +85,7 @@ def unless_ended(sandbox: str) -> Iterator[None]:
         raise ConflictError(error.message, code=ErrorCode.CONFLICT, hint="Connect to it first.", fields=error.fields) from None
 
 
-def made(node: Node, sandbox: Sandbox) -> dict[str, Any]:
+def made(node: Node, sandbox: SandboxInfo) -> dict[str, Any]:
     """A sandbox as its maker is told of it."""
     return translate.made(sandbox, node.tokens.sandbox_token(OPERATOR, sandbox.id))
 
@@ -108,20 +107,20 @@ async def _create(body: CreateBody, request: Request, timeout_s: float, key: str
     return told(made(node, await unless_gone(request, _made(node, principal, body, timeout_s, key))), 201)
 
 
-async def _made(node: Node, principal: Principal, body: CreateBody, timeout_s: float, key: str | None) -> Sandbox:
+async def _made(node: Node, principal: Principal, body: CreateBody, timeout_s: float, key: str | None) -> SandboxInfo:
     """A sandbox from a template, or from the snapshot of that id or name."""
     try:
         await node.templates.find(principal, translate.ours(body.template_id))
     except NotFoundError:
         params = translate.new_sandbox(body, timeout_s, snapshot=translate.plain(body.template_id))
         try:
-            return await node.snapshots.create_sandbox(principal, params, key=key)
+            return await node.sandboxes.create(principal, params, idempotency_key=key)
         except NotFoundError as error:
             if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
                 raise
             known = [each.name for each in await node.templates.list(principal)]
             raise translate.no_template(body.template_id, known) from None
-    return await node.manager.create(principal, translate.new_sandbox(body, timeout_s), key=key)
+    return await node.sandboxes.create(principal, translate.new_sandbox(body, timeout_s), idempotency_key=key)
 
 
 @router.get("/v2/sandboxes")
@@ -130,16 +129,12 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
     states = {translate.RUNNING, translate.PAUSED} if query.state is None else set(query.state.split(","))
     if unknown := states - {translate.RUNNING, translate.PAUSED}:
         raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="There are: running, paused.", fields={"field": "state"})
-    wanted = metadata_filter(query.metadata or "")
     if (since := query.started_after) is not None and since.tzinfo is None:
         raise InvalidRequestError("startedAfter has no time zone.", hint="End it with Z or an offset.", fields={"field": "startedAfter"})
     found = [
         sandbox
-        for sandbox in _all(request)
-        if translate.STATES[sandbox.state] in states
-        and wanted.items() <= sandbox.metadata.items()
-        and (since is None or sandbox.created_at >= since)
-        and query.template in {None, translate.template_name(sandbox), sandbox.spec.template.name}
+        for sandbox in await _all(request, states, metadata_filter(query.metadata or ""))
+        if (since is None or sandbox.created_at >= since) and query.template in {None, translate.template_name(sandbox), sandbox.spec.template.name}
     ]
     after = cursors.understood(query.next_token)
     if query.order == "desc":
@@ -159,31 +154,29 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
 @router.get("/sandboxes")
 async def list_old(query: Annotated[FilterQuery, Query()], request: Request) -> Response:
     """List the sandboxes that run, as older clients ask for it."""
-    wanted = metadata_filter(query.metadata or "")
-    sandboxes = [
-        sandbox for sandbox in _all(request) if translate.STATES[sandbox.state] == translate.RUNNING and wanted.items() <= sandbox.metadata.items()
-    ]
+    sandboxes = await _all(request, {translate.RUNNING}, metadata_filter(query.metadata or ""))
     return told([translate.listed(sandbox) for sandbox in reversed(sandboxes)])
 
 
-def _all(request: Request) -> list[Sandbox]:
-    """All that there are, oldest first."""
-    return [sandbox for sandbox in node_of(request).registry.list(principal_of(request)) if translate.is_there(sandbox)]
+async def _all(request: Request, states: Collection[str], metadata: Mapping[str, str]) -> list[SandboxInfo]:
+    """All that there are in E2B's states and with that metadata, oldest first."""
+    live = await live_sandboxes(node_of(request), principal_of(request), metadata)
+    return [sandbox for sandbox in live if translate.STATES.get(sandbox.state) in states]
 
 
 @router.get("/sandboxes/{sandbox}")
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox."""
     node, principal = node_of(request), principal_of(request)
-    box = find(node, principal, sandbox)
-    return told(translate.detailed(box, node.tokens.sandbox_token(principal, box.id)))
+    found = await find(node, principal, sandbox)
+    return told(translate.detailed(found, node.tokens.sandbox_token(principal, found.id)))
 
 
 @router.delete("/sandboxes/{sandbox}")
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox; answered when its processes are dead."""
     node, principal = node_of(request), principal_of(request)
-    await node.manager.kill(principal, find(node, principal, sandbox).id)
+    await node.sandboxes.kill(principal, (await find(node, principal, sandbox)).id)
     return Response(status_code=204)
 
 
@@ -192,7 +185,8 @@ async def set_timeout(sandbox: str, body: TimeoutBody, request: Request) -> Resp
     """Let a sandbox time out so many seconds from now; one that is paused, from when it is resumed."""
     node, principal = node_of(request), principal_of(request)
     with unless_ended(sandbox):
-        await node.manager.update(principal, find(node, principal, sandbox).id, UpdateSandboxParams(timeout_s=translate.timeout(body.timeout)))
+        found = await find(node, principal, sandbox)
+        await node.sandboxes.update(principal, found.id, UpdateSandboxParams(timeout_s=translate.timeout(body.timeout)))
     return Response(status_code=204)
 
 
@@ -201,9 +195,9 @@ async def refresh(sandbox: str, request: Request, body: RefreshBody | None = Non
     """Let a sandbox live for so many more seconds at least."""
     node, principal = node_of(request), principal_of(request)
     asked_s = OLD_TIMEOUT_S if body is None or body.duration is None else body.duration
-    box = find(node, principal, sandbox)
+    found = await find(node, principal, sandbox)
     with unless_ended(sandbox):
-        await _prolong(node, principal, box, max(asked_s, OLD_TIMEOUT_S))
+        await _prolong(node, principal, found, max(asked_s, OLD_TIMEOUT_S))
     return Response(status_code=204)
 
 
@@ -211,17 +205,13 @@ async def refresh(sandbox: str, request: Request, body: RefreshBody | None = Non
 async def pause(sandbox: str, request: Request, body: PauseBody | None = None) -> Response:
     """Keep a sandbox, memory and files, until something resumes it. It goes on where the client goes away meanwhile, or its guest does not answer."""
     node, principal, asked = node_of(request), principal_of(request), body or PauseBody()
-    box = find(node, principal, sandbox)
+    found = await find(node, principal, sandbox)
     if not asked.memory:
         raise translate.without_memory("memory")
-    if translate.STATES[box.state] == translate.PAUSED:
-        raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
-    can = await node.drivers.capabilities_for(box.spec.isolation, DriverCapability.SNAPSHOT)
+    if translate.STATES[found.state] == translate.PAUSED:
+        raise ConflictError(f"Sandbox {found.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": found.id})
     with unless_ended(sandbox), _strictly(asked):
-        if can.can(DriverCapability.SNAPSHOT):
-            await node.manager.hibernate(principal, box.id)
-        else:
-            await node.manager.pause(principal, box.id)
+        await node.sandboxes.suspend(principal, found.id)
     return Response(status_code=204)
 
 
@@ -255,39 +245,39 @@ async def connect_old(sandbox: str, request: Request, body: ConnectBody) -> Resp
 async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a paused sandbox go on, as the oldest clients ask for it; one that runs is a conflict."""
     node, principal, asked = node_of(request), principal_of(request), body or ResumeBody()
-    box = find(node, principal, sandbox)
-    if translate.STATES[box.state] == translate.RUNNING:
-        raise ConflictError(f"Sandbox {box.id} runs already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
+    found = await find(node, principal, sandbox)
+    if translate.STATES[found.state] == translate.RUNNING:
+        raise ConflictError(f"Sandbox {found.id} runs already.", code=ErrorCode.CONFLICT, fields={"sandbox": found.id})
     if asked.auto_pause is not None:
         with unless_ended(sandbox):
             rest = OnTimeout.HIBERNATE if asked.auto_pause else OnTimeout.KILL
-            await node.manager.update(principal, box.id, UpdateSandboxParams(on_timeout=rest))
+            await node.sandboxes.update(principal, found.id, UpdateSandboxParams(on_timeout=rest))
     return await _connected(sandbox, request, asked, OLD_TIMEOUT_S if asked.timeout is None else asked.timeout)
 
 
 @router.put("/sandboxes/{sandbox}/network")
 async def set_network(sandbox: str, body: NetworkUpdateBody, request: Request) -> Response:
     """Take note of the network that a sandbox has; another one is refused."""
-    box = find(node_of(request), principal_of(request), sandbox)
-    translate.check_same_network(box, translate.network_of(allow=body.allow_internet_access, network=body))
+    found = await find(node_of(request), principal_of(request), sandbox)
+    translate.check_same_network(found, translate.network_of(allow=body.allow_internet_access, network=body))
     return Response(status_code=204)
 
 
 async def _connected(sandbox: str, request: Request, asked: ConnectBody, seconds: float) -> Response:
     node, principal, timeout_s = node_of(request), principal_of(request), translate.timeout(seconds)
-    box = find(node, principal, sandbox)
-    rests = translate.STATES[box.state] == translate.PAUSED
+    found = await find(node, principal, sandbox)
+    rests = translate.STATES[found.state] == translate.PAUSED
     if not asked.memory:
         raise translate.without_memory("memory")
     with unless_ended(sandbox):
         if rests:
-            await node.manager.resume(principal, box.id, timeout_s=timeout_s)
+            await node.sandboxes.resume(principal, found.id, timeout_s=timeout_s)
         else:
-            await _prolong(node, principal, box, timeout_s)
-    return told(made(node, box), 201 if rests else 200)
+            await _prolong(node, principal, found, timeout_s)
+    return told(made(node, found), 201 if rests else 200)
 
 
-async def _prolong(node: Node, principal: Principal, sandbox: Sandbox, timeout_s: float) -> None:
+async def _prolong(node: Node, principal: Principal, sandbox: SandboxInfo, timeout_s: float) -> None:
     """A timeout so far from now, where the sandbox runs and would time out before."""
-    if translate.STATES.get(sandbox.state) == translate.RUNNING and translate.left_s(sandbox, node.clock.now()) < timeout_s:
-        await node.manager.update(principal, sandbox.id, UpdateSandboxParams(timeout_s=timeout_s))
+    if translate.STATES.get(sandbox.state) == translate.RUNNING and translate.left_s(sandbox) < timeout_s:
+        await node.sandboxes.update(principal, sandbox.id, UpdateSandboxParams(timeout_s=timeout_s))

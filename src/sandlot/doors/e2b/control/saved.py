@@ -27,10 +27,10 @@ router = APIRouter()
 async def take(sandbox: str, request: Request, body: SnapshotBody | None = None) -> Response:
     """Keep what a sandbox is at this moment; it goes on. A client that goes away meanwhile leaves no snapshot behind."""
     node, principal, asked = node_of(request), principal_of(request), body or SnapshotBody()
-    box = find(node, principal, sandbox)
+    found = await find(node, principal, sandbox)
     kind = SnapshotKind.MEMORY if asked.memory else SnapshotKind.FILES
     with unless_ended(sandbox):
-        record = await unless_gone(request, node.snapshots.create(principal, box.id, name=asked.name, kind=kind))
+        record = await unless_gone(request, node.snapshots.create(principal, found.id, name=asked.name, kind=kind))
     return told(_snapshot(record), 201)
 
 
@@ -52,11 +52,11 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
 async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> Response:
     """Make sandboxes that are what one is at this moment: all of them, or none."""
     node, principal, asked = node_of(request), principal_of(request), body or ForkBody()
-    box = find(node, principal, sandbox)
+    found = await find(node, principal, sandbox)
     timeout_s = OLD_TIMEOUT_S if asked.timeout is None else translate.timeout(asked.timeout)
-    wanted = ForkParams(count=asked.count, metadata=dict(box.metadata), timeout_s=timeout_s)
+    wanted = ForkParams(count=asked.count, metadata=dict(found.metadata), timeout_s=timeout_s)
     with unless_ended(sandbox):
-        children = await unless_gone(request, node.forks.create(principal, box.id, wanted))
+        children = await unless_gone(request, node.sandboxes.fork(principal, found.id, wanted))
     return told([{"sandbox": made(node, child)} for child in children], 201)
 
 

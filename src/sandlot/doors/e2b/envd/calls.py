@@ -18,12 +18,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import access
 from sandlot.doors.e2b.envd import connect, errors, translate
 from sandlot.doors.e2b.envd.wire import Message
 from sandlot.model.access import Principal
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, TimeoutExceededError
+from sandlot.model.ids import SandboxId
 from sandlot.model.specs import KIB, User
 from sandlot.web import errors as web_errors
 from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
@@ -43,21 +44,31 @@ class Call:
 
     Args:
         request: As which it came.
+        sandbox: Whose inside it is about.
 
     Raises:
-        SandlotError: What it says of itself makes no sense, or its sandbox is no more.
+        SandlotError: What it says of itself makes no sense.
     """
 
     __slots__ = ("node", "ping_s", "principal", "request", "sandbox", "timeout_s", "user")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, sandbox: SandboxId) -> None:
         self.request = request
         self.node: Node = node_of(request)
         self.principal: Principal = principal_of(request)
-        self.sandbox: Sandbox = access.box_of(request)
+        self.sandbox = sandbox
         self.user: User = translate.basic_user(request.headers.get("authorization", ""))
         self.timeout_s = connect.timeout_s(request.headers.get("connect-timeout-ms"))
         self.ping_s = translate.ping_s(request.headers.get("keepalive-ping-interval", ""))
+
+
+async def call_of(request: Request) -> Call:
+    """The call that a request is.
+
+    Raises:
+        SandlotError: What it says of itself makes no sense, or its sandbox is no more.
+    """
+    return Call(request, (await access.sandbox_of(request)).id)
 
 
 class Told:
@@ -91,7 +102,7 @@ def unary(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[Ca
         try:
             connect.check_type(request.headers.get("content-type", ""), connect.UNARY)
             raw = b"".join([piece async for piece in body_of(request)])
-            call = Call(request)
+            call = await call_of(request)
             async with _within(call.timeout_s):
                 return _json(await unless_gone(request, _done(work(call, parsed(kind, raw or b"{}")))), 200)
         except SandlotError as error:
@@ -116,7 +127,7 @@ def streaming(router: APIRouter, method: str, kind: type[_Asked], work: Callable
         try:
             connect.check_type(request.headers.get("content-type", ""), connect.STREAM)
             asked = [message async for message in messages(request)]
-            call = Call(request)
+            call = await call_of(request)
             if len(asked) != 1:
                 raise InvalidRequestError(f"This method takes one message, not {len(asked)}.", hint="Send one envelope.")
             told = await unless_gone(request, _done(work(call, parsed(kind, asked[0]))))
@@ -142,8 +153,8 @@ def taking(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[C
     async def answered(request: Request) -> Response:
         try:
             connect.check_type(request.headers.get("content-type", ""), connect.STREAM)
-            call = Call(request)
-            async with aclosing(messages(request, call.sandbox)) as came, _within(call.timeout_s):
+            call = await call_of(request)
+            async with aclosing(messages(request, call.node.buffers)) as came, _within(call.timeout_s):
                 await while_connected(request, _done(work(call, (parsed(kind, raw) async for raw in came))))
         except SandlotError as error:
             web_errors.note(request.scope, error)
@@ -153,12 +164,12 @@ def taking(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[C
     router.add_api_route(method, answered, methods=["POST"])
 
 
-async def messages(request: Request, sandbox: Sandbox | None = None) -> AsyncGenerator[bytes]:
+async def messages(request: Request, buffers: BufferBudget | None = None) -> AsyncGenerator[bytes]:
     """The messages of a request's body as they come.
 
     Args:
         request: Its body is envelopes.
-        sandbox: Who counts what waits of a message for its end; None where the frame counts the whole body.
+        buffers: Where the memory for what waits of a message is taken from; None where the frame counts the whole body.
 
     Raises:
         SandlotError: It is none, is cut, or is too large.
@@ -168,15 +179,15 @@ async def messages(request: Request, sandbox: Sandbox | None = None) -> AsyncGen
         async for piece in body_of(request):
             whole = envelopes.feed(piece)
             more = max(0, envelopes.held_bytes - FREE_BYTES) - taken
-            if sandbox is not None and more > 0:
-                sandbox.buffers.take(more)
+            if buffers is not None and more > 0:
+                buffers.take(more)
                 taken += more
             for message in whole:
                 yield message
         envelopes.finish()
     finally:
-        if sandbox is not None:
-            sandbox.buffers.give(taken)
+        if buffers is not None:
+            buffers.give(taken)
 
 
 def parsed(kind: type[_Asked], raw: bytes) -> _Asked:

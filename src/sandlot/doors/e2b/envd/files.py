@@ -14,16 +14,14 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.responses import JSONResponse
 
-from sandlot.core.files import files
-from sandlot.core.files.files import FileDownload
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import access
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.wire import FilesQuery
 from sandlot.model.access import Quota, check_upload
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
+from sandlot.model.ids import SandboxId
 from sandlot.model.specs import KIB, User
-from sandlot.web.asking import body_of, principal_of, while_connected
+from sandlot.web.asking import body_of, node_of, principal_of, while_connected
 from sandlot.web.forms import is_form, uploads_of
 from sandlot.web.streams import Stream
 
@@ -38,28 +36,29 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 async def read(request: Request, query: FilesQuery) -> Response:
     """A file's content."""
-    sandbox, user = access.box_of(request), translate.user(query.username)
-    reading = await files.read(sandbox, translate.absolute(query.path or "", user), user=user)
-    return Stream(_pieces(reading), reading.aclose, media_type="application/octet-stream")
+    sandbox, user = await access.sandbox_of(request), translate.user(query.username)
+    path = translate.absolute(query.path or "", user)
+    content = await node_of(request).files.read(principal_of(request), sandbox.id, path, user=user)
+    return Stream(content, content.aclose, media_type="application/octet-stream")
 
 
 async def write(request: Request, query: FilesQuery) -> Response:
     """Write one file, or several of a form."""
-    sandbox, user = access.box_of(request), translate.user(query.username)
+    sandbox, user = (await access.sandbox_of(request)).id, translate.user(query.username)
     if any(name.startswith(METADATA) for name in request.headers):
         raise UnsupportedError("Files have no metadata here.", code=ErrorCode.UNSUPPORTED, hint="Leave it out, or keep it in a file beside the file.")
     work = _form(request, sandbox, user, query.path) if is_form(request) else _whole(request, sandbox, user, query.path)
     return JSONResponse(await while_connected(request, work))
 
 
-async def _whole(request: Request, sandbox: Sandbox, user: User, path: str | None) -> list[dict[str, Any]]:
+async def _whole(request: Request, sandbox: SandboxId, user: User, path: str | None) -> list[dict[str, Any]]:
     """A body that is one file."""
     if not path:
         raise InvalidRequestError("It is not said where to write.", hint="Give its path in the query.", fields={"field": "path"})
-    return [await _one(sandbox, user, path, _content(request))]
+    return [await _one(request, sandbox, user, path, _content(request))]
 
 
-async def _form(request: Request, sandbox: Sandbox, user: User, path: str | None) -> list[dict[str, Any]]:
+async def _form(request: Request, sandbox: SandboxId, user: User, path: str | None) -> list[dict[str, Any]]:
     """Files of a form, each by its name, or one by the path in the query."""
     if _encoding(request):
         raise UnsupportedError(
@@ -69,18 +68,13 @@ async def _form(request: Request, sandbox: Sandbox, user: User, path: str | None
     async for upload in uploads_of(request, most_parts=MOST_FILES):
         if path and written:
             raise InvalidRequestError("There are several files for one path.", hint="Leave out the query's path, and name each file by its own.")
-        written.append(await _one(sandbox, user, path or upload.filename, upload.chunks))
+        written.append(await _one(request, sandbox, user, path or upload.filename, upload.chunks))
     return written
 
 
-async def _one(sandbox: Sandbox, user: User, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
-    entry = await files.write(sandbox, translate.absolute(path, user), content, user=user)
+async def _one(request: Request, sandbox: SandboxId, user: User, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
+    entry = await node_of(request).files.write(principal_of(request), sandbox, translate.absolute(path, user), content, user=user)
     return {"name": entry.name, "type": "file", "path": entry.path}
-
-
-async def _pieces(reading: FileDownload) -> AsyncIterator[bytes]:
-    async for piece in reading:
-        yield piece
 
 
 def _encoding(request: Request) -> str:

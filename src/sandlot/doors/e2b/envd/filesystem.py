@@ -12,14 +12,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from sandlot.core.files import files
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call
 from sandlot.doors.e2b.envd.wire import ListDirMessage, MoveMessage, PathMessage
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError
 from sandlot.model.files import Entry
-from sandlot.model.specs import User
 
 ENTRIES_MOST = 20_000
 """That one list tells of."""
@@ -27,7 +24,7 @@ ENTRIES_MOST = 20_000
 
 async def stat(call: Call, asked: PathMessage) -> Mapping[str, Any]:
     """What is at a path; a link is told as one."""
-    found = await files.stat(call.sandbox, translate.absolute(asked.path, call.user), user=call.user, follow=False)
+    found = await call.node.files.stat(call.principal, call.sandbox, translate.absolute(asked.path, call.user), user=call.user, follow=False)
     return {"entry": translate.entry(found)}
 
 
@@ -35,7 +32,7 @@ async def list_dir(call: Call, asked: ListDirMessage) -> Mapping[str, Any]:
     """What is in a folder, and so many folders deep."""
     path = translate.absolute(asked.path, call.user)
     found: list[Entry] = []
-    await _walk(call.sandbox, path, call.user, max(1, asked.depth), found)
+    await _walk(call, path, max(1, asked.depth), found)
     return {"entries": [translate.entry(entry) for entry in found]}
 
 
@@ -43,15 +40,15 @@ async def make_dir(call: Call, asked: PathMessage) -> Mapping[str, Any]:
     """Make a folder, and those above it."""
     path, user = translate.absolute(asked.path, call.user), call.user
     try:
-        made = await files.make_directory(call.sandbox, path, user=user, parents=False)
+        made = await call.node.files.make_directory(call.principal, call.sandbox, path, user=user, parents=False)
     except ConflictError as error:
-        if error.code is ErrorCode.PATH_EXISTS and (await files.stat(call.sandbox, path, user=user)).kind != "directory":
+        if error.code is ErrorCode.PATH_EXISTS and (await call.node.files.stat(call.principal, call.sandbox, path, user=user)).kind != "directory":
             raise InvalidRequestError(f"{path!r} is there already, and is no folder.", hint="Remove it first, or use another name.") from None
         raise
     except NotFoundError as error:
         if error.code is not ErrorCode.PATH_NOT_FOUND:
             raise
-        made = await files.make_directory(call.sandbox, path, user=user, parents=True)
+        made = await call.node.files.make_directory(call.principal, call.sandbox, path, user=user, parents=True)
     return {"entry": translate.entry(made)}
 
 
@@ -59,20 +56,21 @@ async def move(call: Call, asked: MoveMessage) -> Mapping[str, Any]:
     """Move or rename; the folders above the new place are made."""
     source, target = (translate.absolute(path, call.user) for path in (asked.source, asked.destination))
     try:
-        moved = await files.move(call.sandbox, source, target, user=call.user, overwrite=True)
+        moved = await call.node.files.move(call.principal, call.sandbox, source, target, user=call.user, overwrite=True)
     except NotFoundError as error:
         if error.code is not ErrorCode.PATH_NOT_FOUND:
             raise
-        await files.stat(call.sandbox, source, user=call.user, follow=False)  # raises where it is the source that is not there
-        await files.make_directory(call.sandbox, posixpath.dirname(target.rstrip("/")) or "/", user=call.user, parents=True)
-        moved = await files.move(call.sandbox, source, target, user=call.user, overwrite=True)
+        # Raises where it is the source that is not there.
+        await call.node.files.stat(call.principal, call.sandbox, source, user=call.user, follow=False)
+        await call.node.files.make_directory(call.principal, call.sandbox, posixpath.dirname(target.rstrip("/")) or "/", user=call.user, parents=True)
+        moved = await call.node.files.move(call.principal, call.sandbox, source, target, user=call.user, overwrite=True)
     return {"entry": translate.entry(moved)}
 
 
 async def remove(call: Call, asked: PathMessage) -> Mapping[str, Any]:
     """Remove a file, or a folder with all that is in it."""
     try:
-        await files.remove(call.sandbox, translate.absolute(asked.path, call.user), user=call.user, recursive=True)
+        await call.node.files.delete(call.principal, call.sandbox, translate.absolute(asked.path, call.user), user=call.user, recursive=True)
     except NotFoundError as error:
         if error.code is not ErrorCode.PATH_NOT_FOUND:
             raise
@@ -82,14 +80,14 @@ async def remove(call: Call, asked: PathMessage) -> Mapping[str, Any]:
 async def entry_at(call: Call, path: str) -> Mapping[str, Any] | None:
     """What is at a path, where there is something that may be seen."""
     with suppress(SandlotError):
-        return translate.entry(await files.stat(call.sandbox, path, user=call.user, follow=False))
+        return translate.entry(await call.node.files.stat(call.principal, call.sandbox, path, user=call.user, follow=False))
     return None
 
 
-async def _walk(sandbox: Sandbox, path: str, user: User, depth: int, found: list[Entry]) -> None:
+async def _walk(call: Call, path: str, depth: int, found: list[Entry]) -> None:
     offset, more = 0, True
     while more:
-        page = await files.listing(sandbox, path, user=user, offset=offset)
+        page = await call.node.files.list(call.principal, call.sandbox, path, user=call.user, offset=offset)
         offset, more = offset + 1000, page.more
         for entry in page.entries:
             found.append(entry)
@@ -102,4 +100,4 @@ async def _walk(sandbox: Sandbox, path: str, user: User, depth: int, found: list
                 )
             if entry.kind == "directory" and depth > 1:
                 with suppress(NotFoundError):  # gone since its parent was read
-                    await _walk(sandbox, entry.path, user, depth - 1, found)
+                    await _walk(call, entry.path, depth - 1, found)

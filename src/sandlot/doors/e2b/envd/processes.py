@@ -9,11 +9,8 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from typing import Any
 
-from sandlot.core.execution import terminals
-from sandlot.core.execution.processes import ProcessExecution
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call, Told
 from sandlot.doors.e2b.envd.wire import (
@@ -29,26 +26,29 @@ from sandlot.doors.e2b.envd.wire import (
 )
 from sandlot.doors.e2b.translate import NAME
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, TimeoutExceededError
-from sandlot.model.executions import ExecutionOptions, Output, ProcessInfo
+from sandlot.model.executions import ExecutionOptions, Output, OutputGap, ProcessEvent, ProcessInfo, ProcessStarted
+from sandlot.model.streams import Stream
 
 
 async def start(call: Call, asked: StartMessage) -> Told:
     """Run a command, and tell of it."""
     spec = translate.spec(asked, call.user, call.timeout_s)
-    run = await call.node.processes.start(call.sandbox, spec, options=ExecutionOptions(origin=NAME))
-    return Told(_told(run, spec.timeout_s, pty=spec.pty), run.detach, translate.KEEPALIVE)
+    events = await call.node.processes.stream(call.principal, call.sandbox, spec, options=ExecutionOptions(origin=NAME), keeps_running=True)
+    return Told(_told(events, spec.timeout_s, pty=spec.pty), events.aclose, translate.KEEPALIVE)
 
 
 async def connect(call: Call, asked: SelectMessage) -> Told:
     """Tell of a command that runs."""
     found = await find(call, asked.process)
-    run = await call.node.processes.follow_in(call.sandbox, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes)
-    return Told(_told(run, None, pty=found.pty), run.detach, translate.KEEPALIVE)
+    events = await call.node.processes.follow(
+        call.principal, call.sandbox, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes
+    )
+    return Told(_told(events, None, pty=found.pty), events.aclose, translate.KEEPALIVE)
 
 
 async def listing(call: Call, _asked: Nothing) -> Mapping[str, Any]:
     """All that run."""
-    running = [info for info in await call.node.processes.list_in(call.sandbox) if info.running]
+    running = [info for info in await call.node.processes.list(call.principal, call.sandbox) if info.running]
     return {"processes": [translate.process(info) for info in running]}
 
 
@@ -56,7 +56,7 @@ async def send_input(call: Call, asked: SendInputMessage) -> Mapping[str, Any]:
     """Write to a command's standard input, or type."""
     found = await find(call, asked.process)
     _check_kind(found, asked.input)
-    await call.node.stdin.write(call.sandbox, found.process, _one(asked.input.data))
+    await call.node.processes.write_stdin(call.principal, call.sandbox, found.process, _one(asked.input.data))
     return {}
 
 
@@ -75,7 +75,7 @@ async def stream_input(call: Call, asked: AsyncIterator[StreamInputMessage]) -> 
                 _check_kind(found, message.data.input)
                 yield message.data.input.data
 
-    await call.node.stdin.write(call.sandbox, found.process, pieces())
+    await call.node.processes.write_stdin(call.principal, call.sandbox, found.process, pieces())
 
 
 async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
@@ -83,7 +83,7 @@ async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
     found = await find(call, asked.process)
     if found.pty:
         raise ConflictError("A terminal's input does not end.", code=ErrorCode.CONFLICT, hint="Type Ctrl+D (byte 4) in place of that.")
-    await call.node.stdin.close(call.sandbox, found.process)
+    await call.node.processes.close_stdin(call.principal, call.sandbox, found.process)
     return {}
 
 
@@ -91,7 +91,7 @@ async def send_signal(call: Call, asked: SignalMessage) -> Mapping[str, Any]:
     """End a command."""
     number = translate.signal(asked.signal)
     found = await find(call, asked.process)
-    if not await call.node.processes.signal_in(call.sandbox, found.process, number):
+    if not await call.node.processes.signal(call.principal, call.sandbox, found.process, number):
         raise _absent(asked.process)
     return {}
 
@@ -100,7 +100,7 @@ async def update(call: Call, asked: UpdateMessage) -> Mapping[str, Any]:
     """Give a terminal another size."""
     found = await find(call, asked.process)
     if asked.pty is not None:
-        await terminals.resize(call.sandbox, found.process, *translate.screen(asked.pty))
+        await call.node.terminals.resize(call.principal, call.sandbox, found.process, *translate.screen(asked.pty))
     return {}
 
 
@@ -110,7 +110,7 @@ async def find(call: Call, selector: Selector) -> ProcessInfo:
     Raises:
         NotFoundError: ``process_not_found``: none that runs.
     """
-    for info in await call.node.processes.list_in(call.sandbox):
+    for info in await call.node.processes.list(call.principal, call.sandbox):
         if info.running and (info.pid == selector.pid or (selector.tag is not None and info.tag == selector.tag)):
             return info
     raise _absent(selector)
@@ -134,17 +134,21 @@ async def _one(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def _told(run: ProcessExecution, timeout_s: float | None, *, pty: bool) -> AsyncIterator[Mapping[str, Any]]:
-    yield translate.started(run.pid)
-    with suppress(StopAsyncIteration):
-        async for item in run:
-            if isinstance(item, Output):
-                yield translate.output(item.channel, item.data, pty=pty)
-    outcome = await run.outcome()
-    if outcome.reason == "timeout":
-        raise TimeoutExceededError(
-            "The command was ended by its timeout." if timeout_s is None else f"The command was ended after {timeout_s:g} s, which was its timeout.",
-            code=ErrorCode.TIMEOUT,
-            hint="Give it longer, or 0 for no limit.",
-        )
-    yield translate.ended(outcome)
+async def _told(events: Stream[ProcessEvent], timeout_s: float | None, *, pty: bool) -> AsyncIterator[Mapping[str, Any]]:
+    async for event in events:
+        if isinstance(event, ProcessStarted):
+            yield translate.started(event.pid)
+        elif isinstance(event, Output):
+            yield translate.output(event.channel, event.data, pty=pty)
+        elif not isinstance(event, OutputGap):
+            if event.outcome.reason == "timeout":
+                raise _late(timeout_s)
+            yield translate.ended(event.outcome)
+
+
+def _late(timeout_s: float | None) -> TimeoutExceededError:
+    return TimeoutExceededError(
+        "The command was ended by its timeout." if timeout_s is None else f"The command was ended after {timeout_s:g} s, which was its timeout.",
+        code=ErrorCode.TIMEOUT,
+        hint="Give it longer, or 0 for no limit.",
+    )

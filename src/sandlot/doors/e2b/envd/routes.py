@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.doors.e2b import access
+from sandlot.doors.e2b import access, translate
 from sandlot.doors.e2b.envd import files, filesystem, processes, watching
 from sandlot.doors.e2b.envd.calls import streaming, taking, unary
 from sandlot.doors.e2b.envd.wire import (
@@ -40,8 +40,8 @@ ROOT = APIRouter()
 @router.get("/health")
 async def health(request: Request) -> Response:
     """Whether the sandbox runs; one that rests does not, and is not resumed for that."""
-    sandbox = access.box_of(request)
-    if not sandbox.awake.is_set():
+    sandbox = await access.sandbox_of(request)
+    if translate.STATES.get(sandbox.state) == translate.PAUSED:
         raise access.gone(sandbox.id)
     return Response(status_code=204)
 

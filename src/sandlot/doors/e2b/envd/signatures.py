@@ -13,14 +13,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
+from sandlot.doors.listing import live_sandboxes
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import AuthenticationError, ErrorCode
+from sandlot.model.ids import SandboxId
+from sandlot.model.sandboxes import SandboxInfo
 
 OPERATIONS: Mapping[str, str] = {"GET": "read", "HEAD": "read", "POST": "write"}
 _VERSION = "v1_"
@@ -45,8 +47,8 @@ def is_signed(scope: Mapping[str, Any]) -> bool:
     return b"signature=" in scope["query_string"]
 
 
-def sandbox_for(scope: Mapping[str, Any], node: Node, among: str = "") -> Sandbox:
-    """The sandbox whose file a signed URL opens.
+async def sandbox_for(scope: Mapping[str, Any], node: Node, among: str = "") -> SandboxId:
+    """The id of the sandbox whose file a signed URL opens.
 
     Args:
         scope: The request's, as ASGI has it.
@@ -60,23 +62,17 @@ def sandbox_for(scope: Mapping[str, Any], node: Node, among: str = "") -> Sandbo
     given, until = query.get("signature", ""), query.get("signature_expiration", "")
     operation = OPERATIONS.get(scope["method"], "")
     words = (query.get("path", ""), operation, query.get("username", ""))
-    sandboxes = (sandbox for sandbox in node.registry.list(OPERATOR) if among in {"", sandbox.id})
-    sandbox = _signer(sandboxes, node, given, words, until)
-    if sandbox is None or not operation:
+    signer: SandboxInfo | None = None
+    for sandbox in await live_sandboxes(node, OPERATOR, {}):
+        if among in {"", sandbox.id}:
+            expected = signature(*words, node.tokens.sandbox_token(OPERATOR, sandbox.id), until)
+            if hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace")):
+                signer = sandbox
+    if signer is None or not operation:
         raise _refused("This URL was not signed with the token of a sandbox that lives, or it was changed.")
-    if until and not (until.isascii() and until.isdecimal() and node.clock.now().timestamp() < int(until)):
+    if until and not (until.isascii() and until.isdecimal() and signer.as_of.timestamp() < int(until)):
         raise _refused("This URL holds no more.")
-    return sandbox
-
-
-def _signer(sandboxes: Iterable[Sandbox], node: Node, given: str, words: tuple[str, str, str], until: str) -> Sandbox | None:
-    found: Sandbox | None = None
-    shown = given.encode("utf-8", "replace")
-    for sandbox in sandboxes:
-        expected = signature(*words, node.tokens.sandbox_token(OPERATOR, sandbox.id), until)
-        if hmac.compare_digest(expected.encode(), shown):
-            found = sandbox
-    return found
+    return signer.id
 
 
 def _refused(why: str) -> AuthenticationError:

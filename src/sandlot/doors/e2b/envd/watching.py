@@ -21,28 +21,28 @@ WITH_ENTRIES = "+entries"
 async def watch_dir(call: Call, asked: WatchMessage) -> Told:
     """Tell what happens in a folder, until it is gone."""
     path = translate.absolute(asked.path, call.user)
-    watch = await call.node.watches.watch(call.principal, call.sandbox.id, path, recursive=asked.recursive, user=call.user)
+    watch = await call.node.watches.watch(call.principal, call.sandbox, path, recursive=asked.recursive, user=call.user)
     return Told(_told(call, watch, entries=asked.include_entry), watch.aclose, translate.WATCH_KEEPALIVE)
 
 
 async def create(call: Call, asked: WatchMessage) -> Mapping[str, Any]:
     """Watch a folder for who comes back."""
     path = translate.absolute(asked.path, call.user)
-    watcher = await call.node.watches.create(call.principal, call.sandbox.id, path, recursive=asked.recursive, user=call.user)
+    watcher = await call.node.watches.create(call.principal, call.sandbox, path, recursive=asked.recursive, user=call.user)
     return {"watcherId": watcher.id + (WITH_ENTRIES if asked.include_entry else "")}
 
 
 async def events(call: Call, asked: WatcherMessage) -> Mapping[str, Any]:
     """What has happened since the last time."""
     id_ = asked.watcher_id.removesuffix(WITH_ENTRIES)
-    root = next((watch.root for watch in await call.node.watches.list(call.principal, call.sandbox.id) if watch.id == id_), "")
-    happened = await call.node.watches.take(call.principal, call.sandbox.id, id_)
+    root = next((watch.root for watch in await call.node.watches.list(call.principal, call.sandbox) if watch.id == id_), "")
+    happened = await call.node.watches.take(call.principal, call.sandbox, id_)
     return {"events": [event async for event in _events(call, happened, root, entries=asked.watcher_id != id_)]}
 
 
 async def remove(call: Call, asked: WatcherMessage) -> Mapping[str, Any]:
     """Watch no more."""
-    await call.node.watches.delete(call.principal, call.sandbox.id, asked.watcher_id.removesuffix(WITH_ENTRIES))
+    await call.node.watches.delete(call.principal, call.sandbox, asked.watcher_id.removesuffix(WITH_ENTRIES))
     return {}
 
 

@@ -9,21 +9,21 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
 import structlog
 
-from sandlot.core.execution.code import CodeExecution
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.interpreter import results
 from sandlot.model.access import Principal
-from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.model.executions import CellError, CellStarted, Cleared, Context, Display, ExecutionOptions
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.executions import CellError, CellStarted, CodeAccepted, CodeEnded, CodeEvent, Context, Display, ExecutionOptions, Output, OutputGap
 from sandlot.model.specs import CellSpec, context_language
+from sandlot.model.streams import Stream
 from sandlot.web.streams import OutputEvents, line
 
 HOME = "/home/user"
@@ -56,14 +56,14 @@ def context_of(id_: str | None, language: str | None) -> tuple[str, str | None]:
 
 
 async def start(
-    node: Node, principal: Principal, sandbox: Sandbox, source: str, context: str, default: str | None, env: Mapping[str, str]
-) -> CodeExecution:
+    node: Node, principal: Principal, sandbox: str, source: str, context: str, default: str | None, env: Mapping[str, str]
+) -> Stream[CodeEvent]:
     """Begin to run code.
 
     Args:
         node: Runs the code.
         principal: Whose sandbox that is.
-        sandbox: Where.
+        sandbox: The sandbox's id.
         source: The code.
         context: The context's id.
         default: Its language, where it is the default one, which is made where it is not there.
@@ -76,51 +76,47 @@ async def start(
     cell = CellSpec(source, language=None, context=context, env=env, timeout_s=None)
     options = ExecutionOptions(origin=translate.NAME)
     try:
-        return await node.code.start(sandbox, cell, options=options)
-    except NotFoundError:
-        if default is None:
+        return await node.code.stream(principal, sandbox, cell, options)
+    except NotFoundError as error:
+        if default is None or error.code is not ErrorCode.CONTEXT_NOT_FOUND:
             raise
-    await node.contexts.create(principal, sandbox.id, default, cwd=HOME, id=context)
-    return await node.code.start(sandbox, cell, options=options)
+    await node.contexts.create(principal, sandbox, default, cwd=HOME, id=context)
+    return await node.code.stream(principal, sandbox, cell, options)
 
 
-async def lines(node: Node, execution: CodeExecution) -> AsyncIterator[bytes]:
+async def lines(events: Stream[CodeEvent]) -> AsyncIterator[bytes]:
     """What code gives, as it comes, until its end.
 
     Raises:
         SandboxEndedError: The sandbox ended meanwhile.
         UnavailableError: The service is about to.
     """
+    output, raised, execution = OutputEvents(), False, ""
     try:
-        async for each in _told(node, execution):
-            yield line(each)
+        async for event in events:
+            if isinstance(event, CodeAccepted):
+                execution = event.execution
+            for each in _told(event, output, raised=raised):
+                yield line(each)
+            raised = raised or isinstance(event, CellError)
     except (SandboxEndedError, UnavailableError) as error:
-        _log.info("execution.cut", execution=execution.id, code=str(error.code))
+        _log.info("execution.cut", execution=execution, code=str(error.code))
         raise
     except SandlotError as error:
         yield line(results.failure(str(error.code), str(error), str(error)))
 
 
-async def _told(node: Node, execution: CodeExecution) -> AsyncIterator[dict[str, Any]]:
-    output, raised = OutputEvents(), False
-    async for item in execution:
-        if isinstance(item, CellStarted | Display | CellError | Cleared):
-            for event in output.end():  # half a character came before this
-                yield results.output(event, node.clock.now())
-            if isinstance(item, CellStarted):
-                yield results.started(item.count)
-            elif isinstance(item, CellError):
-                raised = True
-                yield results.error(item)
-            elif isinstance(item, Display) and not item.update:  # updates are told by E2B neither
-                yield results.result(item)
-        else:
-            for event in output.tell(item):
-                yield results.output(event, node.clock.now())
-    for event in output.end():
-        yield results.output(event, node.clock.now())
-    ended = results.end(await execution.outcome())
-    if ended is not None and not raised:
+def _told(event: CodeEvent, output: OutputEvents, *, raised: bool) -> Iterator[dict[str, Any]]:
+    pieces = output.tell(event) if isinstance(event, Output | OutputGap) else output.end()  # half a character may have come before this
+    for piece in pieces:
+        yield results.output(piece, datetime.now(UTC))
+    if isinstance(event, CellStarted):
+        yield results.started(event.count)
+    elif isinstance(event, CellError):
+        yield results.error(event)
+    elif isinstance(event, Display) and not event.update:  # updates are told by E2B neither
+        yield results.result(event)
+    elif isinstance(event, CodeEnded) and not raised and (ended := results.end(event.status)) is not None:
         yield ended
 
 
