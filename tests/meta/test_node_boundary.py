@@ -35,8 +35,6 @@ NOT_MOVED = {
     "code": {"run_in", "start", "launch_in", "background", "follow_in", "collect"},
     "processes": {"run_in", "start", "launch_in", "follow_in", "read_in", "wait_in", "list_in", "get_in", "signal_in"},
     "stdin": {ALL},
-    "packages": {"start"},
-    "file_store": {"inject_in", "injects", "keep_in"},
     "executions": {"begin", "keep_open", "reopen", "take_open"},
     "snapshots": {"create_sandbox", "start_source"},
     "volumes": {"attach", "hold", "release"},

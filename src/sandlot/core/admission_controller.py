@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from sandlot.core import admission
 from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.files.store import FileStore
+from sandlot.core.files.store import FileStore, inject
 from sandlot.core.pools.manager import PoolClaim, PoolManager
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.ports import Clock
@@ -31,6 +32,7 @@ from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, HostReading, Resources
+from sandlot.model.repositories import Blobs
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, SandboxSpec, TemplateRef, VolumeMount
 from sandlot.model.states import State
@@ -91,6 +93,7 @@ class AdmissionController:
         pools: PoolManager,
         volumes: VolumeManager,
         file_store: FileStore,
+        blobs: Blobs,
         api_keys: ApiKeys,
         buffers: BufferBudget,
         clock: Clock,
@@ -104,6 +107,7 @@ class AdmissionController:
         self._pools = pools
         self._volumes = volumes
         self._file_store = file_store
+        self._blobs = blobs
         self._api_keys = api_keys
         self._buffers = buffers
         self._clock = clock
@@ -155,7 +159,8 @@ class AdmissionController:
         admission.check_host(capabilities, volumes=bool(volumes))
         quotas.check_lifetime(principal.quota, params.timeout_s)
         quotas.check_network(principal.quota, spec.network)
-        setup = [await self._file_store.injects(principal, params.files)] if params.files else []
+        files = await self._file_store.get_many(principal, params.files)
+        setup = [functools.partial(inject, blobs=self._blobs, records=files)] if files else []
         takes = self._drivers[spec.isolation].max_resources(limits)
         pool_spec = PoolSpec(spec.template, spec.isolation, limits)
         has_pools = source is None and (not volumes or capabilities.can(DriverCapability.CONFIGURE_VOLUMES))

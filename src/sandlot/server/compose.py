@@ -259,6 +259,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             pools=pools,
             volumes=volumes,
             file_store=file_store,
+            blobs=blobs,
             api_keys=api_keys,
             buffers=buffers,
             clock=clock,

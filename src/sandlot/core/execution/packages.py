@@ -136,20 +136,23 @@ class PackageInstaller:
         live = self._registry.find(sandbox, principal)
         if key is not None:
             options = replace(options, id=execution_id(live.id, key, "packages", params))
-        return await self.start(live, params, principal.quota, options)
+        return await start_install(self._processes, live, params, principal.quota, options)
 
-    async def start(self, sandbox: Sandbox, params: InstallParams, quota: Quota, options: ExecutionOptions = NATIVE) -> ProcessExecution:
-        """Start to install packages in a live sandbox, or join the installation with the id that the client chose. See :meth:`install`.
 
-        If the client chose the id, the start continues even if the caller is cancelled.
-        """
-        return await self._processes.start(
-            sandbox,
-            install_spec(params),
-            options=replace(options, argv=(_SHOWN[params.manager], "install", *params.packages)),
-            kind=Kind.INSTALL,
-            mode=INSTALL if quota.installs else FOREGROUND,
-        )
+async def start_install(
+    processes: ProcessService, sandbox: Sandbox, params: InstallParams, quota: Quota, options: ExecutionOptions = NATIVE
+) -> ProcessExecution:
+    """Start to install packages in a sandbox, or join the installation with the id that the client chose. See :meth:`PackageInstaller.install`.
+
+    If the client chose the id, the start continues even if the caller is cancelled.
+    """
+    return await processes.start(
+        sandbox,
+        install_spec(params),
+        options=replace(options, argv=(_SHOWN[params.manager], "install", *params.packages)),
+        kind=Kind.INSTALL,
+        mode=INSTALL if quota.installs else FOREGROUND,
+    )
 
 
 def install_spec(params: InstallParams) -> ProcessSpec:

@@ -24,7 +24,7 @@ from sandlot.core.files import files
 from sandlot.core.ports import Clock
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota, check_upload
+from sandlot.model.access import OwnerId, Principal, Quota, check_upload
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED, Entry, check_filename, check_media_type, tidy_filename
 from sandlot.model.ids import FILE_ID, SandboxId, new_file_id
@@ -120,26 +120,13 @@ class FileStore:
             user: User that reads the file.
         """
         live = self._registry.find(sandbox, principal)
-        return await self.keep_in(live, path, user=user, filename=filename, quota=principal.quota, max_bytes=max_bytes)
-
-    async def keep_in(
-        self,
-        sandbox: Sandbox,
-        path: str,
-        *,
-        user: User = User.USER,
-        filename: str | None = None,
-        quota: Quota = UNBOUNDED,
-        max_bytes: int | None = None,
-    ) -> FileRecord:
-        """Copy a file out of a live sandbox: :meth:`keep`."""
         if filename is not None:
             check_filename(filename)
         name = filename or tidy_filename(path)
-        download = await files.read(sandbox, path, user=user)
+        download = await files.read(live, path, user=user)
         try:
-            content = _Content(download, self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes), quota)
-            return await self._keep(content, sandbox.owner, name, media_type_of(name), sandbox.id)
+            content = _Content(download, self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes), principal.quota)
+            return await self._keep(content, live.owner, name, media_type_of(name), live.id)
         finally:
             await download.aclose()
 
@@ -232,19 +219,7 @@ class FileStore:
             NotFoundError: A file does not exist (``file_not_found``); no file is copied.
         """
         live = self._registry.find(sandbox, principal)
-        return await self.inject_in(live, await self.get_many(principal, ids), folder, user=user)
-
-    async def inject_in(
-        self, sandbox: Sandbox, records: Sequence[FileRecord], folder: str = INJECT_FOLDER, *, user: User = User.USER
-    ) -> Sequence[Entry]:
-        """Copy files into a folder of a live sandbox: :meth:`inject`."""
-        check_path(folder)
-        return [await files.write(sandbox, posixpath.join(folder, record.filename), self._blobs.read(record.id), user=user) for record in records]
-
-    async def injects(self, principal: Principal, ids: Sequence[str]) -> Callable[[Sandbox], Coroutine[Any, Any, object]]:
-        """Find files, and return a function that copies these files into a new sandbox. The function is a ``SetupStep``."""
-        records = await self.get_many(principal, ids)
-        return lambda sandbox: self.inject_in(sandbox, records)
+        return await inject(live, self._blobs, await self.get_many(principal, ids), folder, user=user)
 
     async def _keep(self, content: _Content, owner: OwnerId, filename: str, media_type: str, sandbox: SandboxId | None) -> FileRecord:
         if self._check_room is not None:
@@ -271,6 +246,14 @@ class FileStore:
         except BaseException:
             await self._blobs.remove(record.id)
             raise
+
+
+async def inject(
+    sandbox: Sandbox, blobs: Blobs, records: Sequence[FileRecord], folder: str = INJECT_FOLDER, *, user: User = User.USER
+) -> Sequence[Entry]:
+    """Copy stored files into a folder of a sandbox. See :meth:`FileStore.inject`."""
+    check_path(folder)
+    return [await files.write(sandbox, posixpath.join(folder, record.filename), blobs.read(record.id), user=user) for record in records]
 
 
 def media_type_of(filename: str) -> str:

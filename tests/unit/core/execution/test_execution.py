@@ -13,6 +13,7 @@ import pytest
 
 from sandlot.core.execution import execution
 from sandlot.core.execution.execution import Execution
+from sandlot.core.execution.packages import start_install
 from sandlot.core.execution.state import Event, Kind, State
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Quota
@@ -267,7 +268,7 @@ async def test_execution_that_the_next_service_continues_has_no_end_in_the_log(
 
 
 async def test_hibernation_leaves_the_entry_open_and_takes_package_access_until_the_wake(place: Place) -> None:
-    run = await place.node.services.packages.start(place.sandbox, INSTALL, Quota())
+    run = await start_install(place.node.services.processes, place.sandbox, INSTALL, Quota())
     await anext(aiter(run))
     assert place.has_access
 
@@ -285,7 +286,7 @@ async def test_hibernation_leaves_the_entry_open_and_takes_package_access_until_
 
 async def test_end_takes_package_access_although_a_client_stays(place: Place) -> None:
     id_ = new_process_id()
-    runs = [await place.node.services.packages.start(place.sandbox, INSTALL, Quota(), ExecutionOptions(id=id_)) for _ in range(2)]
+    runs = [await start_install(place.node.services.processes, place.sandbox, INSTALL, Quota(), ExecutionOptions(id=id_)) for _ in range(2)]
     place.gate.set()
     async for _ in runs[0]:
         pass

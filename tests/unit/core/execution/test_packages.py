@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.execution import execution
-from sandlot.core.execution.packages import install_spec
+from sandlot.core.execution.packages import install_spec, start_install
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
@@ -48,7 +48,7 @@ async def running(node: Node, sandbox: Sandbox, id_: str) -> bool:
 
 
 async def begun(node: Node, sandbox: Sandbox) -> ProcessExecution:
-    made = await node.packages.start(sandbox, WHAT, Quota())
+    made = await start_install(node.processes, sandbox, WHAT, Quota())
     await anext(aiter(made))
     return made
 
@@ -133,8 +133,8 @@ async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, 
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
-        leaving = await node.services.packages.start(sandbox, WHAT, Quota(), ExecutionOptions(id=id_))
-        following = await node.services.packages.start(sandbox, WHAT, Quota(), ExecutionOptions(id=id_))
+        leaving = await start_install(node.services.processes, sandbox, WHAT, Quota(), ExecutionOptions(id=id_))
+        following = await start_install(node.services.processes, sandbox, WHAT, Quota(), ExecutionOptions(id=id_))
         await leaving.close()
         await run_pending()
         gate.set()

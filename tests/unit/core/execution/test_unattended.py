@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.execution import code, execution
+from sandlot.core.execution.packages import start_install
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
@@ -121,7 +122,7 @@ async def test_inherited_install_has_package_access_until_its_end(tmp_path: Path
         sandbox = await first.node.manager.create(OPERATOR, replace(BASE, network=NetworkPolicy(NetworkMode.NONE)))
         put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
         await first.node.processes.run_in(sandbox, put, stdin=manager.encode())
-        await first.node.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
+        await start_install(first.node.processes, sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
         await first.node.processes.launch_in(sandbox, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
         assert first.node.processes.executions.access.is_open(sandbox)
     async with serving(tmp_path, driver, keep=True) as second:
@@ -164,7 +165,7 @@ async def test_inherited_install_has_package_access_before_its_sandbox_is_recove
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", network=NetworkPolicy(NetworkMode.NONE)))
-        await node.services.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
+        await start_install(node.services.processes, sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
 
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:

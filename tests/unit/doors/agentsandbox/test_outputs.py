@@ -114,7 +114,7 @@ async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: San
             return [Found("/output/a", 1)], False
 
     monkeypatch.setattr(outputs, "COLLECT_S", 0.1)
-    monkeypatch.setattr(type(at.node.file_store), "keep_in", forever)
+    monkeypatch.setattr(type(at.node.file_store), "keep", forever)
     kept = await outputs.collect(FoundAtOnce(at.node, OPERATOR, sandbox.id, {}))
     assert (list(kept.records), kept.left, kept.more) == ([], 1, False)
     monkeypatch.setattr(files, "listing", forever)
@@ -130,5 +130,5 @@ async def test_run_keeps_its_result_if_its_outputs_cannot_be_kept(
 
     before = await Before.look(at.node, OPERATOR, sandbox.id)
     await sh(at.node, sandbox, "echo 1 > a")
-    monkeypatch.setattr(type(at.node.file_store), "keep_in", refuses)
+    monkeypatch.setattr(type(at.node.file_store), "keep", refuses)
     assert (await outputs.collect(before)).left == 1

@@ -89,7 +89,7 @@ async def test_session_whose_files_cannot_be_injected_is_removed(at: SharedBench
     file = ok(await http.post(f"{HERE}/v1/files", files={"file": ("a", b"a")}), 200)["file_id"]
     refused(await http.post(f"{HERE}/v1/sessions", json={"file_ids": [file, "file-none"]}), 404)
     assert at.sandboxes.held == 0
-    monkeypatch.setattr(type(at.service.node.file_store), "inject_in", fails)
+    monkeypatch.setattr(type(at.service.node.file_store), "inject", fails)
     assert (await http.post(f"{HERE}/v1/sessions", json={"file_ids": [file]})).status_code >= 500
     await until(lambda: at.sandboxes.held == 0)
 
@@ -172,7 +172,7 @@ async def test_failed_preparation_leaves_no_program_file(at: SharedBench, http: 
         raise UnavailableError("no", code=ErrorCode.BUSY)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(at.service.node.file_store), "inject_in", fails)
+        patched.setattr(type(at.service.node.file_store), "inject", fails)
         refused(await http.post(f"{HERE}/v1/execute", json={"code": "touch ran", "file_ids": [file], **ran}), 503)
     (sandbox,) = at.sandboxes.list(OPERATOR)
 
