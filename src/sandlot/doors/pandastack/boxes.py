@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
+from sandlot.doors.listing import live_sandbox, live_sandboxes
 from sandlot.doors.pandastack import translate
 from sandlot.doors.pandastack.wire import (
     CreateBody,
@@ -30,42 +30,22 @@ from sandlot.model.specs import DEFAULT_TEMPLATE
 PAGE = 1000
 
 
-def find(node: Node, principal: Principal, sandbox: str) -> Sandbox:
-    """A sandbox that has not ended.
-
-    Raises:
-        NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
-        SandboxEndedError: It has ended; says why.
-    """
-    box = node.registry.find(sandbox, principal)
-    if box.end_requested.is_set() or box.ended.is_set():
-        raise box.ended_error()
-    return box
-
-
 async def create(node: Node, principal: Principal, body: CreateBody) -> SandboxAnswer:
     """Make a sandbox, of a template or of a snapshot, whose own template counts: the client always names one.
 
     Raises:
         SandlotError: It could not be made; then nothing is left of it.
     """
-    began_s, params = node.clock.monotonic_s(), translate.new_sandbox(body, principal.quota)
-    if params.snapshot is None:
-        sandbox = await node.manager.create(principal, params)
-    else:
+    params = translate.new_sandbox(body, principal.quota)
+    if params.snapshot is not None:
         await node.templates.find(principal, params.template or DEFAULT_TEMPLATE)
-        sandbox = await node.snapshots.create_sandbox(principal, params)
-    return translate.sandbox(sandbox, node.clock.monotonic_s() - began_s)
+    made = await node.sandboxes.create(principal, params)
+    return translate.sandbox(made, (made.as_of - made.created_at).total_seconds())
 
 
-def listing(node: Node, principal: Principal) -> list[SandboxAnswer]:
+async def listing(node: Node, principal: Principal) -> list[SandboxAnswer]:
     """All sandboxes that somebody has, oldest first."""
-    return [translate.sandbox(sandbox) for sandbox in node.registry.list(principal) if not sandbox.end_requested.is_set()]
-
-
-def lifecycle(node: Node, principal: Principal, sandbox: str) -> LifecycleAnswer:
-    """How long a sandbox lives."""
-    return translate.lifecycle(find(node, principal, sandbox), node.clock.monotonic_s())
+    return [translate.sandbox(sandbox) for sandbox in await live_sandboxes(node, principal)]
 
 
 async def change(node: Node, principal: Principal, sandbox: str, body: LifecycleBody) -> LifecycleAnswer:
@@ -75,9 +55,8 @@ async def change(node: Node, principal: Principal, sandbox: str, body: Lifecycle
         InvalidRequestError: Out of bounds, or a deadline for what has none.
         LimitError: ``quota_exceeded``.
     """
-    box = find(node, principal, sandbox)
-    await node.manager.update(principal, box.id, translate.update(box, body, principal.quota))
-    return lifecycle(node, principal, sandbox)
+    found = await live_sandbox(node, principal, sandbox)
+    return translate.lifecycle(await node.sandboxes.update(principal, found.id, translate.update(found, body, principal.quota)))
 
 
 async def fork(node: Node, principal: Principal, sandbox: str, count: int, metadata: Mapping[str, str] | None) -> TreeAnswer:
@@ -86,10 +65,10 @@ async def fork(node: Node, principal: Principal, sandbox: str, count: int, metad
     Raises:
         SandlotError: As core's.
     """
-    parent = find(node, principal, sandbox)
+    parent = await live_sandbox(node, principal, sandbox)
     tree = f"tree-{secrets.token_hex(8)}"
     params = ForkParams(count=count, metadata=translate.forked(parent, metadata, tree), share_volumes=True)
-    made = await node.forks.create(principal, parent.id, params)
+    made = await node.sandboxes.fork(principal, parent.id, params)
     return TreeAnswer(tree_id=tree, parent_id=parent.id, children=[translate.sandbox(child) for child in made])
 
 
@@ -100,17 +79,17 @@ async def promote(node: Node, principal: Principal, sandbox: str, body: PromoteB
         ConflictError: It is nobody's fork.
         InvalidRequestError: It is of another tree.
     """
-    box = find(node, principal, sandbox)
-    if box.spec.parent is None:
-        raise translate.no_fork(box)
-    tree = translate.tree_of(box)
+    found = await live_sandbox(node, principal, sandbox)
+    if found.spec.parent is None:
+        raise translate.no_fork(found)
+    tree = translate.tree_of(found)
     if body.tree_id not in {None, tree}:
-        raise InvalidRequestError(f"Sandbox {box.id} is of another tree.", hint=f"Its tree_id is {tree}.", fields={"field": "tree_id"})
+        raise InvalidRequestError(f"Sandbox {found.id} is of another tree.", hint=f"Its tree_id is {tree}.", fields={"field": "tree_id"})
     if not body.cleanup_siblings:
-        return PromotedAnswer(winner=box.id, tree_id=tree, deleted=[], failures={})
-    among = {translate.TREE_WORD: tree} if translate.TREE_WORD in box.metadata else {}
-    done = await node.forks.promote(principal, box.id, among=among)
-    return PromotedAnswer(winner=box.id, tree_id=tree, deleted=list(done.ended), failures={str(id_): why for id_, why in done.failed.items()})
+        return PromotedAnswer(winner=found.id, tree_id=tree, deleted=[], failures={})
+    among = {translate.TREE_WORD: tree} if translate.TREE_WORD in found.metadata else {}
+    done = await node.sandboxes.promote(principal, found.id, among=among)
+    return PromotedAnswer(winner=found.id, tree_id=tree, deleted=list(done.ended), failures={str(id_): why for id_, why in done.failed.items()})
 
 
 async def snapshots(node: Node, principal: Principal, sandbox: str | None) -> list[SnapshotAnswer]:

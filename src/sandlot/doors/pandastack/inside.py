@@ -9,27 +9,25 @@ Laws:
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import structlog
 from starlette.requests import Request
 
-from sandlot.core.execution.processes import ProcessExecution
-from sandlot.core.files import files
 from sandlot.core.node import Node
-from sandlot.core.ports import Clock
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Command, Decoder
 from sandlot.doors.pandastack.wire import EntryAnswer, ExecAnswer, ExecBody, RunAnswer, RunBody
+from sandlot.model import streams
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.model.executions import ExecutionOptions, OutputGap
-from sandlot.model.history import LOG_CHANNELS, LogEnd, LogGap
+from sandlot.model.executions import ExecutionOptions, Output, OutputGap, ProcessEnded, ProcessEvent, ProcessOutcome
+from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S, CellSpec, User
 from sandlot.web import errors
-from sandlot.web.asking import node_of
+from sandlot.web.asking import node_of, principal_of
 from sandlot.web.streams import EVENTS, KEEP_ALIVE, STREAM_NAMES, Stream
 
 MOST_ENTRIES = 20_000
@@ -41,47 +39,48 @@ _UNBUFFERED = {"X-Accel-Buffering": "no"}
 _log = structlog.get_logger("sandlot.doors")
 
 
-async def execute(node: Node, sandbox: Sandbox, body: ExecBody) -> ExecAnswer:
+async def execute(node: Node, principal: Principal, sandbox: str, body: ExecBody) -> ExecAnswer:
     """Run a command to its end.
 
     Raises:
         TimeoutExceededError: It took too long, and was ended.
         SandlotError: It could not be run. A command that fails is no error.
     """
-    async with _ready(node.clock, sandbox, body, running.DEFAULT_EXEC_S) as command:
-        done = await node.processes.run_in(sandbox, command.spec(), options=_label(command))
+    async with _ready(node, principal, sandbox, body, running.DEFAULT_EXEC_S) as command:
+        done = await node.processes.run(principal, sandbox, command.spec(), options=_label(command))
     if done.outcome.reason == "timeout":
         raise running.late(command.timeout_s)
     return running.exec_answer(done)
 
 
-async def stream(request: Request, sandbox: Sandbox, body: ExecBody) -> Stream:
+async def stream(request: Request, sandbox: str, body: ExecBody) -> Stream:
     """Run a command and tell what it writes as it writes it.
 
     Raises:
         SandlotError: It could not be started.
     """
+    node, principal = node_of(request), principal_of(request)
     async with AsyncExitStack() as stack:
-        command = await stack.enter_async_context(_ready(node_of(request).clock, sandbox, body, running.DEFAULT_STREAM_S))
-        run = await node_of(request).processes.start(sandbox, command.spec(), options=_label(command))
-        stack.push_async_callback(run.close)
+        command = await stack.enter_async_context(_ready(node, principal, sandbox, body, running.DEFAULT_STREAM_S))
+        events = await node.processes.stream(principal, sandbox, command.spec(), options=_label(command))
+        stack.push_async_callback(events.aclose)
         close = stack.pop_all().aclose
-    return Stream(_told(request, run, command), close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
+    return Stream(_told(request, events, command), close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
-async def run_cell(node: Node, sandbox: Sandbox, session: str, body: RunBody) -> RunAnswer:
+async def run_cell(node: Node, principal: Principal, sandbox: str, session: str, body: RunBody) -> RunAnswer:
     """Run code in a session.
 
     Raises:
         NotFoundError: ``context_not_found``.
         TimeoutExceededError: It took too long, and was interrupted; variables stay.
     """
-    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else await _left_s(node.clock, sandbox, running.DEFAULT_EXEC_S)
+    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else await _left_s(node, principal, sandbox, running.DEFAULT_EXEC_S)
     cell = CellSpec(body.code, language=None, context=session, timeout_s=timeout_s)
-    return running.run_answer(await node.code.run_in(sandbox, cell, options=ExecutionOptions(origin=translate.NAME)), timeout_s)
+    return running.run_answer(await node.code.run(principal, sandbox, cell, ExecutionOptions(origin=translate.NAME)), timeout_s)
 
 
-async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:
+async def folder(node: Node, principal: Principal, sandbox: str, path: str) -> list[EntryAnswer]:
     """All that is in a folder, by name.
 
     Raises:
@@ -91,7 +90,7 @@ async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:
     found: list[EntryAnswer] = []
     more = True
     while more:
-        listed = await files.listing(sandbox, path, user=User.ROOT, offset=len(found))
+        listed = await node.files.list(principal, sandbox, path, user=User.ROOT, offset=len(found))
         found += map(translate.entry, listed.entries)
         if len(found) > MOST_ENTRIES:
             raise LimitError(
@@ -101,68 +100,54 @@ async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:
     return found
 
 
-async def logs(node: Node, principal: Principal, sandbox: Sandbox, stream_: str) -> str:
+async def logs(node: Node, principal: Principal, sandbox: str, stream_: str) -> str:
     """What the runs of a sandbox wrote, as one text."""
-    entries = (await node.history.logs(principal, sandbox.id, LOG_CHANNELS[stream_])).items
+    entries = (await node.history.logs(principal, sandbox, LOG_CHANNELS[stream_])).items
     return "".join(entry.text if entry.text.endswith("\n") else f"{entry.text}\n" for entry in entries)
 
 
-def follow(node: Node, principal: Principal, sandbox: Sandbox, stream_: str) -> Stream:
+async def follow(node: Node, principal: Principal, sandbox: str, stream_: str) -> Stream:
     """What they wrote, and what they write, line by line, until the sandbox ends."""
-
-    async def close() -> None:
-        """One who reads a log holds nothing."""
-
-    told = _lines(node, principal, sandbox, stream_)
-    return Stream(told, close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
+    items = await node.history.follow_logs(principal, sandbox, LOG_CHANNELS[stream_])
+    return Stream(_lines(items), items.aclose, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
-async def _left_s(clock: Clock, sandbox: Sandbox, default_s: float) -> float:
+async def _left_s(node: Node, principal: Principal, sandbox: str, default_s: float) -> float:
     """What a command has that says none, once its sandbox is awake."""
-    began_s = clock.monotonic_s()
-    await sandbox.wait_reachable()
-    return running.left_s(default_s, clock.monotonic_s() - began_s)
+    began_s = time.monotonic()
+    await node.sandboxes.ensure_running(principal, sandbox)
+    return running.left_s(default_s, time.monotonic() - began_s)
 
 
 @asynccontextmanager
-async def _ready(clock: Clock, sandbox: Sandbox, body: ExecBody, default_s: float) -> AsyncIterator[Command]:
+async def _ready(node: Node, principal: Principal, sandbox: str, body: ExecBody, default_s: float) -> AsyncIterator[Command]:
     """A command, its file inside where it needs one."""
-    timeout_s = min(body.timeout_seconds or await _left_s(clock, sandbox, default_s), MAX_TIMEOUT_S)
+    timeout_s = min(body.timeout_seconds or await _left_s(node, principal, sandbox, default_s), MAX_TIMEOUT_S)
     command = running.command(body.cmd, timeout_s, secrets.token_hex(8))
     if command.file is None:
         yield command
         return
-    await files.write(sandbox, command.file, _once(command.content), user=User.ROOT, mode=0o600)
+    await node.files.write(principal, sandbox, command.file, _once(command.content), user=User.ROOT, mode=0o600)
     try:
         yield command
     finally:
-        sandbox.tasks.spawn(_tidy(sandbox, command.file))
+        with suppress(SandlotError):
+            await node.files.delete(principal, sandbox, command.file, user=User.ROOT)
 
 
-async def _tidy(sandbox: Sandbox, path: str) -> None:
-    """Remove the file of a command that has run."""
-    with suppress(SandlotError):
-        await files.remove(sandbox, path, user=User.ROOT)
-
-
-async def _told(request: Request, run: ProcessExecution, command: Command) -> AsyncIterator[bytes]:
+async def _told(request: Request, events: streams.Stream[ProcessEvent], command: Command) -> AsyncIterator[bytes]:
     """The events of a command."""
     decoders = {name: Decoder() for name in STREAM_NAMES.values()}
     try:
-        async for item in run:
-            name = STREAM_NAMES[item.channel]
-            text = f"[... {item.bytes} bytes omitted ...]\n" if isinstance(item, OutputGap) else decoders[name].text(item.data)
-            if text:
-                yield running.event(name, {"chunk": text})
-        outcome = await run.outcome()
-        for name, decoder in decoders.items():
-            if rest := decoder.text(b"", last=True):
-                yield running.event(name, {"chunk": rest})
-        if outcome.reason == "timeout":
-            raise running.late(command.timeout_s)  # noqa: TRY301 - told like all that fails
-        if note := running.note_of(outcome.reason):
-            yield running.event("stderr", {"chunk": note})
-        yield running.event("exit", {"exit_code": outcome.exit_code})
+        async for event in events:
+            if isinstance(event, Output | OutputGap):
+                name = STREAM_NAMES[event.channel]
+                text = f"[... {event.bytes} bytes omitted ...]\n" if isinstance(event, OutputGap) else decoders[name].text(event.data)
+                if text:
+                    yield running.event(name, {"chunk": text})
+            elif isinstance(event, ProcessEnded):
+                for told in _end(event.outcome, decoders, command.timeout_s):
+                    yield told
     except (SandboxEndedError, UnavailableError) as error:
         errors.note(request.scope, error)
         yield running.broke_off(error)
@@ -175,11 +160,23 @@ async def _told(request: Request, run: ProcessExecution, command: Command) -> As
         yield running.event("error", {"error": str(defect)})
 
 
-async def _lines(node: Node, principal: Principal, sandbox: Sandbox, stream_: str) -> AsyncIterator[bytes]:
+def _end(outcome: ProcessOutcome, decoders: Mapping[str, Decoder], timeout_s: float) -> Iterator[bytes]:
+    """The last events of a command."""
+    for name, decoder in decoders.items():
+        if rest := decoder.text(b"", last=True):
+            yield running.event(name, {"chunk": rest})
+    if outcome.reason == "timeout":
+        raise running.late(timeout_s)
+    if note := running.note_of(outcome.reason):
+        yield running.event("stderr", {"chunk": note})
+    yield running.event("exit", {"exit_code": outcome.exit_code})
+
+
+async def _lines(items: streams.Stream[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[bytes]:
     """Lines as events; what has no end is told when its run ends, or when it is long."""
     rest: dict[tuple[str, int], str] = {}
     with suppress(UnavailableError):  # the service stops: the stream ends
-        async for item in await node.history.follow_logs(principal, sandbox.id, LOG_CHANNELS[stream_]):
+        async for item in items:
             if isinstance(item, LogEnd):
                 for key in [key for key in rest if key[0] == item.execution]:
                     yield _line(rest.pop(key))

@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.doors.door import refuse
+from sandlot.doors.listing import live_sandbox
 from sandlot.doors.pandastack import boxes, translate, within
 from sandlot.doors.pandastack.wire import (
     BuildsAnswer,
@@ -48,26 +49,26 @@ async def create(body: CreateBody, request: Request) -> Response:
 @router.get("/v1/sandboxes")
 async def list_sandboxes(request: Request) -> Response:
     """All sandboxes, oldest first."""
-    return reply(SandboxesAnswer(items=boxes.listing(node_of(request), principal_of(request))))
+    return reply(SandboxesAnswer(items=await boxes.listing(node_of(request), principal_of(request))))
 
 
 @router.get("/v1/sandboxes/{sandbox}")
 async def get(sandbox: str, request: Request) -> Response:
     """One sandbox; looking at it does not wake it."""
-    return reply(translate.sandbox(boxes.find(node_of(request), principal_of(request), sandbox)))
+    return reply(translate.sandbox(await live_sandbox(node_of(request), principal_of(request), sandbox)))
 
 
 @router.delete("/v1/sandboxes/{sandbox}")
 async def delete(sandbox: str, request: Request) -> Response:
     """End a sandbox; again and again the same."""
-    await node_of(request).manager.kill(principal_of(request), sandbox)
+    await node_of(request).sandboxes.kill(principal_of(request), sandbox)
     return Response(status_code=204)
 
 
 @router.get("/v1/sandboxes/{sandbox}/lifecycle")
 async def lifecycle(sandbox: str, request: Request) -> Response:
     """How long it lives."""
-    return reply(boxes.lifecycle(node_of(request), principal_of(request), sandbox))
+    return reply(translate.lifecycle(await live_sandbox(node_of(request), principal_of(request), sandbox)))
 
 
 @router.patch("/v1/sandboxes/{sandbox}/lifecycle")
@@ -79,31 +80,27 @@ async def change_lifecycle(sandbox: str, body: LifecycleBody, request: Request) 
 @router.post("/v1/sandboxes/{sandbox}/pause")
 async def pause(sandbox: str, request: Request) -> Response:
     """Freeze it where it is; the next request thaws it."""
-    node, principal = node_of(request), principal_of(request)
-    await node.manager.pause(principal, boxes.find(node, principal, sandbox).id)
+    await node_of(request).sandboxes.pause(principal_of(request), sandbox)
     return Response(status_code=204)
 
 
 @router.post("/v1/sandboxes/{sandbox}/resume")
 async def resume(sandbox: str, request: Request) -> Response:
     """Let it go on where it was; one that runs is left as it is."""
-    node, principal = node_of(request), principal_of(request)
-    await node.manager.resume(principal, boxes.find(node, principal, sandbox).id)
+    await node_of(request).sandboxes.resume(principal_of(request), sandbox)
     return Response(status_code=204)
 
 
 @router.post("/v1/sandboxes/{sandbox}/hibernate")
 async def hibernate(sandbox: str, request: Request) -> Response:
     """Write it to the disk and give its memory back; the next request wakes it."""
-    node, principal = node_of(request), principal_of(request)
-    return reply(StatusAnswer(status=translate.status(await node.manager.hibernate(principal, boxes.find(node, principal, sandbox).id))))
+    return reply(StatusAnswer(status=translate.status(await node_of(request).sandboxes.hibernate(principal_of(request), sandbox))))
 
 
 @router.post("/v1/sandboxes/{sandbox}/wake")
 async def wake(sandbox: str, request: Request) -> Response:
     """Let it go on where it was; one that runs is left as it is."""
-    node, principal = node_of(request), principal_of(request)
-    return reply(StatusAnswer(status=translate.status(await node.manager.resume(principal, boxes.find(node, principal, sandbox).id))))
+    return reply(StatusAnswer(status=translate.status(await node_of(request).sandboxes.resume(principal_of(request), sandbox))))
 
 
 @router.post("/v1/sandboxes/{sandbox}/fork")
@@ -130,9 +127,8 @@ async def promote(sandbox: str, request: Request, body: PromoteBody | None = Non
 @router.post("/v1/sandboxes/{sandbox}/snapshots")
 async def take_snapshot(sandbox: str, request: Request) -> Response:
     """Keep what it is at this moment, memory and files. A client that goes away meanwhile leaves no snapshot behind."""
-    node, principal = node_of(request), principal_of(request)
-    box = boxes.find(node, principal, sandbox)
-    return reply(translate.snapshot(await unless_gone(request, node.snapshots.create(principal, box.id))), 201)
+    made = await unless_gone(request, node_of(request).snapshots.create(principal_of(request), sandbox))
+    return reply(translate.snapshot(made), 201)
 
 
 @router.get("/v1/snapshots")

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack.wire import (
     CreateBody,
     EntryAnswer,
@@ -29,7 +28,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
 from sandlot.model.files import Entry
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
-from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, UpdateSandboxParams
+from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxInfo, UpdateSandboxParams
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import DEFAULT_TEMPLATE, MAX_TIMEOUT_S, MIB, Limits, VolumeMount
 from sandlot.model.states import State
@@ -103,7 +102,7 @@ def checked(metadata: Mapping[str, str]) -> Mapping[str, str]:
     return metadata
 
 
-def forked(parent: Sandbox, metadata: Mapping[str, str] | None, tree: str) -> Mapping[str, str]:
+def forked(parent: SandboxInfo, metadata: Mapping[str, str] | None, tree: str) -> Mapping[str, str]:
     """The metadata of a fork: what was given, or its parent's, and the tree that it is of."""
     words = (
         {name: value for name, value in parent.metadata.items() if not name.startswith(RESERVED_PREFIX)} if metadata is None else checked(metadata)
@@ -112,7 +111,7 @@ def forked(parent: Sandbox, metadata: Mapping[str, str] | None, tree: str) -> Ma
     return {**words, **kept, DOOR_WORD: NAME, TREE_WORD: tree}
 
 
-def update(sandbox: Sandbox, body: LifecycleBody, quota: Quota) -> UpdateSandboxParams:
+def update(sandbox: SandboxInfo, body: LifecycleBody, quota: Quota) -> UpdateSandboxParams:
     """What a change of its lifecycle comes to.
 
     Raises:
@@ -130,7 +129,7 @@ def update(sandbox: Sandbox, body: LifecycleBody, quota: Quota) -> UpdateSandbox
     return UpdateSandboxParams()
 
 
-def sandbox(sandbox: Sandbox, boot_s: float | None = None) -> SandboxAnswer:
+def sandbox(sandbox: SandboxInfo, boot_s: float | None = None) -> SandboxAnswer:
     """What is told of a sandbox."""
     spec = sandbox.spec
     words = {name: value for name, value in sandbox.metadata.items() if not name.startswith(RESERVED_PREFIX)}
@@ -151,33 +150,28 @@ def sandbox(sandbox: Sandbox, boot_s: float | None = None) -> SandboxAnswer:
     )
 
 
-def tree_of(sandbox: Sandbox) -> str:
+def tree_of(sandbox: SandboxInfo) -> str:
     """The tree that a fork is of; its parent's id where it was made by another API."""
     return sandbox.metadata.get(TREE_WORD) or sandbox.spec.parent or ""
 
 
-def status(sandbox: Sandbox) -> str:
+def status(sandbox: SandboxInfo) -> str:
     """A state in the vendor's words."""
     return _STATUSES.get(sandbox.state, str(sandbox.state))
 
 
-def ttl_of(sandbox: Sandbox) -> int:
+def ttl_of(sandbox: SandboxInfo) -> int:
     """How long it was given; 0 where it is persistent and was given nothing."""
     return int(sandbox.metadata.get(TTL_WORD, 0)) if sandbox.spec.timeout_s is None else math.ceil(sandbox.spec.timeout_s)
 
 
-def lifecycle(sandbox: Sandbox, monotonic_s: float) -> LifecycleAnswer:
-    """How long it lives.
-
-    Args:
-        sandbox: It.
-        monotonic_s: The time, by the clock that its idleness is measured with.
-    """
-    idle_s = 0.0 if sandbox.activity.held else max(0.0, monotonic_s - sandbox.activity.quiet_since_s)
+def lifecycle(sandbox: SandboxInfo) -> LifecycleAnswer:
+    """How long it lives."""
+    idle_s = 0.0 if sandbox.idle_since is None else (sandbox.as_of - sandbox.idle_since).total_seconds()
     return LifecycleAnswer(ttl_seconds=ttl_of(sandbox), persistent=sandbox.spec.timeout_s is None, idle_seconds=int(idle_s))
 
 
-def no_fork(sandbox: Sandbox) -> ConflictError:
+def no_fork(sandbox: SandboxInfo) -> ConflictError:
     """What is said of one that is to be promoted and is nobody's fork."""
     return ConflictError(f"Sandbox {sandbox.id} is nobody's fork.", code=ErrorCode.CONFLICT, hint="Promote one that fork or fork-tree gave.")
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.files import files
-from sandlot.core.forwarding import listening
-from sandlot.core.sandbox import Sandbox
-from sandlot.doors.pandastack import boxes, inside, translate
+from sandlot.doors.pandastack import inside, translate
 from sandlot.doors.pandastack.wire import (
     ExecBody,
     FolderAnswer,
@@ -35,41 +31,39 @@ router = APIRouter()
 @router.post("/v1/sandboxes/{sandbox}/exec")
 async def execute(sandbox: str, body: ExecBody, request: Request) -> Response:
     """Run a command; it is killed when its client goes away."""
-    return reply(await unless_gone(request, inside.execute(node_of(request), _box(request, sandbox), body)))
+    return reply(await unless_gone(request, inside.execute(node_of(request), principal_of(request), sandbox, body)))
 
 
 @router.post("/v1/sandboxes/{sandbox}/exec/stream")
 async def stream(sandbox: str, body: ExecBody, request: Request) -> Response:
     """Run a command and tell what it writes as it writes it; it is killed when its client goes away."""
-    return await unless_gone(request, inside.stream(request, _box(request, sandbox), body))
+    return await unless_gone(request, inside.stream(request, sandbox, body))
 
 
 @router.post("/v1/sandboxes/{sandbox}/repl/sessions")
 async def create_session(sandbox: str, request: Request, body: SessionBody | None = None) -> Response:
     """Begin a session, in which variables stay."""
-    box = _box(request, sandbox)
-    made = await unless_gone(request, node_of(request).contexts.create(principal_of(request), box.id, (body or SessionBody()).language.lower()))
-    return reply(SessionAnswer(id=made.id, sandbox_id=box.id, language=made.language), 201)
+    made = await unless_gone(request, node_of(request).contexts.create(principal_of(request), sandbox, (body or SessionBody()).language.lower()))
+    return reply(SessionAnswer(id=made.id, sandbox_id=sandbox, language=made.language), 201)
 
 
 @router.get("/v1/sandboxes/{sandbox}/repl/sessions")
 async def list_sessions(sandbox: str, request: Request) -> Response:
     """All sessions."""
-    box = _box(request, sandbox)
-    found = await node_of(request).contexts.list(principal_of(request), box.id)
-    return reply(SessionsAnswer(items=[SessionAnswer(id=each.id, sandbox_id=box.id, language=each.language) for each in found]))
+    found = await node_of(request).contexts.list(principal_of(request), sandbox)
+    return reply(SessionsAnswer(items=[SessionAnswer(id=each.id, sandbox_id=sandbox, language=each.language) for each in found]))
 
 
 @router.post("/v1/sandboxes/{sandbox}/repl/sessions/{context}/run")
 async def run(sandbox: str, context: str, body: RunBody, request: Request) -> Response:
     """Run code in a session; it is interrupted when its client goes away, and its variables stay."""
-    return reply(await unless_gone(request, inside.run_cell(node_of(request), _box(request, sandbox), context, body)))
+    return reply(await unless_gone(request, inside.run_cell(node_of(request), principal_of(request), sandbox, context, body)))
 
 
 @router.delete("/v1/sandboxes/{sandbox}/repl/sessions/{context}")
 async def delete_session(sandbox: str, context: str, request: Request) -> Response:
     """End a session and what runs in it."""
-    await node_of(request).contexts.delete(principal_of(request), _box(request, sandbox).id, context)
+    await node_of(request).contexts.delete(principal_of(request), sandbox, context)
     return Response(status_code=204)
 
 
@@ -77,57 +71,48 @@ async def delete_session(sandbox: str, context: str, request: Request) -> Respon
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """What its runs wrote, or follow what they write; it may have ended."""
     node, principal = node_of(request), principal_of(request)
-    box = await node.registry.load(sandbox, principal)
     if query.follow:
-        return inside.follow(node, principal, box, query.stream)
-    return Response(await inside.logs(node, principal, box, query.stream), media_type="text/plain; charset=utf-8")
+        return await inside.follow(node, principal, sandbox, query.stream)
+    return Response(await inside.logs(node, principal, sandbox, query.stream), media_type="text/plain; charset=utf-8")
 
 
 @router.get("/v1/sandboxes/{sandbox}/ports")
 async def ports(sandbox: str, request: Request) -> Response:
     """On which TCP ports something listens inside."""
-    found = await listening.ports(_box(request, sandbox))
+    found = await node_of(request).sandboxes.ports(principal_of(request), sandbox)
     return reply(PortsAnswer(ports=sorted({each.port for each in found})))
 
 
 @router.get("/v1/sandboxes/{sandbox}/fs")
 async def read(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """A file's bytes."""
-    reading = await files.read(_box(request, sandbox), query.path, user=User.ROOT)
-
-    async def pieces() -> AsyncIterator[bytes]:
-        async for piece in reading:
-            yield piece
-
-    return Stream(pieces(), reading.aclose, media_type="application/octet-stream")
+    reading = await node_of(request).files.read(principal_of(request), sandbox, query.path, user=User.ROOT)
+    return Stream(reading, reading.aclose, media_type="application/octet-stream")
 
 
 @router.put("/v1/sandboxes/{sandbox}/fs")
 async def write(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Write a file, and the folders above it. Where the upload breaks off, the old file stays."""
-    work = files.write(_box(request, sandbox), query.path, body_of(request), user=User.ROOT)
+    work = node_of(request).files.write(principal_of(request), sandbox, query.path, body_of(request), user=User.ROOT)
     return reply(WrittenAnswer(path=query.path, bytes=(await while_connected(request, work)).size))
 
 
 @router.delete("/v1/sandboxes/{sandbox}/fs")
 async def remove(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Remove a file, or a folder and what is in it."""
-    await files.remove(_box(request, sandbox), query.path, user=User.ROOT, recursive=True)
+    await node_of(request).files.delete(principal_of(request), sandbox, query.path, user=User.ROOT, recursive=True)
     return Response(status_code=204)
 
 
 @router.get("/v1/sandboxes/{sandbox}/fs/dir")
 async def list_folder(sandbox: str, query: Annotated[FolderQuery, Query()], request: Request) -> Response:
     """What is in a folder."""
-    entries = await unless_gone(request, inside.folder(_box(request, sandbox), query.path))
+    entries = await unless_gone(request, inside.folder(node_of(request), principal_of(request), sandbox, query.path))
     return reply(FolderAnswer(path=query.path, entries=entries))
 
 
 @router.get("/v1/sandboxes/{sandbox}/fs/stat")
 async def stat(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """What is at a path; a link is told as itself."""
-    return reply(translate.entry(await files.stat(_box(request, sandbox), query.path, user=User.ROOT, follow=False)))
-
-
-def _box(request: Request, sandbox: str) -> Sandbox:
-    return boxes.find(node_of(request), principal_of(request), sandbox)
+    found = await node_of(request).files.stat(principal_of(request), sandbox, query.path, user=User.ROOT, follow=False)
+    return reply(translate.entry(found))

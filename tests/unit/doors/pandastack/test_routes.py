@@ -12,7 +12,9 @@ import pytest
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import inside, running
+from sandlot.model.access import Principal
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.sandboxes import SandboxInfo
 from tests.support.cases import cases
 from tests.support.until import until
 from tests.unit.doors.shared import SharedBench, ok
@@ -189,18 +191,21 @@ async def test_abilities_that_the_isolation_lacks_are_refused(http: httpx.AsyncC
     refused(await http.post(f"{url}/fork", json={"metadata": {"sandlot.tree": "x"}}), 400)
 
 
-async def test_wake_time_counts_against_the_default_timeout(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wake_time_counts_against_the_default_timeout(
+    at: SharedBench, http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its client waits for both: a command that says no time is ended before that is over."""
-    wake = Sandbox.wait_reachable
+    sandboxes = at.node.sandboxes
+    ensure_running = sandboxes.ensure_running
 
-    async def slowly(sandbox: Sandbox) -> None:
+    async def slowly(principal: Principal, sandbox: str) -> SandboxInfo:
         await asyncio.sleep(0.2)  # a wake that takes time
-        await wake(sandbox)
+        return await ensure_running(principal, sandbox)
 
     ok(await http.post(f"{url}/repl/sessions"), 201)
     monkeypatch.setattr(running, "DEFAULT_EXEC_S", 1.6)
     monkeypatch.setattr(running, "DEFAULT_STREAM_S", 1.6)
-    monkeypatch.setattr(Sandbox, "wait_reachable", slowly)
+    monkeypatch.setattr(sandboxes, "ensure_running", slowly)
     session = ok(await http.get(f"{url}/repl/sessions"))["items"][0]["id"]
     *told, asked, streamed = await asyncio.gather(
         http.post(f"{url}/exec", json={"cmd": "sleep 60"}),

@@ -11,27 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Decoder
 from sandlot.doors.pandastack.wire import CreateBody, LifecycleBody
-from sandlot.model.access import UNBOUNDED, OwnerId, Quota
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.access import UNBOUNDED, Quota
 from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceededError
 from sandlot.model.executions import CellError, CodeResult, CommandResult, Display, ProcessOutcome
 from sandlot.model.executions import CodeStatus as CellOutcome
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, new_sandbox_id
 from sandlot.model.output_capture import OutputCapture
-from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, MIB, SandboxSpec, User
+from sandlot.model.sandboxes import SandboxInfo
+from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, SandboxSpec, User
 from tests.support.cases import cases
-from tests.support.clock import ManualClock
+from tests.support.scripted_node import sandbox_info
 
 LONG = "x" * MAX_ARG_BYTES
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 def kept(text: str = "") -> OutputCapture:
@@ -55,10 +49,10 @@ def test_timeout_is_translated() -> None:
             translate.new_sandbox(CreateBody(ttl_seconds=seconds), UNBOUNDED)
 
 
-async def test_fork_inherits_labels_of_the_api(clock: ManualClock) -> None:
-    def box(metadata: dict[str, str], timeout_s: float | None, parent: SandboxId | None = None) -> Sandbox:
+def test_fork_inherits_labels_of_the_api() -> None:
+    def box(metadata: dict[str, str], timeout_s: float | None, parent: SandboxId | None = None) -> SandboxInfo:
         spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), metadata=metadata, timeout_s=timeout_s, parent=parent)
-        return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
+        return sandbox_info(spec=spec, metadata=metadata)
 
     parent = box({"a": "b", "sandlot.ttl": "99", "sandlot.door": "pandastack", "sandlot.use": "other"}, None)
     words = translate.forked(parent, None, "tree-1")
