@@ -1,4 +1,4 @@
-"""Live sandboxes for vendors that know ids only, have lists without pages, and refuse requests about an ended sandbox."""
+"""Sandboxes for vendors that know ids only, have lists without pages, and refuse requests about an ended sandbox."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ PAGE = 1000
 """Number of sandboxes that are read at once."""
 
 
-async def live_sandbox(node: Node, principal: Principal, sandbox: str) -> SandboxInfo:
-    """Return a live sandbox by its id. Its name is not accepted.
+async def sandbox_by_id(node: Node, principal: Principal, sandbox: str) -> SandboxInfo:
+    """Return a live or ended sandbox by its id. Its name is not accepted.
 
     Raises:
         NotFoundError: The principal can see no such sandbox (code ``sandbox_not_found``).
-        SandboxEndedError: The sandbox has ended, or its end is requested.
     """
     if SANDBOX_ID.fullmatch(sandbox) is None:
         raise sandbox_not_found(sandbox)
-    found = await node.sandboxes.get(principal, sandbox)
+    return await node.sandboxes.get(principal, sandbox)
+
+
+async def live_sandbox(node: Node, principal: Principal, sandbox: str) -> SandboxInfo:
+    """Return a live sandbox by its id. See :func:`sandbox_by_id`.
+
+    Raises:
+        SandboxEndedError: The sandbox has ended, or its end is requested.
+    """
+    found = await sandbox_by_id(node, principal, sandbox)
     if found.is_over or found.state is State.STOPPING:
         raise found.ended_error()
     return found
@@ -38,10 +46,23 @@ async def live_sandboxes(node: Node, principal: Principal, metadata: Mapping[str
         principal: Caller.
         metadata: Entries that the metadata of each sandbox has. None: all sandboxes.
     """
-    wanted = SandboxFilter(states=LIVE - {State.STOPPING}, metadata=metadata or {})
+    return await all_sandboxes(node, principal, SandboxFilter(states=LIVE - {State.STOPPING}, metadata=metadata or {}))
+
+
+async def all_sandboxes(node: Node, principal: Principal, wanted: SandboxFilter, *, newest: int | None = None) -> list[SandboxInfo]:
+    """Return all sandboxes that a principal may see and that meet the conditions, oldest first.
+
+    Args:
+        node: Node that has the sandboxes.
+        principal: Caller.
+        wanted: Conditions that the sandboxes meet.
+        newest: Maximum number of sandboxes to return; older ones are left out. None: no maximum.
+    """
     page = await node.sandboxes.list(principal, wanted, after=None, limit=PAGE)
     found = list(page.items)
     while page.more:
         page = await node.sandboxes.list(principal, wanted, after=Position(found[-1].created_at, found[-1].id), limit=PAGE)
         found += page.items
+        if newest is not None:
+            del found[:-newest]
     return found

@@ -1,13 +1,14 @@
-"""Live sandboxes for vendors."""
+"""Sandboxes by id, and lists without pages."""
 
 from __future__ import annotations
 
 import pytest
 
-from sandlot.doors.listing import live_sandbox, live_sandboxes
+from sandlot.doors.listing import all_sandboxes, live_sandbox, live_sandboxes, sandbox_by_id
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import NotFoundError, SandboxEndedError
 from sandlot.model.repositories import Position
+from sandlot.model.sandboxes import ENDED, SandboxFilter
 from sandlot.model.states import State
 from sandlot.model.streams import Page
 from tests.support.cases import cases
@@ -25,12 +26,22 @@ async def test_list_joins_all_pages() -> None:
     node.check()
 
 
-async def test_live_sandbox_is_found_by_its_id_only() -> None:
-    node, made = ScriptedNode(), sandbox_info()
-    node.script("sandboxes.get", made)
-    assert await live_sandbox(node.services, OPERATOR, made.id) is made
-    with pytest.raises(NotFoundError):
-        await live_sandbox(node.services, OPERATOR, "name")
+async def test_list_keeps_the_newest() -> None:
+    node, made = ScriptedNode(), [sandbox_info(state=State.STOPPED) for _ in range(5)]
+    node.script("sandboxes.list", Page(made[:2], more=True), Page(made[2:4], more=True), Page(made[4:], more=False))
+    assert await all_sandboxes(node.services, OPERATOR, SandboxFilter(states=ENDED), newest=3) == made[2:]
+    assert [call["after"] for call in node.calls] == [None, *(Position(each.created_at, each.id) for each in (made[1], made[3]))]
+    node.check()
+
+
+async def test_sandbox_is_found_by_its_id_only() -> None:
+    node, live, ended = ScriptedNode(), sandbox_info(), sandbox_info(state=State.STOPPED)
+    node.script("sandboxes.get", live, ended)
+    assert await live_sandbox(node.services, OPERATOR, live.id) is live
+    assert await sandbox_by_id(node.services, OPERATOR, ended.id) is ended
+    for find in (live_sandbox, sandbox_by_id):
+        with pytest.raises(NotFoundError):
+            await find(node.services, OPERATOR, "name")
     node.check()
 
 

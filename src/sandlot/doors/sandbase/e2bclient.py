@@ -13,6 +13,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.doors.e2bwords import NEXT, metadata_filter, told
+from sandlot.doors.listing import live_sandboxes
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.sandboxes import live, made, opened
 from sandlot.doors.sandbase.wire import E2bListQuery, E2bSandboxBody, ResumeBody
@@ -39,9 +40,7 @@ async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Reque
         raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="There are: running, paused.", fields={"field": "state"})
     wanted = metadata_filter(query.metadata or "")
     found = [
-        sandbox
-        for sandbox in reversed(node_of(request).registry.list(principal_of(request)))
-        if translate.status(sandbox) in states and wanted.items() <= sandbox.metadata.items()
+        sandbox for sandbox in reversed(await live_sandboxes(node_of(request), principal_of(request), wanted)) if translate.status(sandbox) in states
     ]
     if (after := cursors.understood(query.next_token)) is not None:
         found = [sandbox for sandbox in found if (sandbox.created_at, sandbox.id) < (after.at, after.id)]
@@ -53,12 +52,12 @@ async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Reque
 @router.post("/v2/sandboxes/{sandbox}/connect")
 async def connect(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a sandbox go on where it is paused; one that runs lives for so many seconds at least."""
-    node, principal = node_of(request), principal_of(request)
-    box = live(request, sandbox)
+    sandboxes, principal = node_of(request).sandboxes, principal_of(request)
+    found = await live(request, sandbox)
     seconds = translate.timeout(None if body is None else body.timeout)
-    paused = translate.status(box) == translate.PAUSED
+    paused = translate.status(found) == translate.PAUSED
     if paused:
-        await node.manager.resume(principal, box.id, timeout_s=seconds)
-    elif box.deadline.expires_at is not None and (box.deadline.expires_at - node.clock.now()).total_seconds() < seconds:
-        await node.manager.update(principal, box.id, UpdateSandboxParams(timeout_s=seconds))
-    return told(opened(node, box), 201 if paused else 200)
+        found = await sandboxes.resume(principal, found.id, timeout_s=seconds)
+    elif found.expires_at is not None and (found.expires_at - found.as_of).total_seconds() < seconds:
+        found = await sandboxes.update(principal, found.id, UpdateSandboxParams(timeout_s=seconds))
+    return told(opened(request, found), 201 if paused else 200)

@@ -19,17 +19,13 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.files import files
-from sandlot.core.files.files import FileDownload
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.sandboxes import by_e2b, live
 from sandlot.doors.sandbase.wire import ContentBody, FolderBody, FolderQuery, MetricsQuery, MoveBody, PathQuery, ProcessBody, done
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
 from sandlot.model.executions import ExecutionOptions
-from sandlot.model.files import Entry
-from sandlot.model.specs import User
+from sandlot.model.files import Download, Entry
 from sandlot.web.asking import node_of, principal_of, unless_gone, while_connected
 from sandlot.web.forms import Fields, Upload, upload_of
 from sandlot.web.streams import Stream
@@ -38,6 +34,8 @@ RAW = frozenset({"/sandboxes/{sandbox}/files", "/sandboxes/{sandbox}/filesystem/
 
 MOST_ENTRIES = 20_000
 """Of one folder's list, which the vendor does not page."""
+HEALTH_S = 60.0
+"""How long what answers inside of a sandbox may take."""
 BESIDE = "/tmp/.sandlot-upload-"  # noqa: S108 - inside of a sandbox
 """Where a file waits whose destination comes after it."""
 
@@ -50,10 +48,11 @@ router = APIRouter()
 @router.post("/sandboxes/{sandbox}/processes")
 async def run(sandbox: str, body: ProcessBody, request: Request) -> Response:
     """Run a command to its end; it is killed when its client goes away."""
-    box = live(request, sandbox)
-    spec = translate.process(body, box)
+    found = await live(request, sandbox)
+    spec = translate.process(body, found)
+    work = node_of(request).processes.run(principal_of(request), found.id, spec, options=ExecutionOptions(origin=translate.NAME))
     try:
-        finished = await unless_gone(request, node_of(request).processes.run_in(box, spec, options=ExecutionOptions(origin=translate.NAME)))
+        finished = await unless_gone(request, work)
     except SandlotError as error:
         if error.code not in _NOT_RUN:
             raise
@@ -73,12 +72,12 @@ def _failed(message: str, more: dict[str, Any] | None = None) -> Response:
 @router.get("/sandboxes/{sandbox}/files")
 async def read_or_list(sandbox: str, query: Annotated[FolderQuery, Query()], request: Request) -> Response:
     """Read a file, or list a folder."""
-    box = live(request, sandbox)
+    files, principal = node_of(request).files, principal_of(request)
     try:
-        return _raw(await files.read(box, query.path, user=User.USER))
+        return _raw(await files.read(principal, sandbox, query.path))
     except InvalidRequestError as error:
         with suppress(SandlotError):
-            return told([translate.entry(each) for each in await _listing(box, query.path)])
+            return told([translate.entry(each) for each in await _listing(request, sandbox, query.path)])
         raise error from None
 
 
@@ -86,20 +85,22 @@ async def read_or_list(sandbox: str, query: Annotated[FolderQuery, Query()], req
 @router.post("/sandboxes/{sandbox}/filesystem/upload")
 async def upload(sandbox: str, request: Request) -> Response:
     """Write a file that a form carries; where the upload breaks off, the old file stays."""
-    entry = await while_connected(request, _upload(live(request, sandbox), request))
+    found = await live(request, sandbox)
+    entry = await while_connected(request, _upload(request, found.id))
     return told(translate.entry(entry))
 
 
 @router.get("/sandboxes/{sandbox}/filesystem/list")
 async def list_folder(sandbox: str, query: Annotated[FolderQuery, Query()], request: Request) -> Response:
     """List a folder."""
-    return told([translate.entry(each) for each in await _listing(live(request, sandbox), query.path)])
+    found = await _listing(request, sandbox, query.path)
+    return told([translate.entry(each) for each in found])
 
 
 @router.get("/sandboxes/{sandbox}/filesystem")
 async def read(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Read a file that is no larger than a MiB."""
-    reading = await files.read(live(request, sandbox), query.path, user=User.USER, length=translate.INLINE_BYTES + 1)
+    reading = await node_of(request).files.read(principal_of(request), sandbox, query.path, length=translate.INLINE_BYTES + 1)
     try:
         content = b"".join([piece async for piece in reading])
     finally:
@@ -118,58 +119,58 @@ async def write(sandbox: str, body: ContentBody, request: Request) -> Response:
         content = base64.b64decode(body.content, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequestError("The content is not base64.", fields={"field": "content"}) from None
-    await unless_gone(request, files.write(live(request, sandbox), body.path, _once(content), user=User.USER))
+    await unless_gone(request, node_of(request).files.write(principal_of(request), sandbox, body.path, _once(content)))
     return Response(status_code=200)
 
 
 @router.delete("/sandboxes/{sandbox}/filesystem")
 async def remove(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Remove a file, or a folder with all that is in it."""
-    await files.remove(live(request, sandbox), query.path, user=User.USER, recursive=True)
+    await node_of(request).files.delete(principal_of(request), sandbox, query.path, recursive=True)
     return done()
 
 
 @router.get("/sandboxes/{sandbox}/filesystem/download")
 async def download(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Read a file, as an attachment."""
-    reading = await files.read(live(request, sandbox), query.path, user=User.USER)
+    reading = await node_of(request).files.read(principal_of(request), sandbox, query.path)
     return _raw(reading, f"attachment; filename*=UTF-8''{quote(reading.entry.name, safe='')}")
 
 
 @router.get("/sandboxes/{sandbox}/filesystem/stat")
 async def stat(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Look at a path."""
-    return told(translate.entry(await files.stat(live(request, sandbox), query.path, user=User.USER)))
+    return told(translate.entry(await node_of(request).files.stat(principal_of(request), sandbox, query.path)))
 
 
 @router.post("/sandboxes/{sandbox}/filesystem/mkdir")
 async def make_folder(sandbox: str, body: FolderBody, request: Request) -> Response:
     """Make a folder, and those above it."""
-    return told(translate.entry(await files.make_directory(live(request, sandbox), body.path, user=User.USER)))
+    return told(translate.entry(await node_of(request).files.make_directory(principal_of(request), sandbox, body.path)))
 
 
 @router.post("/sandboxes/{sandbox}/filesystem/move")
 async def move(sandbox: str, body: MoveBody, request: Request) -> Response:
     """Move or rename."""
-    return told(translate.entry(await files.move(live(request, sandbox), body.source, body.destination, user=User.USER)))
+    moved = await node_of(request).files.move(principal_of(request), sandbox, body.source, body.destination)
+    return told(translate.entry(moved))
 
 
 @router.get("/sandboxes/{sandbox}/health")
 async def health(sandbox: str, request: Request) -> Response:
     """Whether what answers inside of a sandbox does."""
-    async with live(request, sandbox).connection() as link:
-        await link.info()
+    await node_of(request).sandboxes.check(principal_of(request), sandbox, timeout_s=HEALTH_S)
     return done()
 
 
 @router.get("/sandboxes/{sandbox}/metrics")
 async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request: Request) -> Response:
     """What a sandbox uses now; to E2B's client a list of that, where it is in the time that it asks for."""
-    node, box, listed = node_of(request), live(request, sandbox), by_e2b(request)
+    found, listed = await live(request, sandbox), by_e2b(request)
     if not listed and (query.start, query.end) != (None, None):
         raise InvalidRequestError("Only E2B's client asks for metrics of a time.", hint="Leave start and end out.", fields={"field": "start"})
-    used, now = await node.manager.usage(principal_of(request), box.id), node.clock.now()
-    lived_s = (now - box.created_at).total_seconds()
+    used, now = await node_of(request).sandboxes.usage(principal_of(request), found.id), found.as_of
+    lived_s = (now - found.created_at).total_seconds()
     if not listed:
         return told(translate.metrics(used, now, lived_s))
     wanted = (query.start or 0) <= now.timestamp() and (query.end is None or query.end >= int(now.timestamp()))
@@ -179,37 +180,38 @@ async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request
 @router.get("/sandboxes/{sandbox}/envs")
 async def envs(sandbox: str, request: Request) -> Response:
     """What every command starts with."""
-    return told(translate.envs(live(request, sandbox)))
+    return told(translate.envs(await live(request, sandbox)))
 
 
-async def _upload(sandbox: Sandbox, request: Request) -> Entry:
+async def _upload(request: Request, sandbox: str) -> Entry:
     fields = Fields("path")
     form = await upload_of(request, beside=fields)
     path = fields.get("path")
     if path is not None:
-        return await files.write(sandbox, path, form.chunks, user=User.USER)
-    return await _put_aside(sandbox, form, fields)
+        return await node_of(request).files.write(principal_of(request), sandbox, path, form.chunks)
+    return await _put_aside(request, sandbox, form, fields)
 
 
-async def _put_aside(sandbox: Sandbox, form: Upload, fields: Fields) -> Entry:
+async def _put_aside(request: Request, sandbox: str, form: Upload, fields: Fields) -> Entry:
     """Write a file whose destination comes after it: into a file beside, and from there."""
+    files, principal = node_of(request).files, principal_of(request)
     beside = BESIDE + secrets.token_hex(8)
     try:
-        await files.write(sandbox, beside, form.chunks, user=User.USER)
+        await files.write(principal, sandbox, beside, form.chunks)
         path = fields.get("path")
         if path is None:
             raise InvalidRequestError("The form has no field 'path'.", hint="Say where the file goes, as an absolute path.", fields={"field": "path"})
-        reading = await files.read(sandbox, beside, user=User.USER)
+        reading = await files.read(principal, sandbox, beside)
         try:
-            return await files.write(sandbox, path, aiter(reading), user=User.USER)
+            return await files.write(principal, sandbox, path, reading)
         finally:
             await reading.aclose()
     finally:
         with suppress(SandlotError):
-            await files.remove(sandbox, beside, user=User.USER)
+            await files.delete(principal, sandbox, beside)
 
 
-async def _listing(sandbox: Sandbox, path: str) -> list[Entry]:
+async def _listing(request: Request, sandbox: str, path: str) -> list[Entry]:
     """All that is in a folder, by name.
 
     Raises:
@@ -217,7 +219,7 @@ async def _listing(sandbox: Sandbox, path: str) -> list[Entry]:
     """
     found: list[Entry] = []
     while True:
-        page = await files.listing(sandbox, path, user=User.USER, offset=len(found))
+        page = await node_of(request).files.list(principal_of(request), sandbox, path, offset=len(found))
         found += page.entries
         if not page.more or not page.entries:
             return found
@@ -230,15 +232,10 @@ async def _listing(sandbox: Sandbox, path: str) -> list[Entry]:
             )
 
 
-def _raw(reading: FileDownload, disposition: str | None = None) -> Stream:
+def _raw(reading: Download, disposition: str | None = None) -> Stream:
     """A file's bytes as an answer."""
-
-    async def pieces() -> AsyncIterator[bytes]:
-        async for piece in reading:
-            yield piece
-
     headers = {"X-Content-Type-Options": "nosniff", **({} if disposition is None else {"Content-Disposition": disposition})}
-    return Stream(pieces(), reading.aclose, media_type="application/octet-stream", headers=headers)
+    return Stream(reading, reading.aclose, media_type="application/octet-stream", headers=headers)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

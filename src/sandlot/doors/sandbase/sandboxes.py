@@ -11,21 +11,20 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import told
+from sandlot.doors.listing import all_sandboxes, live_sandbox, sandbox_by_id
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.wire import PauseBody, RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done
-from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
-from sandlot.model.ports import DriverCapability
-from sandlot.model.sandboxes import UpdateSandboxParams
+from sandlot.model.sandboxes import SandboxFilter, SandboxInfo, UpdateSandboxParams
 from sandlot.model.service import TemplateInfo
-from sandlot.model.states import is_terminal
 from sandlot.web.asking import node_of, principal_of, unless_gone
 
 E2B = "e2b-"
 """How the clients of E2B call themselves: e2b-python-sdk/2.63.0, e2b-js-sdk/2.30.0."""
+
+MOST_ENDED = 1000
+"""Of a list, which the vendor does not page."""
 
 router = APIRouter()
 
@@ -41,50 +40,45 @@ async def made(body: SandboxBody, request: Request) -> Response:
     node = node_of(request)
     known = await node.templates.list(principal_of(request))
     params = translate.new_sandbox(body, [each.name for each in known])
-    sandbox = await unless_gone(request, node.manager.create(principal_of(request), params))
-    return told(opened(node, sandbox), 201)
+    sandbox = await unless_gone(request, node.sandboxes.create(principal_of(request), params))
+    return told(opened(request, sandbox), 201)
 
 
 @router.get("/sandboxes")
 async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Request) -> Response:
     """List sandboxes, newest first: those that live, or those of a status."""
     wanted = translate.statuses(query.status)
-    sandboxes = node_of(request).registry.list(principal_of(request), ended=not translate.LIVE.issuperset(wanted))
-    found = [translate.sandbox(sandbox) for sandbox in reversed(sandboxes)]
-    return told([each for each in found if each["status"] in wanted])
+    states = SandboxFilter(states=frozenset(state for state, status in translate.STATUSES.items() if status in wanted))
+    newest = None if translate.LIVE.issuperset(wanted) else MOST_ENDED
+    found = await all_sandboxes(node_of(request), principal_of(request), states, newest=newest)
+    return told([translate.sandbox(sandbox) for sandbox in reversed(found)])
 
 
 @router.get("/sandboxes/{sandbox}")
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox, also at one that has ended, for as long as it is known."""
-    node = node_of(request)
     if by_e2b(request):
-        return told(opened(node, live(request, sandbox)))
-    box = await node.registry.load(sandbox, principal_of(request))
-    return told(translate.sandbox(box) if is_terminal(box.state) else opened(node, box))
+        return told(opened(request, await live(request, sandbox)))
+    found = await sandbox_by_id(node_of(request), principal_of(request), sandbox)
+    return told(translate.sandbox(found) if found.is_over else opened(request, found))
 
 
 @router.delete("/sandboxes/{sandbox}")
 @router.post("/sandboxes/{sandbox}/shutdown")
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox; answered when its processes are dead."""
-    node, principal = node_of(request), principal_of(request)
-    await node.manager.kill(principal, live(request, sandbox).id)
+    found = await live(request, sandbox)
+    await node_of(request).sandboxes.kill(principal_of(request), found.id)
     return done()
 
 
 @router.post("/sandboxes/{sandbox}/pause")
 async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) -> Response:
     """Keep a sandbox, memory and files, until it is resumed. It goes on where the client goes away meanwhile."""
-    node, principal = node_of(request), principal_of(request)
-    box = live(request, sandbox)
-    if by_e2b(request) and translate.status(box) == translate.PAUSED:
-        raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
-    can = await node.drivers.capabilities_for(box.spec.isolation, DriverCapability.SNAPSHOT)
-    if can.can(DriverCapability.SNAPSHOT):
-        await node.manager.hibernate(principal, box.id)
-    else:
-        await node.manager.pause(principal, box.id)
+    found = await live(request, sandbox)
+    if by_e2b(request) and translate.status(found) == translate.PAUSED:
+        raise ConflictError(f"Sandbox {found.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": found.id})
+    await node_of(request).sandboxes.suspend(principal_of(request), found.id)
     return done()
 
 
@@ -92,17 +86,17 @@ async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) 
 @router.post("/sandboxes/{sandbox}/connect")
 async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a sandbox go on where it was, with its timeout anew; where a timeout is given, from now on that one holds."""
-    node, principal = node_of(request), principal_of(request)
-    box = live(request, sandbox)
+    sandboxes, principal = node_of(request).sandboxes, principal_of(request)
+    found = await live(request, sandbox)
     if body is None or body.timeout is None:
-        await node.manager.resume(principal, box.id)
+        found = await sandboxes.resume(principal, found.id)
     else:
         seconds = translate.timeout(body.timeout)
-        if translate.status(box) == translate.PAUSED:
-            await node.manager.resume(principal, box.id, timeout_s=seconds)
+        if translate.status(found) == translate.PAUSED:
+            found = await sandboxes.resume(principal, found.id, timeout_s=seconds)
         else:
-            await node.manager.update(principal, box.id, UpdateSandboxParams(timeout_s=seconds))
-    return told(opened(node, box))
+            found = await sandboxes.update(principal, found.id, UpdateSandboxParams(timeout_s=seconds))
+    return told(opened(request, found))
 
 
 @router.post("/sandboxes/{sandbox}/timeout")
@@ -143,17 +137,14 @@ def by_e2b(request: Request) -> bool:
     return request.headers.get("user-agent", "").startswith(E2B)
 
 
-def live(request: Request, sandbox: str) -> Sandbox:
+async def live(request: Request, sandbox: str) -> SandboxInfo:
     """The sandbox that a request is about.
 
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
         SandboxEndedError: It has ended.
     """
-    box = node_of(request).registry.find(sandbox, principal_of(request))
-    if box.ended.is_set() or box.end_requested.is_set():
-        raise box.ended_error()
-    return box
+    return await live_sandbox(node_of(request), principal_of(request), sandbox)
 
 
 async def _template(request: Request, asked: str) -> tuple[str, TemplateInfo]:
@@ -170,14 +161,13 @@ async def _template(request: Request, asked: str) -> tuple[str, TemplateInfo]:
 
 
 async def _prolonged(sandbox: str, request: Request, timeout_s: float) -> Response:
-    node, principal = node_of(request), principal_of(request)
-    box = live(request, sandbox)
-    if translate.status(box) == translate.PAUSED and not by_e2b(request):
-        raise box.suspended_error()
-    await node.manager.update(principal, box.id, UpdateSandboxParams(timeout_s=timeout_s))
+    found = await live(request, sandbox)
+    if translate.status(found) == translate.PAUSED and not by_e2b(request):
+        raise translate.not_active(found)
+    await node_of(request).sandboxes.update(principal_of(request), found.id, UpdateSandboxParams(timeout_s=timeout_s))
     return done()
 
 
-def opened(node: Node, sandbox: Sandbox) -> dict[str, object]:
+def opened(request: Request, sandbox: SandboxInfo) -> dict[str, object]:
     """A sandbox as whoever made it, or connects to it, is told of it: with what opens it to E2B's client."""
-    return translate.sandbox(sandbox, node.tokens.sandbox_token(OPERATOR, sandbox.id))
+    return translate.sandbox(sandbox, node_of(request).tokens.sandbox_token(principal_of(request), sandbox.id))

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.doors.e2bwords import told
+from sandlot.doors.listing import sandbox_by_id
 from sandlot.doors.sandbase import events, translate
 from sandlot.doors.sandbase.wire import EventsQuery, WebhookBody, WebhookChangeBody, done
 from sandlot.model.errors import ErrorCode, NotFoundError
@@ -27,8 +28,8 @@ async def list_events(query: Annotated[EventsQuery, Query()], request: Request) 
 async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to one sandbox, newest first; also to one that has ended, for as long as it is known."""
     node, principal = node_of(request), principal_of(request)
-    box = await node.registry.load(sandbox, principal)
-    found = await node.history.latest_events(principal, kinds=events.TYPES, limit=query.limit, sandbox=box.id)
+    known = await sandbox_by_id(node, principal, sandbox)
+    found = await node.history.latest_events(principal, kinds=events.TYPES, limit=query.limit, sandbox=known.id)
     return told([events.event(record) for record in found])
 
 

@@ -12,14 +12,13 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody
-from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.executions import CommandResult
 from sandlot.model.files import Entry
 from sandlot.model.network import NetworkMode, NetworkPolicy
-from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxUsage, check_reserved_names
+from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxInfo, SandboxUsage, check_reserved_names
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import MIB, WORKSPACE, Limits, OnTimeout, ProcessSpec
 from sandlot.model.states import State
@@ -162,7 +161,7 @@ def new_sandbox(body: SandboxBody, known: Collection[str]) -> CreateSandboxParam
     )
 
 
-def sandbox(sandbox: Sandbox, token: str | None = None) -> dict[str, Any]:
+def sandbox(sandbox: SandboxInfo, token: str | None = None) -> dict[str, Any]:
     """A sandbox.
 
     Args:
@@ -178,7 +177,7 @@ def sandbox(sandbox: Sandbox, token: str | None = None) -> dict[str, Any]:
         "state": told,
         "metadata": {name: value for name, value in sandbox.metadata.items() if not name.startswith(RESERVED_PREFIX)},
         "startedAt": moment(sandbox.created_at),
-        "endAt": moment(sandbox.ended_at or sandbox.deadline.expires_at or NEVER),
+        "endAt": moment(sandbox.ended_at or sandbox.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),
         "memoryMB": limits.memory_bytes // MIB,
         "diskSizeMB": limits.disk_bytes // MIB,
@@ -188,23 +187,32 @@ def sandbox(sandbox: Sandbox, token: str | None = None) -> dict[str, Any]:
     }
 
 
-def status(sandbox: Sandbox) -> str:
+def status(sandbox: SandboxInfo) -> str:
     """A sandbox's state in the vendor's words."""
-    word = STATUSES[sandbox.state]
-    return "stopped" if word in LIVE and (sandbox.end_requested.is_set() or sandbox.ended.is_set()) else word
+    return STATUSES[sandbox.state]
 
 
-def template_of(sandbox: Sandbox) -> str:
+def template_of(sandbox: SandboxInfo) -> str:
     """What its template was called when it was asked for."""
     return sandbox.metadata.get(TEMPLATE_WORD, sandbox.spec.template.name)
 
 
-def envs(sandbox: Sandbox) -> dict[str, str]:
+def not_active(sandbox: SandboxInfo) -> ConflictError:
+    """What is said of a paused sandbox that has to run."""
+    return ConflictError(
+        f"Sandbox {sandbox.id} is {sandbox.state}.",
+        code=ErrorCode.SANDBOX_PAUSED,
+        hint="Resume the sandbox first.",
+        fields={"sandbox": sandbox.id, "state": str(sandbox.state)},
+    )
+
+
+def envs(sandbox: SandboxInfo) -> dict[str, str]:
     """What every process starts with besides the template's own environment."""
     return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox.id, "E2B_TEMPLATE_ID": template_of(sandbox), **sandbox.spec.env}
 
 
-def process(body: ProcessBody, sandbox: Sandbox) -> ProcessSpec:
+def process(body: ProcessBody, sandbox: SandboxInfo) -> ProcessSpec:
     """A command as core runs it.
 
     Raises:
