@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -157,13 +158,14 @@ async def _execute(node: Node, principal: Principal, body: ExecuteBody) -> str:
 
 async def _execute_batch(node: Node, principal: Principal, body: BatchBody) -> str:
     told: list[Json] = [{} for _ in body.executions]
-    async for done in await node.programs.run_batch(principal, [_shot(each) for each in body.executions]):
-        asked = body.executions[done.index]
-        if isinstance(done.outcome, SandlotError):
-            failure = {"id": "", "status": "error", "language": asked.language, "stdout": "", "stderr": f"execution failed: {done.outcome}"}
-            told[done.index] = failure | {"exit_code": -1, "execution_time_ms": 0, "memory_used_kb": 0}
-        else:
-            told[done.index] = translate.answer(done.outcome, translate.language(asked.language)).model_dump()
+    async with aclosing(await node.programs.run_batch(principal, [_shot(each) for each in body.executions])) as batch:
+        async for done in batch:
+            asked = body.executions[done.index]
+            if isinstance(done.outcome, SandlotError):
+                failure = {"id": "", "status": "error", "language": asked.language, "stdout": "", "stderr": f"execution failed: {done.outcome}"}
+                told[done.index] = failure | {"exit_code": -1, "execution_time_ms": 0, "memory_used_kb": 0}
+            else:
+                told[done.index] = translate.answer(done.outcome, translate.language(asked.language)).model_dump()
     completed = sum(1 for each in told if each["exit_code"] == 0)
     return json.dumps({"results": told, "total": len(told), "completed": completed, "failed": len(told) - completed}, ensure_ascii=False)
 
@@ -175,7 +177,7 @@ def _shot(body: ExecuteBody) -> OneShotParams | SandlotError:
         return error
 
 
-async def _languages(_core: Node, _principal: Principal, _body: NothingBody) -> str:
+async def _languages(_node: Node, _principal: Principal, _body: NothingBody) -> str:
     return _json(LanguagesAnswer(languages=[translate.language_answer(each) for each in translate.LANGUAGES]))
 
 

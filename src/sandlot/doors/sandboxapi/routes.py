@@ -33,14 +33,13 @@ async def create_session(body: SessionBody, request: Request) -> Response:
 @router.get("/v1/sessions")
 async def list_sessions(request: Request) -> Response:
     """All sessions, oldest first."""
-    return reply(SessionsAnswer(sessions=sessions.listing(node_of(request), principal_of(request))))
+    return reply(SessionsAnswer(sessions=await sessions.listing(node_of(request), principal_of(request))))
 
 
 @router.get("/v1/sessions/{session}")
 async def get_session(session: str, request: Request) -> Response:
     """One session."""
-    node = node_of(request)
-    return reply(sessions.told(node, sessions.find(node, principal_of(request), session)))
+    return reply(translate.session(await sessions.find(node_of(request), principal_of(request), session)))
 
 
 @router.post("/v1/sessions/{session}/execute")

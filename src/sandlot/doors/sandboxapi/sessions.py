@@ -10,48 +10,47 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
+from sandlot.doors.listing import live_sandboxes
 from sandlot.doors.sandboxapi import translate
 from sandlot.doors.sandboxapi.wire import CodeAnswer, CodeBody, ExecuteAnswer, ExecuteBody, InstallAnswer, InstallBody, SessionAnswer, SessionBody
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.executions import ExecutionOptions
 from sandlot.model.packages import InstallParams, choose_manager
+from sandlot.model.sandboxes import SandboxInfo
 from sandlot.model.specs import CellSpec
 
+_OPTIONS = ExecutionOptions(origin=translate.NAME)
 
-def find(node: Node, principal: Principal, session: str) -> Sandbox:
-    """A session.
+
+async def find(node: Node, principal: Principal, session: str) -> SandboxInfo:
+    """Return a session by its id.
 
     Raises:
-        NotFoundError: ``sandbox_not_found``: there is none, or none any more, or it is somebody else's.
+        NotFoundError: ``sandbox_not_found``: there is no such session, it has ended, or it belongs to another owner.
     """
-    sandbox: Sandbox | None = None
+    sandbox: SandboxInfo | None = None
     with suppress(NotFoundError):
-        sandbox = node.registry.find(session, principal)
-    if sandbox is None or not translate.is_session(sandbox) or translate.is_over(sandbox):
+        sandbox = await node.sandboxes.get(principal, session)
+    if sandbox is None or sandbox.id != session or not translate.is_session(sandbox) or translate.is_over(sandbox):
         raise translate.no_session(session)
     return sandbox
 
 
-def told(node: Node, sandbox: Sandbox) -> SessionAnswer:
-    """What is told of a session."""
-    return translate.session(sandbox, node.clock.now(), node.clock.monotonic_s())
-
-
-def listing(node: Node, principal: Principal) -> list[SessionAnswer]:
-    """All sessions that somebody has, oldest first."""
-    return [told(node, sandbox) for sandbox in node.registry.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
+async def listing(node: Node, principal: Principal) -> list[SessionAnswer]:
+    """Return all sessions that a principal may see, oldest first."""
+    found = await live_sandboxes(node, principal, translate.SESSION_METADATA)
+    return [translate.session(sandbox) for sandbox in found if translate.is_session(sandbox)]
 
 
 async def create(node: Node, principal: Principal, body: SessionBody) -> SessionAnswer:
-    """Make a session.
+    """Create a session.
 
     Raises:
-        SandlotError: It could not be made; then nothing is left of it.
+        SandlotError: The session could not be created; then nothing is left of it.
     """
     spoken = translate.language(body.language)
-    return told(node, await node.manager.create(principal, translate.new_session(spoken, body.idle_ttl, principal)))
+    return translate.session(await node.sandboxes.create(principal, translate.new_session(spoken, body.idle_ttl, principal)))
 
 
 async def close(node: Node, principal: Principal, session: str) -> None:
@@ -60,7 +59,7 @@ async def close(node: Node, principal: Principal, session: str) -> None:
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    await node.manager.kill(principal, find(node, principal, session).id)
+    await node.sandboxes.kill(principal, (await find(node, principal, session)).id)
 
 
 async def execute(node: Node, principal: Principal, session: str, body: CodeBody) -> CodeAnswer:
@@ -70,7 +69,7 @@ async def execute(node: Node, principal: Principal, session: str, body: CodeBody
         NotFoundError: ``sandbox_not_found``.
         InvalidRequestError: It has input, is in another language, or out of bounds.
     """
-    sandbox = find(node, principal, session)
+    sandbox = await find(node, principal, session)
     spoken = translate.spoken_in(sandbox)
     if body.language is not None and translate.language(body.language) != spoken:
         raise InvalidRequestError(
@@ -83,7 +82,7 @@ async def execute(node: Node, principal: Principal, session: str, body: CodeBody
     timeout_s = translate.timeout(body.timeout)
     cell = CellSpec(body.code, language=spoken.ours, timeout_s=timeout_s)
     try:
-        return translate.code_answer(sandbox, await node.code.run_in(sandbox, cell, options=ExecutionOptions(origin=translate.NAME)), timeout_s)
+        return translate.code_answer(sandbox, await node.code.run(principal, sandbox.id, cell, _OPTIONS), timeout_s)
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None
 
@@ -95,12 +94,10 @@ async def install(node: Node, principal: Principal, session: str, body: InstallB
         NotFoundError: ``sandbox_not_found``.
         InvalidRequestError: No such package manager, or what is no package.
     """
-    sandbox = find(node, principal, session)
+    sandbox = await find(node, principal, session)
     asked = InstallParams(choose_manager(body.manager), tuple(body.packages), timeout_s=translate.timeout(body.timeout))
     try:
-        return translate.install_answer(
-            asked, await node.packages.install(principal, sandbox.id, asked, options=ExecutionOptions(origin=translate.NAME))
-        )
+        return translate.install_answer(asked, await node.packages.install(principal, sandbox.id, asked, _OPTIONS))
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None
 

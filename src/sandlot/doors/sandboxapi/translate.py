@@ -14,19 +14,21 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.sandboxapi.wire import CodeAnswer, ExecuteAnswer, ExecuteBody, InstallAnswer, LanguageAnswer, SessionAnswer
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.executions import CodeResult, CommandResult
 from sandlot.model.packages import InstallParams
 from sandlot.model.programs import KILLED_EXIT_CODE, OneShotParams, Result, Status
-from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams
+from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams, SandboxInfo
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S
+from sandlot.model.states import State
 
 NAME = "sandboxapi"
 DOOR_WORD, USE_WORD, LANGUAGE_WORD = "sandlot.door", "sandlot.use", "sandlot.language"
 SESSION = "session"
+SESSION_METADATA: Mapping[str, str] = {DOOR_WORD: NAME, USE_WORD: SESSION}
+"""Metadata of each session, besides its language."""
 
 MOST_TIMEOUT_S = 300.0
 """Of one run; the vendor's."""
@@ -132,26 +134,26 @@ def new_session(spoken: Language, idle_ttl: float | None, principal: Principal) 
         )
     longest_s = principal.quota.lifetime_s
     return CreateSandboxParams(
-        metadata={DOOR_WORD: NAME, USE_WORD: SESSION, LANGUAGE_WORD: spoken.id},
+        metadata={**SESSION_METADATA, LANGUAGE_WORD: spoken.id},
         timeout_s=None if longest_s is None else min(longest_s, MAX_TIMEOUT_S),
         idle_timeout_s=idle_s,
     )
 
 
-def is_session(sandbox: Sandbox) -> bool:
-    """Whether a sandbox is, or was, a session of this door."""
+def is_session(sandbox: SandboxInfo) -> bool:
+    """Return True if a sandbox is, or was, a session of this door."""
     return (sandbox.metadata.get(DOOR_WORD), sandbox.metadata.get(USE_WORD)) == (NAME, SESSION) and sandbox.metadata.get(
         LANGUAGE_WORD, ""
     ) in _BY_WORD
 
 
-def is_over(sandbox: Sandbox) -> bool:
-    """Whether a sandbox has ended or is about to."""
-    return sandbox.end_requested.is_set() or sandbox.ended.is_set()
+def is_over(sandbox: SandboxInfo) -> bool:
+    """Return True if a sandbox has ended or its end is requested."""
+    return sandbox.is_over or sandbox.state is State.STOPPING
 
 
-def spoken_in(sandbox: Sandbox) -> Language:
-    """The language of a session."""
+def spoken_in(sandbox: SandboxInfo) -> Language:
+    """Return the language of a session."""
     return language(sandbox.metadata[LANGUAGE_WORD])
 
 
@@ -165,17 +167,10 @@ def no_session(id_: str, why: SandboxEndedError | None = None) -> NotFoundError:
     )
 
 
-def session(sandbox: Sandbox, now: datetime, monotonic_s: float) -> SessionAnswer:
-    """What is told of a session.
-
-    Args:
-        sandbox: It.
-        now: The date.
-        monotonic_s: The time, by the clock that its idleness is measured with.
-    """
+def session(sandbox: SandboxInfo) -> SessionAnswer:
+    """Return what callers read of a session. It expires after its idle timeout without activity, or at its deadline if that is earlier."""
     idle_s = sandbox.idle_timeout_s or DEFAULT_IDLE_S
-    quiet_s = 0.0 if sandbox.activity.held else max(0.0, monotonic_s - sandbox.activity.quiet_since_s)
-    ends = now + timedelta(seconds=max(0.0, idle_s - quiet_s))
+    ends = max(sandbox.as_of, (sandbox.idle_since or sandbox.as_of) + timedelta(seconds=idle_s))
     return SessionAnswer(
         id=sandbox.id,
         session_id=sandbox.id,
@@ -183,7 +178,7 @@ def session(sandbox: Sandbox, now: datetime, monotonic_s: float) -> SessionAnswe
         status="active",
         idle_ttl=round(idle_s),
         created_at=time(sandbox.created_at),
-        expires_at=time(ends if sandbox.deadline.expires_at is None else min(ends, sandbox.deadline.expires_at)),
+        expires_at=time(ends if sandbox.expires_at is None else min(ends, sandbox.expires_at)),
     )
 
 
@@ -205,7 +200,7 @@ def answer(done: Result, spoken: Language) -> ExecuteAnswer:
     )
 
 
-def code_answer(sandbox: Sandbox, done: CodeResult, timeout_s: float) -> CodeAnswer:
+def code_answer(sandbox: SandboxInfo, done: CodeResult, timeout_s: float) -> CodeAnswer:
     """What is told of code that was run in a session.
 
     Args:

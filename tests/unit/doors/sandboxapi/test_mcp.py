@@ -86,8 +86,12 @@ async def test_failed_tool_call_explains_the_error_to_the_model(http: httpx.Asyn
     assert word in told["result"]["content"][0]["text"]
 
 
-async def test_disconnect_cancels_the_tool_call(http: httpx.AsyncClient, at: Bench) -> None:
-    params = {"name": "execute_code", "arguments": {"language": "bash", "code": "sleep 1000", "timeout": 300}}
+RUN = {"language": "bash", "code": "sleep 1000", "timeout": 300}
+
+
+@cases("name, arguments", [("execute_code", RUN), ("execute_batch", {"executions": [RUN]})])
+async def test_disconnect_cancels_the_tool_call(http: httpx.AsyncClient, at: Bench, name: str, arguments: dict[str, Any]) -> None:
+    params = {"name": name, "arguments": arguments}
     asking = asyncio.create_task(http.post(URL, json={"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}))
     await until(lambda: at.sandboxes.held == 1)
     asking.cancel()

@@ -83,6 +83,12 @@ async def test_sandboxes_of_other_apis_are_no_sessions(http: httpx.AsyncClient, 
     assert ok(await http.get(f"{HERE}/v1/sessions"))["sessions"] == []
 
 
+async def test_session_is_found_by_its_id_only(http: httpx.AsyncClient, session: str) -> None:
+    ok(await http.patch(f"/v1/sandboxes/{session}", json={"name": "mine"}))
+    await all_gone(http, "mine")
+    assert ok(await http.get(f"{HERE}/v1/sessions/{session}"))["id"] == session
+
+
 async def test_session_of_another_key_is_not_found(at: SharedBench) -> None:
     secrets = [(await at.service.api_keys.create(name))[1] for name in ("one", "other")]
     async with at.client(secrets[0]) as mine, at.client(secrets[1]) as theirs:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from sandlot.doors.sandboxapi import translate
@@ -12,6 +15,7 @@ from sandlot.model.ids import new_process_id
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.programs import Result, Status
 from tests.support.cases import cases
+from tests.support.scripted_node import sandbox_info
 
 KNOWN = {"completed", "wrong_answer", "runtime_error", "timeout", "compile_error"}
 WHO = Principal(owner=OwnerId("0123456789ab"), name="a")
@@ -63,6 +67,20 @@ def test_cell_result_is_translated_like_a_program(status: str, error: CellError 
 def test_notes_are_on_their_own_line() -> None:
     assert [translate.noted(text, "n") for text in ("", "a", "a\n")] == ["n\n", "a\nn\n", "a\nn\n"]
     assert translate.noted("a", "") == "a"
+
+
+def test_session_expires_after_its_idle_timeout_or_at_its_deadline() -> None:
+    at = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    info = sandbox_info(metadata={translate.LANGUAGE_WORD: "bash"}, idle_timeout_s=60.0, expires_at=None, as_of=at)
+    for idle_since, deadline, expires_at in (
+        (at - timedelta(seconds=20), None, "12:00:40"),
+        (at - timedelta(seconds=90), None, "12:00:00"),
+        (None, None, "12:01:00"),
+        (None, at + timedelta(seconds=30), "12:00:30"),
+        (None, at + timedelta(seconds=90), "12:01:00"),
+    ):
+        told = translate.session(replace(info, idle_since=idle_since, expires_at=deadline))
+        assert (told.language, told.idle_ttl, told.expires_at) == ("bash", 60, f"2026-01-01T{expires_at}.000Z")
 
 
 def test_session_has_an_idle_timeout_and_a_deadline_only_by_quota() -> None:
