@@ -29,7 +29,6 @@ ALL = "*"
 NOT_MOVED = {
     "registry": {ALL},
     "manager": {ALL},
-    "templates": {"resolve"},
     "reservations": {ALL},
     "pools": {"current_snapshot", "discard_snapshot", "find_warm", "started", "take"},
     "code": {"run_in", "start", "launch_in", "background", "follow_in", "collect"},

@@ -14,11 +14,14 @@ import pytest
 
 from sandlot.core.files.overlay import apply_overlay, pack_overlay
 from sandlot.core.node import Node
+from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
+from sandlot.images.store import ImageStore
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, LimitError, SandlotError
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.server.compose import Service
+from sandlot.server.templates import ImageTemplates
 from tests.support.saving import BASE, make
 
 pytestmark = pytest.mark.slow
@@ -100,7 +103,8 @@ async def looked(node: Node, sandbox: Sandbox) -> dict[str, Any]:
 
 
 async def root_of(service: Service, sandbox: Sandbox) -> Path:
-    return (await service.node.templates.resolve(sandbox.spec.template)).root.tree
+    resolver = TemplateResolver(ImageTemplates(ImageStore(service.settings.cache_dir)))
+    return (await resolver.resolve(sandbox.spec.template)).root.tree
 
 
 @pytest.fixture(scope="module", params=["gvisor", "container"])

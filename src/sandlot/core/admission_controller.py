@@ -23,8 +23,9 @@ from sandlot.core.pools.models import PoolSpec
 from sandlot.core.ports import Clock
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.allocation import Allocation
-from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
+from sandlot.core.resources.templates import Templates
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import Principal, Quota

@@ -25,8 +25,9 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
-from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Reservations
+from sandlot.core.resources.templates import Templates
 from sandlot.core.sandboxes import SandboxService
 from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.forks import ForkManager

@@ -61,8 +61,9 @@ from sandlot.core.records.retention import Retention
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
-from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Reservations
+from sandlot.core.resources.templates import TemplateResolver, Templates
 from sandlot.core.sandboxes import SandboxService
 from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.forks import ForkManager
@@ -190,7 +191,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         if packages is None:
             packages = await opened.enter_async_context(_package_cache(settings, metrics))
         driver_set = Drivers(own_drivers(settings, node_id) if drivers is None else drivers)
-        template_set = Templates(templates or images)
+        template_set, resolver = Templates(templates or images), TemplateResolver(templates or images)
         policy = AdmissionPolicy(
             isolation_default=settings.isolation_default,
             isolation_allowed=settings.isolation_allowed,
@@ -215,7 +216,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         template_snapshots = TemplateSnapshotManager(
             cache=TemplateSnapshotCache(settings.cache_dir),
             drivers=driver_set,
-            templates=template_set,
+            templates=resolver,
             reservations=reservations,
             clock=clock,
             new_id=new_id,
@@ -230,6 +231,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             extra_snapshots=[PoolSpec(TemplateRef(LOCAL, DEFAULT_TEMPLATE), policy.isolation_default, Limits())] if settings.pools else [],
             drivers=driver_set,
             templates=template_set,
+            resolver=resolver,
             reservations=reservations,
             clock=clock,
             new_id=new_id,
@@ -267,7 +269,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         )
         lifecycle = LifecycleDependencies(
             drivers=driver_set,
-            templates=template_set,
+            templates=resolver,
             recorder=recorder,
             reservations=reservations,
             admission=admission,
@@ -304,7 +306,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             store=store,
             memory_images=memory_images,
             drivers=driver_set,
-            templates=template_set,
+            templates=resolver,
             reservations=reservations,
             api_keys=api_keys,
             events=events,

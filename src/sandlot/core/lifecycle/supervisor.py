@@ -38,8 +38,9 @@ from sandlot.core.pools.manager import PoolManager
 from sandlot.core.ports import Clock, ResolvedTemplate
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.resources.allocation import Allocation
-from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers, Templates, driver_step
+from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers, driver_step
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
+from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
 from sandlot.link.client import Link
@@ -85,7 +86,7 @@ class LifecycleDependencies:
     """
 
     drivers: Drivers
-    templates: Templates
+    templates: TemplateResolver
     recorder: SandboxRecorder
     reservations: Reservations
     admission: AdmissionController

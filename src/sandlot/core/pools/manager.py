@@ -27,8 +27,9 @@ from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager, made_at
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Reservations
+from sandlot.core.resources.templates import Templates
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, UnsupportedError
 from sandlot.model.pools import PoolInfo, PoolSizes, StartPath, TemplateSnapshotInfo

@@ -36,8 +36,9 @@ from sandlot.core.pools.warm import WarmSandboxFactory
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.resources.allocation import Allocation
-from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations, combine
+from sandlot.core.resources.templates import TemplateResolver, Templates
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
@@ -91,6 +92,7 @@ class PoolRefiller:
         extra_snapshots: Iterable[PoolSpec],
         drivers: Drivers,
         templates: Templates,
+        resolver: TemplateResolver,
         reservations: Reservations,
         clock: Clock,
         new_id: Callable[[], SandboxId],
@@ -103,6 +105,7 @@ class PoolRefiller:
         self._extra_snapshots = tuple(TemplateSnapshotSpec.of(spec) for spec in extra_snapshots)
         self._drivers = drivers
         self._templates = templates
+        self._resolver = resolver
         self._reservations = reservations
         self._clock = clock
         self._new_id = new_id
@@ -399,7 +402,7 @@ class PoolRefiller:
         driver, spec = self._drivers[pool.spec.isolation], pool.spec
         snapshot = self._snapshots.current(pool.snapshot_spec)
         try:
-            template = await self._templates.resolve(spec.template)
+            template = await self._resolver.resolve(spec.template)
             reading = await self._reservations.read_host()
             max_resources = driver.max_resources(spec.limits)
             needed = combine(sum, max_resources, max_resources)  # room for one more sandbox of the same limits must remain

@@ -40,8 +40,9 @@ from sandlot.core.pools.warm import WarmSandboxFactory, verify_restored
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.resources.allocation import Allocation
-from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers, Templates
+from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers
 from sandlot.core.resources.reservations import Purpose, Reservations
+from sandlot.core.resources.templates import TemplateResolver
 from sandlot.host.locked_folder import LockedFolder
 from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
@@ -103,7 +104,7 @@ class TemplateSnapshotManager:
         *,
         cache: TemplateSnapshotCache,
         drivers: Drivers,
-        templates: Templates,
+        templates: TemplateResolver,
         reservations: Reservations,
         clock: Clock,
         new_id: Callable[[], SandboxId],

@@ -36,8 +36,9 @@ from sandlot.core.manager import SandboxManager
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.registry import SandboxRegistry
-from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Reservations
+from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots import restore, writer
 from sandlot.core.snapshots.leases import FolderLeases
@@ -72,7 +73,7 @@ class SnapshotManager:
         store: Store,
         memory_images: MemoryImages,
         drivers: Drivers,
-        templates: Templates,
+        templates: TemplateResolver,
         reservations: Reservations,
         api_keys: ApiKeys,
         events: EventFeed,

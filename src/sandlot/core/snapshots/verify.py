@@ -25,8 +25,9 @@ import structlog
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.manager import SandboxManager
-from sandlot.core.resources.drivers import Drivers, Templates
+from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Reservations
+from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.restore import MEMORY
@@ -80,7 +81,7 @@ class SnapshotVerifier:
         leases: FolderLeases,
         snapshots: SnapshotManager,
         drivers: Drivers,
-        templates: Templates,
+        templates: TemplateResolver,
         reservations: Reservations,
     ) -> None:
         self._manager = manager

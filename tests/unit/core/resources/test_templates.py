@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.resources.drivers import Templates
+from sandlot.core.resources.templates import TemplateResolver
 from sandlot.images.progress import Progress, discard_progress
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
@@ -98,7 +98,7 @@ async def test_short_work_does_not_wait_for_template_builds(tmp_path: Path, imag
 
 
 async def test_callers_share_one_build(images: SlowImages) -> None:
-    resolver = Templates(ImageTemplates(images))
+    resolver = TemplateResolver(ImageTemplates(images))
     first, second = [asyncio.create_task(resolver.resolve(TemplateRef(LOCAL, "user-0"))) for _ in range(2)]
     await settled(lambda: images.building == {"user-0"})
 
@@ -110,7 +110,7 @@ async def test_callers_share_one_build(images: SlowImages) -> None:
 
 
 async def test_failed_build_frees_its_slot_and_is_tried_again(images: SlowImages) -> None:
-    resolver = Templates(ImageTemplates(images))
+    resolver = TemplateResolver(ImageTemplates(images))
     images.finish.set()
     images.error = OSError("no space left")
     for _ in range(MAX_BUILDS + 1):
