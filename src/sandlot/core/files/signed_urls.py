@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode
@@ -24,7 +25,7 @@ from urllib.parse import parse_qsl, urlencode
 from sandlot.core.registry import SandboxRegistry
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError
-from sandlot.model.ids import SandboxId
+from sandlot.model.ids import SANDBOX_ID, SandboxId
 from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS, Grant, SignedUrl
 from sandlot.model.specs import User, check_path
 
@@ -137,10 +138,10 @@ class TokenService:
         principal = self._principal_of(owner)
         if principal is None:
             return None
-        try:
-            id_ = self._registry.named(id_or_name, principal).id
-        except NotFoundError:  # the caller reports that the sandbox has ended
-            id_ = SandboxId(id_or_name)
+        id_ = SandboxId(id_or_name)
+        if SANDBOX_ID.fullmatch(id_or_name) is None:  # an id is never looked up as a name, as in requests about the sandbox
+            with suppress(NotFoundError):  # the caller reports that there is no such sandbox
+                id_ = self._registry.named(id_or_name, principal).id
         return principal if hmac.compare_digest(self._token(owner, id_).encode(), token.encode("utf-8", "replace")) else None
 
     def _token(self, owner: OwnerId, sandbox: SandboxId) -> str:
