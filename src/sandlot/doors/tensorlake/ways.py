@@ -12,17 +12,15 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from starlette.requests import HTTPConnection
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SANDBOX_ID
-from sandlot.model.repositories import Position
-from sandlot.model.sandboxes import SandboxFilter, SandboxInfo
+from sandlot.model.sandboxes import SandboxInfo
 from sandlot.web.asking import node_of, principal_of
 
 PREFIX = "/tensorlake"
@@ -33,7 +31,6 @@ BELOW = "/sbx"
 INNER = "/api/v1"
 HOST_SUFFIX = ".local"
 """What its client puts behind a sandbox's id or name, as the ``Host`` of this machine."""
-_PAGE = 1000
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])
 
@@ -114,22 +111,8 @@ async def id_of(request: HTTPConnection, id_or_name: str) -> str:
     return id_or_name if SANDBOX_ID.fullmatch(id_or_name) else (await any_sandbox(request, id_or_name)).id
 
 
-async def live_sandboxes(request: Request, metadata: Mapping[str, str] | None = None) -> list[SandboxInfo]:
-    """All sandboxes that live, oldest first; those that have all these entries in their metadata."""
-    sandboxes, principal = node_of(request).sandboxes, principal_of(request)
-    wanted = SandboxFilter(metadata=metadata or {})
-    found: list[SandboxInfo] = []
-    more = True
-    while more:
-        after = Position(found[-1].created_at, found[-1].id) if found else None
-        page = await sandboxes.list(principal, wanted, after=after, limit=_PAGE)
-        found += page.items
-        more = page.more
-    return found
-
-
-def inside(connection: HTTPConnection) -> Sandbox:
-    """The sandbox whose inside a request is about.
+async def inside(connection: HTTPConnection) -> str:
+    """The id of the sandbox whose inside a request is about.
 
     Raises:
         NotFoundError: ``sandbox_not_found``.
@@ -138,8 +121,7 @@ def inside(connection: HTTPConnection) -> Sandbox:
     named = connection.path_params.get("sandbox") or connection.headers.get(SANDBOX_HEADER) or _of_host(connection.headers.get("host", ""))
     if not named:
         raise InvalidRequestError("The request does not say which sandbox it is about.", hint=f"Send its id in the header {SANDBOX_HEADER}.")
-    registry, principal = node_of(connection).registry, principal_of(connection)
-    return registry.find(named, principal) if SANDBOX_ID.fullmatch(named) else registry.named(named, principal)
+    return await id_of(connection, named)
 
 
 def _of_host(host: str) -> str:

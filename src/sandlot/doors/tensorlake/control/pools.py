@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
+from sandlot.doors.listing import all_sandboxes
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
     ClaimBody,
@@ -19,10 +20,10 @@ from sandlot.doors.tensorlake.control.wire import (
     PoolsAnswer,
 )
 from sandlot.doors.tensorlake.translate import DOOR_WORD, IMAGE_WORD, NAME, POOL_WORD
-from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, live_sandboxes, url_of
+from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, url_of
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.pools import PoolInfo, PoolSizes
-from sandlot.model.sandboxes import AUTO, CreateSandboxParams, LimitsChange, SandboxInfo
+from sandlot.model.sandboxes import AUTO, CreateSandboxParams, LimitsChange, SandboxFilter, SandboxInfo
 from sandlot.web.asking import node_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 
@@ -99,7 +100,7 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
 
 
 async def _claimed(request: Request, told: PoolInfo) -> list[SandboxInfo]:
-    return await live_sandboxes(request, {POOL_WORD: told.id})
+    return await all_sandboxes(node_of(request), principal_of(request), SandboxFilter(metadata={POOL_WORD: told.id}))
 
 
 async def _answer(request: Request, told: PoolInfo) -> PoolAnswer:

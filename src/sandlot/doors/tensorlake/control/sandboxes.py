@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
+from sandlot.doors.listing import all_sandboxes
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
     ArchiveAnswer,
@@ -24,7 +25,7 @@ from sandlot.doors.tensorlake.control.wire import (
     WaitQuery,
 )
 from sandlot.doors.tensorlake.translate import milliseconds
-from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, id_of, live_sandboxes, url_of
+from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, id_of, url_of
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import ENDED, ForkParams, SandboxFilter, SandboxInfo
@@ -49,8 +50,8 @@ async def create(body: CreateBody, request: Request) -> Response:
 @CONTROL.route("GET", SANDBOXES)
 async def list_sandboxes(request: Request) -> Response:
     """All that live, oldest first."""
-    sandboxes = [translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in await live_sandboxes(request)]
-    return reply(SandboxesAnswer(sandboxes=sandboxes))
+    sandboxes = await all_sandboxes(node_of(request), principal_of(request), SandboxFilter())
+    return reply(SandboxesAnswer(sandboxes=[translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in sandboxes]))
 
 
 @CONTROL.route("GET", ONE)

@@ -7,24 +7,25 @@ from fastapi import Request, Response
 from sandlot import __version__
 from sandlot.doors.tensorlake.inside.wire import HealthAnswer, InfoAnswer
 from sandlot.doors.tensorlake.ways import INSIDE, inside
-from sandlot.web.asking import node_of
+from sandlot.web.asking import node_of, principal_of
 from sandlot.web.bodies import reply
+
+CHECK_S = 60.0
+"""How long a sandbox may take to answer."""
 
 
 @INSIDE.route("GET", "/health")
 async def health(request: Request) -> Response:
     """Whether it answers; whoever hears nothing of it hears why."""
-    async with inside(request).connection() as link:
-        await link.info()
+    await node_of(request).sandboxes.check(principal_of(request), await inside(request), timeout_s=CHECK_S)
     return reply(HealthAnswer(healthy=True))
 
 
 @INSIDE.route("GET", "/info")
 async def info(request: Request) -> Response:
     """How long it has run, and how many processes were started in it through the service."""
-    sandbox = inside(request)
-    known = await node_of(request).processes.list_in(sandbox)
-    async with sandbox.connection() as link:
-        uptime_s = (await link.info()).uptime_s
+    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    known = await node.processes.list(principal, sandbox)
+    status = await node.sandboxes.check(principal, sandbox, timeout_s=CHECK_S)
     running = sum(1 for process in known if process.running)
-    return reply(InfoAnswer(version=__version__, uptime_secs=max(0, int(uptime_s)), running_processes=running, total_processes=len(known)))
+    return reply(InfoAnswer(version=__version__, uptime_secs=max(0, int(status.uptime_s)), running_processes=running, total_processes=len(known)))

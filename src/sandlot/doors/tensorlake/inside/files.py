@@ -7,13 +7,12 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from sandlot.core.files import files
 from sandlot.doors.tensorlake.inside import translate
 from sandlot.doors.tensorlake.inside.wire import EntryAnswer, ListingAnswer, PathQuery
 from sandlot.doors.tensorlake.ways import INSIDE, inside
 from sandlot.model.errors import ErrorCode, LimitError
-from sandlot.model.specs import WORKSPACE, User
-from sandlot.web.asking import body_of, while_connected
+from sandlot.model.specs import WORKSPACE
+from sandlot.web.asking import body_of, node_of, principal_of, while_connected
 from sandlot.web.bodies import reply
 from sandlot.web.streams import Stream
 
@@ -25,7 +24,7 @@ MOST_ENTRIES = 20_000
 @INSIDE.route("GET", CONTENT)
 async def read(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Read a file. An answer that breaks off was cut by an error."""
-    reading = await files.read(inside(request), _path(query.path), user=User.USER)
+    reading = await node_of(request).files.read(principal_of(request), await inside(request), _path(query.path))
     # It may say that it is a page; it is never shown as one under this address.
     headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
     return Stream(aiter(reading), reading.aclose, media_type="application/octet-stream", headers=headers)
@@ -34,25 +33,26 @@ async def read(query: Annotated[PathQuery, Query()], request: Request) -> Respon
 @INSIDE.route("PUT", CONTENT)
 async def write(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
-    await while_connected(request, files.write(inside(request), _path(query.path), body_of(request), user=User.USER))
+    files, principal, sandbox = node_of(request).files, principal_of(request), await inside(request)
+    await while_connected(request, files.write(principal, sandbox, _path(query.path), body_of(request)))
     return Response(status_code=204)
 
 
 @INSIDE.route("DELETE", CONTENT)
 async def remove(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Remove a file, or a folder that is empty."""
-    await files.remove(inside(request), _path(query.path), user=User.USER)
+    await node_of(request).files.delete(principal_of(request), await inside(request), _path(query.path))
     return Response(status_code=204)
 
 
 @INSIDE.route("GET", "/files/list")
 async def list_directory(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """List a folder by name."""
-    sandbox, path = inside(request), _path(query.path)
+    files, principal, sandbox, path = node_of(request).files, principal_of(request), await inside(request), _path(query.path)
     entries: list[EntryAnswer] = []
     more, offset = True, 0
     while more:
-        page = await files.listing(sandbox, path, user=User.USER, offset=offset)
+        page = await files.list(principal, sandbox, path, offset=offset)
         entries += [translate.entry(entry) for entry in page.entries]
         offset, more = offset + len(page.entries), page.more and bool(page.entries)
         if more and offset >= MOST_ENTRIES:

@@ -8,14 +8,13 @@ Laws:
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 
 from fastapi import Request, Response
+from starlette.requests import HTTPConnection
 
-from sandlot.core.execution.processes import ProcessExecution, ProcessService
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.inside import translate
 from sandlot.doors.tensorlake.inside.lines import Lines
 from sandlot.doors.tensorlake.inside.wire import (
@@ -29,9 +28,12 @@ from sandlot.doors.tensorlake.inside.wire import (
 )
 from sandlot.doors.tensorlake.translate import NAME
 from sandlot.doors.tensorlake.ways import INSIDE, inside
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError
-from sandlot.model.executions import ExecutionOptions, ProcessInfo, signal_number
+from sandlot.model.executions import ExecutionOptions, ProcessEnded, ProcessEvent, ProcessInfo, ProcessStarted, signal_number
+from sandlot.model.ids import SandboxId
 from sandlot.model.ports import ExitReason
+from sandlot.model.streams import Stream
 from sandlot.web import streams
 from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
 from sandlot.web.bodies import reply
@@ -46,77 +48,79 @@ _SIGKILL = 9
 @INSIDE.route("POST", "/processes/run")
 async def run(body: RunBody, request: Request) -> Response:
     """Run a program to its end, and tell what it writes as it comes. It is killed when its client goes away."""
-    sandbox = inside(request)
-    process = await unless_gone(request, node_of(request).processes.start(sandbox, translate.run(body), options=_LABEL))
-    return streams.events(request, _told(sandbox, process, translate.CHANNELS["output"], whole=True), process.close)
+    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    stream = await unless_gone(request, node.processes.stream(principal, sandbox, translate.run(body), options=_LABEL))
+    return streams.events(request, _told(stream, node.buffers.part(), translate.CHANNELS["output"], whole=True), stream.aclose)
 
 
 @INSIDE.route("POST", "/processes")
 async def start(body: ProcessBody, request: Request) -> Response:
     """Start a program and leave it."""
-    processes, sandbox, spec = node_of(request).processes, inside(request), translate.start(body)
-    id_, _ = await processes.launch_in(sandbox, spec, options=_LABEL)
-    return reply(_answer(request, await processes.get_in(sandbox, id_), node_of(request).clock.now()), 201)
+    sandbox, spec = await inside(request), translate.start(body)
+    return reply(_answer(await node_of(request).processes.launch(principal_of(request), sandbox, spec, options=_LABEL)), 201)
 
 
 @INSIDE.route("GET", "/processes")
 async def list_processes(request: Request) -> Response:
     """The processes that were started through the service: running ones, and the last ones that ended."""
-    sandbox = inside(request)
-    found = await node_of(request).processes.list_in(sandbox)
-    logged = (await node_of(request).history.executions(principal_of(request), sandbox=sandbox.id, limit=_LOOKED_BACK)).items
+    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    found = await node.processes.list(principal, sandbox)
+    logged = (await node.history.executions(principal, sandbox=SandboxId(sandbox), limit=_LOOKED_BACK)).items
     began = {str(record.id): record.created_at for record in logged}
-    return reply(ProcessesAnswer(processes=[_answer(request, info, began.get(info.process)) for info in found]))
+    return reply(ProcessesAnswer(processes=[_answer(info, began.get(info.process)) for info in found]))
 
 
 @INSIDE.route("GET", "/processes/{process}")
 async def get(process: str, request: Request) -> Response:
     """Look at one process."""
-    sandbox = inside(request)
-    info = await find(node_of(request).processes, sandbox, process)
+    info = await find(request, await inside(request), process)
     began: datetime | None = None
     with suppress(NotFoundError):
         began = (await node_of(request).history.execution(principal_of(request), info.process)).created_at
-    return reply(_answer(request, info, began))
+    return reply(_answer(info, began))
 
 
 @INSIDE.route("DELETE", "/processes/{process}")
 async def kill(process: str, request: Request) -> Response:
     """Kill a process and those that it began."""
-    processes, sandbox = node_of(request).processes, inside(request)
-    await processes.signal_in(sandbox, (await find(processes, sandbox, process)).process, _SIGKILL)
+    sandbox = await inside(request)
+    info = await find(request, sandbox, process)
+    await node_of(request).processes.signal(principal_of(request), sandbox, info.process, _SIGKILL)
     return Response(status_code=204)
 
 
 @INSIDE.route("POST", "/processes/{process}/restart")
 async def restart(process: str, request: Request) -> Response:
     """Start a process again: it is killed where it still runs, and has another pid then."""
-    processes, sandbox = node_of(request).processes, inside(request)
-    found = await find(processes, sandbox, process)
-    id_ = (await processes.restart(principal_of(request), sandbox.id, found.process, options=_LABEL)).process
-    return reply(_answer(request, await processes.get_in(sandbox, id_), node_of(request).clock.now()))
+    sandbox = await inside(request)
+    info = await find(request, sandbox, process)
+    return reply(_answer(await node_of(request).processes.restart(principal_of(request), sandbox, info.process, options=_LABEL)))
 
 
 @INSIDE.route("POST", "/processes/{process}/signal")
 async def send_signal(process: str, body: SignalBody, request: Request) -> Response:
     """Send a signal to a process's group."""
-    processes, sandbox, number = node_of(request).processes, inside(request), signal_number(body.signal)
-    return reply(SignalAnswer(success=await processes.signal_in(sandbox, (await find(processes, sandbox, process)).process, number)))
+    sandbox, number = await inside(request), signal_number(body.signal)
+    info = await find(request, sandbox, process)
+    return reply(SignalAnswer(success=await node_of(request).processes.signal(principal_of(request), sandbox, info.process, number)))
 
 
 @INSIDE.route("POST", STDIN)
 async def write_input(process: str, request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read."""
-    node, sandbox = node_of(request), inside(request)
-    await while_connected(request, node.stdin.write(sandbox, (await find(node.processes, sandbox, process)).process, body_of(request)))
+    sandbox = await inside(request)
+    info = await find(request, sandbox, process)
+    work = node_of(request).processes.write_stdin(principal_of(request), sandbox, info.process, body_of(request))
+    await while_connected(request, work)
     return Response(status_code=204)
 
 
 @INSIDE.route("POST", "/processes/{process}/stdin/close")
 async def close_input(process: str, request: Request) -> Response:
     """End a process's standard input."""
-    node, sandbox = node_of(request), inside(request)
-    await unless_gone(request, node.stdin.close(sandbox, (await find(node.processes, sandbox, process)).process))
+    sandbox = await inside(request)
+    info = await find(request, sandbox, process)
+    await unless_gone(request, node_of(request).processes.close_stdin(principal_of(request), sandbox, info.process))
     return Response(status_code=204)
 
 
@@ -129,7 +133,7 @@ def _reading(which: str) -> None:
 
     @INSIDE.route("GET", f"/processes/{{process}}/{which}")
     async def written(process: str, request: Request) -> Response:
-        return await _output(request, process, which)
+        return await unless_gone(request, _output(request, process, which))
 
     @INSIDE.route("GET", f"/processes/{{process}}/{which}/follow")
     async def followed(process: str, request: Request) -> Response:
@@ -140,18 +144,18 @@ for _which in translate.CHANNELS:
     _reading(_which)
 
 
-async def find(processes: ProcessService, sandbox: Sandbox, word: str) -> ProcessInfo:
+async def find(request: HTTPConnection, sandbox: str, word: str) -> ProcessInfo:
     """A process by its pid, its name or its id.
 
     Raises:
         NotFoundError: ``process_not_found``.
     """
     pid = translate.pid_of(word)
-    known = await processes.list_in(sandbox)
+    known = await node_of(request).processes.list(principal_of(request), sandbox)
     found = [info for info in known if (info.pid == pid if pid is not None else word in {info.tag, info.process})]
     if not found:
         raise NotFoundError(
-            f"There is no process {word[:64]!r} in sandbox {sandbox.id}.",
+            f"There is no process {word[:64]!r} in sandbox {sandbox}.",
             code=ErrorCode.PROCESS_NOT_FOUND,
             hint="List those that were started; the last ones that ended are among them.",
             fields={"process": word[:64]},
@@ -160,73 +164,75 @@ async def find(processes: ProcessService, sandbox: Sandbox, word: str) -> Proces
 
 
 async def _output(request: Request, word: str, which: str) -> Response:
-    processes, sandbox = node_of(request).processes, inside(request)
-    info = await find(processes, sandbox, word)
-    process = await processes.follow_in(sandbox, info.process, stdout_from=None, stderr_from=None, to_end=False)
-    lines, told = Lines(sandbox.buffers), list[str]()
+    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    info = await find(request, sandbox, word)
+    stream = await node.processes.follow(principal, sandbox, info.process, to_end=False)
+    buffers = node.buffers.part()
+    lines, told = Lines(buffers), list[str]()
     taken = 0
     try:
-        async with sandbox.connection():
-            async for item in process:
-                if item.channel not in translate.CHANNELS[which]:
-                    continue
-                more = [line for _, line in lines.add(item)]
-                size = 2 * sum(map(len, more))
-                sandbox.buffers.take(size)
-                taken += size
-                told += more
+        async for event in stream:
+            if isinstance(event, ProcessStarted | ProcessEnded) or event.channel not in translate.CHANNELS[which]:
+                continue
+            more = [line for _, line in lines.add(event)]
+            size = 2 * sum(map(len, more))
+            buffers.take(size)
+            taken += size
+            told += more
         told += [line for _, line in lines.end()]
     finally:
-        sandbox.buffers.give(taken)
+        buffers.give(taken)
         lines.close()
-        await process.detach()
+        await stream.aclose()
     return reply(OutputAnswer(pid=info.pid, lines=told, line_count=len(told)))
 
 
 async def _follow(request: Request, word: str, which: str) -> Response:
-    processes, sandbox = node_of(request).processes, inside(request)
-    info = await find(processes, sandbox, word)
-    process = await processes.follow_in(sandbox, info.process, stdout_from=None, stderr_from=None)
-    return streams.events(request, _told(sandbox, process, translate.CHANNELS[which], whole=False), process.detach)
+    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    info = await find(request, sandbox, word)
+    stream = await node.processes.follow(principal, sandbox, info.process)
+    return streams.events(request, _told(stream, node.buffers.part(), translate.CHANNELS[which], whole=False), stream.aclose)
 
 
-async def _told(
-    sandbox: Sandbox, process: ProcessExecution, channels: Sequence[int] | frozenset[int], *, whole: bool
-) -> AsyncIterator[streams.Event]:
+async def _told(stream: Stream[ProcessEvent], buffers: BufferBudget, channels: frozenset[int], *, whole: bool) -> AsyncIterator[streams.Event]:
     """The events that tell of a process, to its end.
 
     Args:
-        sandbox: Where it runs.
-        process: It.
+        stream: Of the process.
+        buffers: Where the memory for what waits for the end of its line is taken from.
         channels: Those of which is told.
         whole: Whether it is told how it began and ended as well.
     """
-    lines = Lines(sandbox.buffers)
+    lines = Lines(buffers)
     try:
-        if whole:
-            yield streams.event("started", {"pid": process.pid, "started_at": time.time()})
-        async for item in process:
-            if item.channel in channels:
-                for each in lines.add(item):
-                    yield _line(*each)
-        for each in lines.end():
-            yield _line(*each)
-        outcome = await process.outcome()
-        if whole:
-            yield streams.event("exit", translate.ended(outcome))
+        async for event in stream:
+            for each in _events(event, lines, channels, whole=whole):
+                yield each
     except SandboxEndedError as error:
         if not whole or error.fields.get("reason") != ExitReason.OOM:
             raise
-        for each in lines.end():
-            yield _line(*each)
+        for line in lines.end():
+            yield _line(*line)
         yield streams.event("exit", translate.OUT_OF_MEMORY)
     finally:
         lines.close()
+
+
+def _events(event: ProcessEvent, lines: Lines, channels: frozenset[int], *, whole: bool) -> list[streams.Event]:
+    """What one event of a process is told as."""
+    match event:
+        case ProcessStarted():
+            return [streams.event("started", {"pid": event.pid, "started_at": time.time()})] if whole else []
+        case ProcessEnded():
+            rest = [_line(*line) for line in lines.end()]
+            return [*rest, streams.event("exit", translate.ended(event.outcome))] if whole else rest
+        case _:
+            return [_line(*line) for line in lines.add(event)] if event.channel in channels else []
 
 
 def _line(channel: int, text: str) -> streams.Event:
     return streams.event("line", {"line": text, "timestamp": time.time(), "stream": translate.STREAMS[channel]})
 
 
-def _answer(request: Request, info: ProcessInfo, began_at: datetime | None) -> ProcessAnswer:
-    return translate.process(info, began_at, node_of(request).clock.now())
+def _answer(info: ProcessInfo, logged_at: datetime | None = None) -> ProcessAnswer:
+    return translate.process(info, logged_at, datetime.now(UTC))

@@ -20,19 +20,17 @@ from urllib.parse import parse_qs
 from fastapi import Request, Response, WebSocket
 from starlette.websockets import WebSocketState
 
-from sandlot.core.execution import terminals
-from sandlot.core.execution.processes import ProcessExecution
-from sandlot.core.execution.terminals import TerminalInput
 from sandlot.core.node import Node
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.inside import translate
 from sandlot.doors.tensorlake.inside.processes import find
 from sandlot.doors.tensorlake.inside.wire import TerminalAnswer, TerminalBody
 from sandlot.doors.tensorlake.translate import NAME
 from sandlot.doors.tensorlake.ways import BELOW, INNER, INSIDE, PREFIX, SANDBOX_HEADER, inside
-from sandlot.model.access import OPERATOR, Principal
-from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError
-from sandlot.model.executions import ExecutionOptions, OutputGap
+from sandlot.model.access import Principal
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
+from sandlot.model.executions import ExecutionOptions, Output, OutputGap, ProcessEnded, ProcessEvent
+from sandlot.model.ids import SANDBOX_ID
+from sandlot.model.streams import Duplex
 from sandlot.web.asking import node_of, principal_of
 from sandlot.web.bodies import reply
 from sandlot.web.sockets import GONE, NORMAL, farewell, reason
@@ -47,28 +45,30 @@ _SIGKILL = 9
 @INSIDE.route("POST", "/pty")
 async def open_terminal(body: TerminalBody, request: Request) -> Response:
     """Start a program on a terminal."""
-    sandbox = inside(request)
-    id_, _ = await node_of(request).processes.launch_in(sandbox, translate.terminal(body), options=_LABEL)
-    return reply(TerminalAnswer(session_id=id_, token=node_of(request).tokens.sandbox_token(principal_of(request), sandbox.id)), 201)
+    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    info = await node.processes.launch(principal, sandbox, translate.terminal(body), options=_LABEL)
+    return reply(TerminalAnswer(session_id=info.process, token=node.tokens.sandbox_token(principal, sandbox)), 201)
 
 
 @INSIDE.route("DELETE", "/pty/{process}")
 async def kill(process: str, request: Request) -> Response:
     """Kill the program on a terminal."""
-    processes, sandbox = node_of(request).processes, inside(request)
-    await processes.signal_in(sandbox, (await find(processes, sandbox, process)).process, _SIGKILL)
+    sandbox = await inside(request)
+    info = await find(request, sandbox, process)
+    await node_of(request).processes.signal(principal_of(request), sandbox, info.process, _SIGKILL)
     return Response(status_code=204)
 
 
 @INSIDE.socket("/pty/{process}/ws")
 async def terminal(process: str, socket: WebSocket) -> None:
     """Look at a terminal, and type."""
-    processes, sandbox = node_of(socket).processes, inside(socket)
-    run = await terminals.attach(processes, sandbox, (await find(processes, sandbox, process)).process)
+    sandbox = await inside(socket)
+    info = await find(socket, sandbox, process)
+    connected = await node_of(socket).terminals.connect(principal_of(socket), sandbox, info.process)
     try:
-        await _serve(socket, sandbox, run)
+        await _serve(socket, sandbox, info.process, connected)
     finally:
-        await run.detach()
+        await connected.aclose()
 
 
 async def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
@@ -80,41 +80,33 @@ async def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
     query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
     token = headers.get(TOKEN_HEADER, b"").decode("latin-1") or next(iter(query.get("token", ())), "")
     sandbox = asked["sandbox"] or headers.get(SANDBOX_HEADER.lower().encode(), b"").decode("latin-1")
-    try:
-        named = node.registry.find(sandbox, OPERATOR).id
-    except NotFoundError:
-        return None
-    return node.tokens.principal_of_token(token, named)
+    return node.tokens.principal_of_token(token, sandbox) if SANDBOX_ID.fullmatch(sandbox) else None
 
 
-async def _serve(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution) -> None:
+async def _serve(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent]) -> None:
     """Show a terminal and type on it, until its program ends or its client leaves.
 
     Args:
         socket: Not accepted yet.
         sandbox: Where the program runs.
-        run: It.
+        process: It.
+        connected: Its terminal.
     """
     await socket.accept()
     gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
-    typed, ready = TerminalInput(sandbox, run), asyncio.Event()
-    showing = asyncio.create_task(_show(socket, run, ready))
-    tasks: list[asyncio.Task[Any]] = [
-        showing,
-        asyncio.create_task(_take(socket, sandbox, run, typed, ready)),
-        asyncio.create_task(typed.hand_on()),
-        asyncio.create_task(gone.wait()),
-    ]
+    ready = asyncio.Event()
+    showing = asyncio.create_task(_show(socket, connected, ready))
+    taking = asyncio.create_task(_take(socket, sandbox, process, connected, ready))
+    tasks: list[asyncio.Task[Any]] = [showing, taking, asyncio.create_task(gone.wait())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        typed.close()
     if gone.is_set():
         return
-    for task in tasks[:3]:
+    for task in (showing, taking):
         error = None if task.cancelled() else task.exception()
         if isinstance(error, SandlotError):
             if socket.application_state is WebSocketState.CONNECTED:
@@ -122,22 +114,28 @@ async def _serve(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution) -> 
             return
         if error is not None:
             raise error
-    if not showing.cancelled():
-        code = showing.result()
+    if not showing.cancelled() and (code := showing.result()) is not None:
         await socket.send_bytes(translate.exited(code))
         await socket.close(NORMAL, f"exit:{code}")
 
 
-async def _show(socket: WebSocket, run: ProcessExecution, ready: asyncio.Event) -> int:
-    """What is shown, to its end; the exit code."""
+async def _show(socket: WebSocket, connected: Duplex[bytes, ProcessEvent], ready: asyncio.Event) -> int | None:
+    """What is shown, to its end; the exit code, or None where it was not seen to end."""
     await ready.wait()
-    async for item in run:
-        shown = f"\r\n[{item.bytes} bytes are no longer kept]\r\n".encode() if isinstance(item, OutputGap) else item.data
-        await socket.send_bytes(bytes([translate.DATA]) + shown)
-    return (await run.outcome()).exit_code
+    async for event in connected:
+        match event:
+            case Output():
+                await socket.send_bytes(bytes([translate.DATA]) + event.data)
+            case OutputGap():
+                await socket.send_bytes(bytes([translate.DATA]) + f"\r\n[{event.bytes} bytes are no longer kept]\r\n".encode())
+            case ProcessEnded():
+                return event.outcome.exit_code
+            case _:
+                pass
+    return None
 
 
-async def _take(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution, typed: TerminalInput, ready: asyncio.Event) -> None:
+async def _take(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent], ready: asyncio.Event) -> None:
     """What the client says, until it leaves."""
     while True:
         message = await socket.receive()
@@ -148,9 +146,9 @@ async def _take(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution, type
         try:
             match said[:1]:
                 case b"\x00":
-                    await typed.add(said[1:])
+                    await connected.send(said[1:])
                 case b"\x01":
-                    await terminals.resize(sandbox, run.id, *translate.resized(said))
+                    await node_of(socket).terminals.resize(principal_of(socket), sandbox, process, *translate.resized(said))
                 case b"\x02" | b"":
                     pass
                 case _:

@@ -114,15 +114,16 @@ OUT_OF_MEMORY: Mapping[str, Any] = {"signal": _SIGKILL, "reason": "oom_killed", 
 """How a run ends whose whole sandbox was killed for want of memory."""
 
 
-def process(info: ProcessInfo, began_at: datetime | None, now: datetime) -> ProcessAnswer:
+def process(info: ProcessInfo, logged_at: datetime | None, now: datetime) -> ProcessAnswer:
     """One process.
 
     Args:
-        info: What its sandbox says.
-        began_at: When that was, where the log of runs has it.
+        info: What is known of it.
+        logged_at: When it was started, where the log of runs says it and nothing else does.
         now: The time.
     """
     took_ms = round(info.duration_s * 1000)
+    began_at = info.started_at or logged_at
     started = milliseconds(now) - took_ms if began_at is None else milliseconds(began_at)
     return ProcessAnswer(
         handle=info.pid,

@@ -26,9 +26,9 @@ _LEFT = frozenset({1000, 1005})
 @INSIDE.socket("/tunnels/tcp")
 async def tunnel(socket: WebSocket) -> None:
     """Connect to a port of the inside."""
-    sandbox = inside(socket)
+    sandbox = await inside(socket)
     query = query_of(socket, TunnelQuery)
-    opened = await node_of(socket).tunnels.connect(principal_of(socket), sandbox.id, query.port)
+    opened = await node_of(socket).tunnels.connect(principal_of(socket), sandbox, query.port)
     try:
         socket.scope["state"][LINGERS] = True
         await socket.accept()
