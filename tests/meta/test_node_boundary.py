@@ -30,7 +30,6 @@ NOT_MOVED = {
     "registry": {ALL},
     "manager": {ALL},
     "reservations": {ALL},
-    "pools": {"current_snapshot", "discard_snapshot", "find_warm", "started", "take"},
     "code": {"run_in", "start", "launch_in", "background", "follow_in", "collect"},
     "processes": {"run_in", "start", "launch_in", "follow_in", "read_in", "wait_in", "list_in", "get_in", "signal_in"},
     "stdin": {ALL},

@@ -18,8 +18,8 @@ from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.files.store import FileStore, inject
-from sandlot.core.pools.manager import PoolClaim, PoolManager
 from sandlot.core.pools.models import PoolSpec
+from sandlot.core.pools.pooled_sandboxes import PoolClaim, PooledSandboxes
 from sandlot.core.ports import Clock
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.allocation import Allocation
@@ -91,7 +91,7 @@ class AdmissionController:
         templates: Templates,
         reservations: Reservations,
         policy: AdmissionPolicy,
-        pools: PoolManager,
+        pools: PooledSandboxes,
         volumes: VolumeManager,
         file_store: FileStore,
         blobs: Blobs,

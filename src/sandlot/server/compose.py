@@ -49,6 +49,7 @@ from sandlot.core.pools.config_file import PoolConfigFile
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.ownership import PoolOwners
+from sandlot.core.pools.pooled_sandboxes import PooledSandboxes
 from sandlot.core.pools.refill import PoolRefiller
 from sandlot.core.pools.registry import PoolRegistry
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshotCache
@@ -239,6 +240,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             start_slots=start_slots,
         )
         reservations.evict_with(refiller.evict_next)
+        pooled = PooledSandboxes(registry=pool_registry, refiller=refiller, snapshots=template_snapshots, clock=clock, metrics=metrics)
         pools = PoolManager(
             registry=pool_registry,
             refiller=refiller,
@@ -247,8 +249,6 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             templates=template_set,
             reservations=reservations,
             policy=policy,
-            clock=clock,
-            metrics=metrics,
         )
 
         # Lifecycle
@@ -258,7 +258,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             templates=template_set,
             reservations=reservations,
             policy=policy,
-            pools=pools,
+            pools=pooled,
             volumes=volumes,
             file_store=file_store,
             blobs=blobs,
@@ -273,7 +273,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             recorder=recorder,
             reservations=reservations,
             admission=admission,
-            pools=pools,
+            pools=pooled,
             volumes=volumes,
             memory_images=memory_images,
             guest_services=GuestServices(package_access),

@@ -35,8 +35,8 @@ import structlog
 
 from sandlot.core.admission_controller import Admitted, SetupStep, StartSourceConstraints
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s
-from sandlot.core.pools.manager import PoolClaim
 from sandlot.core.pools.pool import WarmSandbox
+from sandlot.core.pools.pooled_sandboxes import PoolClaim
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.core.resources.drivers import STEP_TIMEOUT_S, driver_step
 from sandlot.core.resources.reservations import Reservation

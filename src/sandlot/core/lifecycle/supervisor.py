@@ -34,7 +34,7 @@ from sandlot.core.admission_controller import AdmissionController
 from sandlot.core.execution.guest_services import GuestServices
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.operations import Operation
-from sandlot.core.pools.manager import PoolManager
+from sandlot.core.pools.pooled_sandboxes import PooledSandboxes
 from sandlot.core.ports import Clock, ResolvedTemplate
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.resources.allocation import Allocation
@@ -90,7 +90,7 @@ class LifecycleDependencies:
     recorder: SandboxRecorder
     reservations: Reservations
     admission: AdmissionController
-    pools: PoolManager
+    pools: PooledSandboxes
     volumes: VolumeManager
     memory_images: MemoryImages
     guest_services: GuestServices

@@ -1,55 +1,32 @@
-"""Manager of pools: create, change and delete pools, and serve create requests from them.
+"""Manager of pools: create, list, get, change and delete pools.
 
 Invariants:
-- A create request never waits for a pool. It takes a warm sandbox that fits its spec from the owner's private pools first, then from shared pools.
-  It takes the youngest warm sandbox of a pool, and never a warm sandbox of another owner.
 - A private pool is visible only to its owner and to operators. Operators can see, change and delete all pools.
-- Warm and prepared sandboxes have reservations like all sandboxes, and are evicted when another sandbox needs their room. They do not count against
-  the maximum number of sandboxes of the service (``max_sandboxes``). Private warm sandboxes use only the part of the owner's quota that the owner's
-  live sandboxes leave free (:mod:`sandlot.core.pools.ownership`).
 - When the key of an owner is revoked, the owner's pools are deleted.
-- A service that stops removes all warm and prepared sandboxes. If the service is killed, the next service removes them. They are never reused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from sandlot.core import admission
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.pools import ownership
-from sandlot.core.pools.models import PoolConfig, PoolSpec, TemplateSnapshotSpec
-from sandlot.core.pools.pool import Pool, WarmSandbox, pool_gauges
+from sandlot.core.pools.models import PoolConfig, PoolSpec
+from sandlot.core.pools.pool import Pool
 from sandlot.core.pools.refill import PoolRefiller
 from sandlot.core.pools.registry import PoolRegistry
-from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager, made_at
-from sandlot.core.ports import Clock
-from sandlot.core.records.metrics import Metrics
 from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Reservations
 from sandlot.core.resources.templates import Templates
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, UnsupportedError
-from sandlot.model.pools import PoolInfo, PoolSizes, StartPath, TemplateSnapshotInfo
-from sandlot.model.ports import DriverCapability, PreparedSandbox
+from sandlot.model.pools import PoolInfo, PoolSizes, TemplateSnapshotInfo
+from sandlot.model.ports import DriverCapability
 from sandlot.model.sandboxes import check_metadata
-from sandlot.model.specs import Limits, Shape
-
-
-@dataclass(frozen=True, slots=True)
-class PoolClaim:
-    """Result of a search for a warm sandbox for a create request.
-
-    Args:
-        warm: Youngest warm sandbox of the first pool that has one. None: no pool had a warm sandbox for the request.
-        searched: Pools that were searched. The start path of the request is counted for each of these pools.
-    """
-
-    spec: PoolSpec
-    warm: WarmSandbox | None
-    searched: Sequence[Pool]
+from sandlot.model.specs import Limits
 
 
 class PoolManager:
@@ -65,8 +42,6 @@ class PoolManager:
         templates: Templates,
         reservations: Reservations,
         policy: AdmissionPolicy,
-        clock: Clock,
-        metrics: Metrics,
     ) -> None:
         self._registry = registry
         self._refiller = refiller
@@ -75,74 +50,6 @@ class PoolManager:
         self._templates = templates
         self._reservations = reservations
         self._policy = policy
-        self._clock = clock
-        self._metrics = metrics
-        metrics.count_pools(lambda: pool_gauges(registry.pools.values()))
-
-    async def aclose(self) -> None:
-        """Stop filling the pools and remove all warm and prepared sandboxes. Idempotent."""
-        for pool in tuple(self._registry.pools.values()):
-            self._refiller.remove_pool(pool)
-        await self._refiller.aclose()
-        self._snapshots.close()
-
-    # Create requests ---------------------------------------------------------------------------------------------------
-
-    def find_warm(self, spec: PoolSpec, owner: OwnerId) -> PoolClaim:
-        """Look for a warm sandbox for a create request, and change nothing. The caller awaits nothing before it takes a found sandbox."""
-        pools = ownership.serving_pools(self._registry.pools.values(), spec, owner)
-        for number, pool in enumerate(pools, 1):
-            if (warm := pool.youngest()) is not None:
-                return PoolClaim(spec, warm, pools[:number])
-        return PoolClaim(spec, None, pools)
-
-    def take(self, claim: PoolClaim) -> None:
-        """Take the found warm sandbox, if there is one, out of its pool. The caller then owns its allocation."""
-        self._refiller.notify_after_request()
-        for pool in claim.searched:
-            pool.take(claim.warm, self._clock.monotonic_s())
-
-    def started(self, path: StartPath, claim: PoolClaim) -> None:
-        """Count a started sandbox in the metrics, and in the statistics of the pools in which its claim looked for a warm sandbox.
-
-        Args:
-            path: Path by which the sandbox was started.
-            claim: Result of :meth:`find_warm` for the sandbox's create request.
-        """
-        self._metrics.claimed(path, claim.spec.template.label)
-        for pool in claim.searched:
-            pool.claims[path] = pool.claims.get(path, 0) + 1
-
-    def take_prepared(self, isolation: str, shape: Shape) -> PreparedSandbox | None:
-        """Take a prepared sandbox of the given shape out of its pool and release its reservation. Return None if no pool has one.
-
-        The reservation is not needed, because the caller has made one for the sandbox that is restored into the prepared sandbox.
-        """
-        for pool in self._registry.pools.values():
-            for entry in pool.prepared:
-                fits = entry.template.root.digest == shape.root.digest and entry.spec.limits == shape.limits
-                if fits and entry.spec.isolation == isolation:
-                    pool.take_prepared(entry, self._clock.monotonic_s())
-                    self._refiller.notify_after_request()
-                    entry.allocation.reservation.release()
-                    return entry.prepared
-        return None
-
-    def current_snapshot(self, spec: PoolSpec) -> TemplateSnapshot | None:
-        """Return the template snapshot from which a sandbox of a spec can be restored now, or None if there is none."""
-        return self._snapshots.current(TemplateSnapshotSpec.of(spec))
-
-    def discard_snapshot(self, snapshot: TemplateSnapshot, reason: str) -> None:
-        """Stop using a template snapshot that could not be restored, and start to make a new one.
-
-        Args:
-            snapshot: The template snapshot.
-            reason: Reason why the restore failed, for the log and the status of the pools.
-        """
-        self._snapshots.discard(snapshot, reason)
-        self._refiller.notify()
-
-    # Pools -------------------------------------------------------------------------------------------------------------
 
     async def list(self, principal: Principal) -> tuple[PoolInfo, ...]:
         """Return all pools that a principal may see, sorted by template, isolation and id."""
