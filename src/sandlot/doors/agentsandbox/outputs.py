@@ -136,12 +136,13 @@ class Kept:
     more: bool = False
 
 
-async def collect(before: Before, changed: Changed | None = None) -> Kept:
+async def collect(before: Before, changed: Changed | None = None, time_s: float | None = None) -> Kept:
     """Find the files that a run made, and keep them. The run has its result, whatever becomes of these: nothing is raised.
 
     Args:
         before: The files before the run. The quota of its principal bounds each file, as an upload.
         changed: Result of tracking; None if nothing was tracked.
+        time_s: Seconds after which no more files are kept. Tracking has taken some of the client's time. None: ``COLLECT_S``.
     """
     store, principal, sandbox = before.node.file_store, before.principal, before.sandbox
     found: Sequence[Found] = ()
@@ -169,7 +170,7 @@ async def collect(before: Before, changed: Changed | None = None) -> Kept:
                 spare_bytes += more_bytes
 
     with suppress(TimeoutError):
-        async with asyncio.timeout(COLLECT_S):
+        async with asyncio.timeout(COLLECT_S if time_s is None else time_s):
             try:
                 found, more = await before.made(changed)
             except SandlotError as error:

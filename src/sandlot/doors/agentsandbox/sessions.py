@@ -20,7 +20,7 @@ from sandlot.doors.agentsandbox import outputs, translate
 from sandlot.doors.agentsandbox.outputs import Before
 from sandlot.doors.agentsandbox.translate import Program
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecuteBody
-from sandlot.doors.listing import live_sandboxes
+from sandlot.doors.listing import live_sandboxes, sandbox_by_id
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.executions import ExecutionOptions
@@ -44,8 +44,8 @@ async def find(node: Node, principal: Principal, session: str) -> SandboxInfo:
     """
     sandbox: SandboxInfo | None = None
     with suppress(NotFoundError):
-        sandbox = await node.sandboxes.get(principal, session)
-    if sandbox is None or sandbox.id != session or not translate.is_session(sandbox):
+        sandbox = await sandbox_by_id(node, principal, session)
+    if sandbox is None or not translate.is_session(sandbox):
         raise translate.no_session(session)
     if translate.is_over(sandbox):
         raise sandbox.ended_error()
@@ -121,7 +121,8 @@ async def execute(node: Node, principal: Principal, body: ExecuteBody) -> Execut
                 done = await node.processes.run(principal, sandbox.id, spec, track=before.tracked, options=options)
             except SandboxEndedError as error:
                 return translate.ended(sandbox.id, error)
-            kept = await outputs.collect(before, done.files)
+            left_s = translate.CLIENT_TIMEOUT_S - _TIDY_S - (time.monotonic() - began_s)
+            kept = await outputs.collect(before, done.files, min(outputs.COLLECT_S, left_s))
         finally:
             if body.session_id is not None:
                 await _tidy(node, principal, sandbox.id, program)

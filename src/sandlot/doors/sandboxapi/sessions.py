@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sandlot.core.node import Node
-from sandlot.doors.listing import live_sandboxes
+from sandlot.doors.listing import live_sandbox, live_sandboxes
 from sandlot.doors.sandboxapi import translate
 from sandlot.doors.sandboxapi.wire import CodeAnswer, CodeBody, ExecuteAnswer, ExecuteBody, InstallAnswer, InstallBody, SessionAnswer, SessionBody
 from sandlot.model.access import Principal
@@ -30,9 +30,9 @@ async def find(node: Node, principal: Principal, session: str) -> SandboxInfo:
         NotFoundError: ``sandbox_not_found``: there is no such session, it has ended, or it belongs to another owner.
     """
     sandbox: SandboxInfo | None = None
-    with suppress(NotFoundError):
-        sandbox = await node.sandboxes.get(principal, session)
-    if sandbox is None or sandbox.id != session or not translate.is_session(sandbox) or translate.is_over(sandbox):
+    with suppress(NotFoundError, SandboxEndedError):
+        sandbox = await live_sandbox(node, principal, session)
+    if sandbox is None or not translate.is_session(sandbox):
         raise translate.no_session(session)
     return sandbox
 

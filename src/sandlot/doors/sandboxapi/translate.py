@@ -22,7 +22,6 @@ from sandlot.model.packages import InstallParams
 from sandlot.model.programs import KILLED_EXIT_CODE, OneShotParams, Result, Status
 from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams, SandboxInfo
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S
-from sandlot.model.states import State
 
 NAME = "sandboxapi"
 DOOR_WORD, USE_WORD, LANGUAGE_WORD = "sandlot.door", "sandlot.use", "sandlot.language"
@@ -145,11 +144,6 @@ def is_session(sandbox: SandboxInfo) -> bool:
     return (sandbox.metadata.get(DOOR_WORD), sandbox.metadata.get(USE_WORD)) == (NAME, SESSION) and sandbox.metadata.get(
         LANGUAGE_WORD, ""
     ) in _BY_WORD
-
-
-def is_over(sandbox: SandboxInfo) -> bool:
-    """Return True if a sandbox has ended or its end is requested."""
-    return sandbox.is_over or sandbox.state is State.STOPPING
 
 
 def spoken_in(sandbox: SandboxInfo) -> Language:

@@ -117,6 +117,8 @@ async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: San
     monkeypatch.setattr(type(at.node.file_store), "keep", forever)
     kept = await outputs.collect(FoundAtOnce(at.node, OPERATOR, sandbox.id, {}))
     assert (list(kept.records), kept.left, kept.more) == ([], 1, False)
+    kept = await outputs.collect(FoundAtOnce(at.node, OPERATOR, sandbox.id, {}), time_s=-1)
+    assert (list(kept.records), kept.left, kept.more) == ([], 1, False)
     monkeypatch.setattr(files, "listing", forever)
     assert (await outputs.collect(Before(at.node, OPERATOR, sandbox.id, {}))).more
 
