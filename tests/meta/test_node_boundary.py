@@ -35,7 +35,6 @@ NOT_MOVED = {
     "stdin": {ALL},
     "executions": {"begin", "keep_open", "reopen", "take_open"},
     "snapshots": {"create_sandbox", "start_source"},
-    "volumes": {"attach", "hold", "release"},
     "mounts": {ALL},
     "forks": {ALL},
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sandlot.core.lifecycle import mounts
 from sandlot.core.records.sandboxes import SandboxRecorder
-from sandlot.core.volumes import VolumeManager
+from sandlot.core.volumes.mounter import VolumeMounter
 from sandlot.drivers.oci.instance import OciInstance
 from sandlot.model.access import OPERATOR
 from sandlot.model.specs import MIB, VolumeMount
@@ -23,7 +23,7 @@ from tests.support.saving import make, real_service, shell
 
 STEPS: dict[str, Callable[[], None]] = {
     "intended": lambda: after(SandboxRecorder, "save"),
-    "mounted": lambda: after(VolumeManager, "attach"),
+    "mounted": lambda: after(VolumeMounter, "attach"),
     "asking": lambda: amid(mounts, "ask"),
     "asked": lambda: after(mounts, "ask"),
     "seen": lambda: after(OciInstance, "configure"),

@@ -20,7 +20,7 @@ from sandlot.core.pools import ownership
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.pools.pool import Pool
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
-from sandlot.core.ports import PackageIndex, ResolvedTemplate
+from sandlot.core.ports import PackageIndex, ResolvedTemplate, VolumeDisks
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.recipe import builtin
@@ -274,6 +274,11 @@ class MemoryNode:
     def metrics(self) -> Metrics:
         """Metrics."""
         return self.service.metrics
+
+    def use_disks(self, disks: VolumeDisks) -> None:
+        """Keep volumes on other disks, in place of filesystems."""
+        volumes = self.services.volumes
+        volumes._disks = volumes._mounter._disks = disks  # noqa: SLF001 - in place of a setting of the service
 
     def instance(self, sandbox: Sandbox | str) -> MemoryInstance:
         """Return the driver's side of a live sandbox, by the sandbox or its id."""

@@ -27,7 +27,7 @@ from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
 from sandlot.core.resources.templates import Templates
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import VolumeManager
+from sandlot.core.volumes.manager import VolumeManager
 from sandlot.model.access import Principal, Quota
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError

@@ -217,7 +217,7 @@ class SandboxManager:
         allocation = Allocation(driver, reservation, lifecycle.clock, sandbox.id)
         self._supervise(sandbox, allocation, recovery.recover)
         if sandbox.state is not State.HIBERNATED:
-            lifecycle.volumes.hold(allocation, sandbox.spec.volumes)
+            lifecycle.volume_mounter.hold(allocation, sandbox.spec.volumes)
 
     async def _keep_without_driver(self, record: SandboxRecord) -> None:
         """Keep the reservation and the volumes of a sandbox whose driver this service does not have. Its processes may be running."""
@@ -227,7 +227,7 @@ class SandboxManager:
         if record.state is State.HIBERNATED:
             amount = Resources(memory_bytes=0, disk_bytes=await lifecycle.memory_images.size_bytes(record.id), pids=0)
         else:
-            lifecycle.volumes.hold(record.id, record.spec.volumes)
+            lifecycle.volume_mounter.hold(record.id, record.spec.volumes)
         counted = None if record.state is State.HIBERNATED else limits
         lifecycle.reservations.record(Purpose.SANDBOX, amount, owner=record.owner, limits=counted)
         self._registry.without_driver[record.id] = record

@@ -32,7 +32,7 @@ from sandlot.core.sandboxes import SandboxService
 from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
-from sandlot.core.volumes import VolumeManager
+from sandlot.core.volumes.manager import VolumeManager
 from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.ids import NodeId

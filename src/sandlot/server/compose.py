@@ -69,7 +69,9 @@ from sandlot.core.sandboxes import SandboxService
 from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
-from sandlot.core.volumes import VolumeManager
+from sandlot.core.volumes.manager import VolumeManager
+from sandlot.core.volumes.mounter import VolumeMounter
+from sandlot.core.volumes.registry import VolumeRegistry
 from sandlot.core.webhooks.delivery import WebhookDispatcher
 from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.doors.sandbase import events as sandbase
@@ -202,7 +204,11 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             max_suspended_s=settings.keep_resting_s,
         )
         start_slots, new_id = asyncio.Semaphore(policy.max_creates), functools.partial(new_sandbox_id, node_id)
-        volumes = VolumeManager(store.volumes, VolumeFiles(settings.volumes), node_id, clock, events, reservations=reservations, registry=registry)
+        volume_disks, volume_registry = VolumeFiles(settings.volumes), VolumeRegistry(store.volumes)
+        volume_mounter = VolumeMounter(volume_registry, volume_disks)
+        volumes = VolumeManager(
+            store.volumes, volume_disks, volume_registry, volume_mounter, node_id, clock, events, reservations=reservations, registry=registry
+        )
         memory_images = MemoryImages(settings.saved)
 
         # Executions
@@ -275,6 +281,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             admission=admission,
             pools=pooled,
             volumes=volumes,
+            volume_mounter=volume_mounter,
             memory_images=memory_images,
             guest_services=GuestServices(package_access),
             clock=clock,
@@ -366,7 +373,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
             tokens=TokenService(state.secret(settings.data_dir), registry, clock.now, api_keys.principal_of),
         )
-        await opened.enter_async_context(_running(node, refiller, memory_images, executions, keep=keep))
+        await opened.enter_async_context(_running(node, volume_mounter, refiller, memory_images, executions, keep=keep))
         opened.callback(images.stop)
         yield Service(
             settings=settings,
@@ -437,11 +444,14 @@ async def _package_cache(settings: Settings, metrics: Metrics) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def _running(node: Node, refiller: PoolRefiller, memory_images: MemoryImages, executions: Executions, *, keep: bool) -> AsyncIterator[None]:
+async def _running(
+    node: Node, volume_mounter: VolumeMounter, refiller: PoolRefiller, memory_images: MemoryImages, executions: Executions, *, keep: bool
+) -> AsyncIterator[None]:
     """Recover the state that an earlier service left, and run the background work of this service until the context ends.
 
     Args:
         node: Services to open and to close. Requests are served only inside the context.
+        volume_mounter: Unmounts the volumes that no sandbox of the earlier service uses.
         refiller: Fills the pools once the sandboxes of the earlier service have their reservations again.
         memory_images: Images of hibernated sandboxes and of snapshots. Images without a record are removed.
         executions: Continues the executions that the earlier service did not finish.
@@ -451,7 +461,7 @@ async def _running(node: Node, refiller: PoolRefiller, memory_images: MemoryImag
     kept = await node.snapshots.open()
     await node.manager.open()
     refiller.start()
-    node.volumes.unmount_unused()
+    volume_mounter.unmount_unused()
     await memory_images.tidy([*kept, *node.registry.without_driver, *(sandbox.id for sandbox in node.registry.live())])
     await executions.settle({sandbox.id: sandbox for sandbox in node.registry.list(OPERATOR)}.get)
     try:
@@ -463,7 +473,7 @@ async def _running(node: Node, refiller: PoolRefiller, memory_images: MemoryImag
         await node.manager.aclose(keep=keep)
         await node.snapshots.aclose()
         await node.forks.tasks.wait()
-        await node.volumes.tasks.wait()
+        await volume_mounter.tasks.wait()
 
 
 def own_host(settings: Settings) -> Host:

@@ -34,7 +34,7 @@ from sandlot.core.operations import Operation
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers, driver_step
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import VolumeManager
+from sandlot.core.volumes.manager import VolumeManager
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, SandlotError, UnsupportedError
 from sandlot.model.ports import Change, DriverCapability
@@ -177,7 +177,7 @@ async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
             sandbox.spec = replace(sandbox.spec, volumes=(*sandbox.spec.volumes, moving))
             await settle(supervisor)
         raise
-    supervisor.dependencies.volumes.release(supervisor.allocation, mount.volume)
+    supervisor.dependencies.volume_mounter.release(supervisor.allocation, mount.volume)
     _log.info("volume.detached", sandbox=sandbox.id, volume=mount.volume, path=mount.path)
 
 
@@ -201,7 +201,7 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
 async def _put(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     """Mount a volume on the host, make the volume visible to the sandbox, and mount the volume at its path in the sandbox."""
     sandbox = supervisor.sandbox
-    attachments = await driver_step("attach a volume to", supervisor.dependencies.volumes.attach(supervisor.allocation, (mount,)))
+    attachments = await driver_step("attach a volume to", supervisor.dependencies.volume_mounter.attach(supervisor.allocation, (mount,)))
     instance = sandbox.require_instance()
     await driver_step("attach a volume to", instance.configure(Change(volumes=attachments)))
     place = [f"{instance.hub}/{mount.slot}", mount.path, mount.read_only]
@@ -241,7 +241,7 @@ async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
         _become(sandbox, mount, replace(mount, changing=not isinstance(error, ConflictError)))
     else:
         _become(sandbox, mount, None)
-        supervisor.dependencies.volumes.release(supervisor.allocation, mount.volume)
+        supervisor.dependencies.volume_mounter.release(supervisor.allocation, mount.volume)
 
 
 def _used(sandbox: Sandbox, mount: VolumeMount) -> ConflictError:

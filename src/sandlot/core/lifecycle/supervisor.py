@@ -42,7 +42,8 @@ from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers, driver_step
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
 from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import VolumeManager
+from sandlot.core.volumes.manager import VolumeManager
+from sandlot.core.volumes.mounter import VolumeMounter
 from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import InternalError, SandlotError
@@ -92,6 +93,7 @@ class LifecycleDependencies:
     admission: AdmissionController
     pools: PooledSandboxes
     volumes: VolumeManager
+    volume_mounter: VolumeMounter
     memory_images: MemoryImages
     guest_services: GuestServices
     clock: Clock
@@ -332,7 +334,7 @@ class SandboxSupervisor:
         sandbox = self.sandbox
         if not sandbox.spec.volumes:
             return ()
-        return await driver_step("attach a volume to", self.dependencies.volumes.attach(self.allocation, sandbox.spec.volumes))
+        return await driver_step("attach a volume to", self.dependencies.volume_mounter.attach(self.allocation, sandbox.spec.volumes))
 
     async def save_starting(self) -> None:
         """Record the sandbox before resources are made for it. After a failed claim that was recorded, the sandbox stays recorded as running."""

@@ -16,7 +16,7 @@ from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import VolumeMount
 from sandlot.model.volumes import MIN_SIZE_BYTES
 from tests.support.node import MemoryNode, NodeState, open_node
-from tests.unit.core.test_volumes import Disks
+from tests.unit.core.volumes.test_manager import Disks
 
 
 class GuestPlaces:
@@ -49,7 +49,7 @@ def guest(monkeypatch: pytest.MonkeyPatch) -> GuestPlaces:
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
     async with open_node(NodeState(tmp_path)) as node:
-        node.services.volumes._disks = Disks()  # noqa: SLF001 - in place of file systems
+        node.use_disks(Disks())
         yield node
 
 

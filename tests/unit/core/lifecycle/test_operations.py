@@ -24,7 +24,7 @@ from sandlot.model.states import State
 from sandlot.model.volumes import MIN_SIZE_BYTES
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
 from tests.unit.core.pools.test_manager import filled_pool
-from tests.unit.core.test_volumes import Disks
+from tests.unit.core.volumes.test_manager import Disks
 
 LIMITS = Limits(memory_bytes=GIB)
 BASE = CreateSandboxParams(template="base", limits=LimitsChange.to(LIMITS))
@@ -144,7 +144,7 @@ def volumes(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
         return {}
 
     monkeypatch.setattr(mounts, "ask", ask)
-    monkeypatch.setattr(node.services.volumes, "_disks", Disks())
+    node.use_disks(Disks())
 
 
 async def all_end(calls: Sequence[asyncio.Task[Any]]) -> bool:

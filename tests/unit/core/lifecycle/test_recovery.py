@@ -30,7 +30,7 @@ from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import START, ManualClock
 from tests.support.node import MemoryNode, NodeState, open_node, settled
 from tests.support.service import BASE, serving
-from tests.unit.core.test_volumes import Disks
+from tests.unit.core.volumes.test_manager import Disks
 
 ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12), "bob")
 
@@ -286,7 +286,7 @@ async def test_sandbox_of_a_missing_driver_keeps_its_reservation_volumes_name_an
     state, disks = NodeState(tmp_path), Disks()
     params = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB), name="mine", unique_name=True)
     async with open_node(state, keep_sandboxes=True) as node:
-        node.services.volumes._disks = disks  # noqa: SLF001 - in place of file systems
+        node.use_disks(disks)
         record, _secret = await node.keys.create("anne", quota=Quota(memory_bytes=GIB))
         anne = node.keys.principal_of(record.id)
         assert anne is not None
@@ -294,7 +294,7 @@ async def test_sandbox_of_a_missing_driver_keeps_its_reservation_volumes_name_an
         sandbox = await node.sandboxes.create(anne, replace(params, volumes=(VolumeMount("data", "/data"),)))
 
     async with open_without_driver(state, max_sandboxes=1) as node:
-        node.services.volumes._disks = disks  # noqa: SLF001
+        node.use_disks(disks)
         capacity = await node.reservations.capacity()
         assert (capacity.reserved.memory_bytes, capacity.sandboxes) == (GIB, 1)
         disks.mount(volume.id)
@@ -315,13 +315,13 @@ async def test_hibernated_sandbox_of_a_missing_driver_keeps_its_disk_and_its_vol
     monkeypatch.setattr(mounts, "ask", answer_mounts)
     state, disks = NodeState(tmp_path), Disks()
     async with open_node(state, keep_sandboxes=True) as node:
-        node.services.volumes._disks = disks  # noqa: SLF001 - in place of file systems
+        node.use_disks(disks)
         volume = await node.services.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
         sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", volumes=(VolumeMount("data", "/data"),)))
         await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 
     async with open_without_driver(state, max_sandboxes=1) as node:
-        node.services.volumes._disks = disks  # noqa: SLF001
+        node.use_disks(disks)
         capacity = await node.reservations.capacity()
         assert (capacity.reserved.memory_bytes, capacity.reserved.pids, capacity.sandboxes) == (0, 0, 1)
         with pytest.raises(ConflictError, match=sandbox.id):

@@ -17,7 +17,7 @@ from sandlot.model.ports import DriverCapability
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, Limits, VolumeMount
 from tests.support.node import MemoryNode, NodeState, open_node
-from tests.unit.core.test_volumes import Disks
+from tests.unit.core.volumes.test_manager import Disks
 
 LIMITS = Limits(memory_bytes=GIB)
 WITH_DATA = CreateSandboxParams(template="base", limits=LimitsChange.to(LIMITS), volumes=(VolumeMount("data", "/data"),))

@@ -18,7 +18,9 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.reservations import OvercommitConfig, Purpose, Reservations
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import VolumeManager
+from sandlot.core.volumes.manager import VolumeManager
+from sandlot.core.volumes.mounter import VolumeMounter
+from sandlot.core.volumes.registry import VolumeRegistry
 from sandlot.model.access import LOCAL, OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
@@ -92,11 +94,23 @@ class Rig:
         self.reservations = Reservations(
             lambda: HostReading(total=HOST, free=HOST, sandbox_disk_bytes=0), OvercommitConfig(disk_reserve_bytes=0), SystemClock()
         )
-        self.volumes = self.restart()
+        self.restart()
 
-    def restart(self) -> VolumeManager:
-        """Return the volume manager of another service on the same disks."""
-        return VolumeManager(self.store.volumes, self.disks, NODE, SystemClock(), self.events, reservations=self.reservations, registry=self.registry)
+    def restart(self) -> None:
+        """Replace the volume manager by that of another service on the same disks."""
+        volumes = VolumeRegistry(self.store.volumes)
+        self.mounter = VolumeMounter(volumes, self.disks)
+        self.volumes = VolumeManager(
+            self.store.volumes,
+            self.disks,
+            volumes,
+            self.mounter,
+            NODE,
+            SystemClock(),
+            self.events,
+            reservations=self.reservations,
+            registry=self.registry,
+        )
 
     def allocation(self, id_: SandboxId, view: VolumeView = VolumeView.TREE) -> Allocation:
         """Return an allocation of a sandbox that was not started, of a driver that takes volumes in the given form."""
@@ -158,23 +172,23 @@ async def test_restart_removes_unfinished_volumes(rig: Rig) -> None:
     await rig.store.volumes.save(type(record)(half, NODE, ALICE.owner, "half", MIN_SIZE_BYTES, record.created_at))  # type: ignore[arg-type] # an id
     rig.disks.made |= {half, stray}
     rig.disks.mounted = [made.id]
-    volumes = rig.restart()
-    await volumes.open()
-    volumes.unmount_unused()
-    await volumes.tasks.wait()
+    rig.restart()
+    await rig.volumes.open()
+    rig.mounter.unmount_unused()
+    await rig.mounter.tasks.wait()
     assert (rig.disks.made, rig.disks.mounted) == ({made.id}, [])
-    assert [each.name for each in await volumes.list(ALICE)] == ["data"]
-    assert (await volumes.get(ALICE, "data")).used_bytes == 77  # measured by the unmount
+    assert [each.name for each in await rig.volumes.list(ALICE)] == ["data"]
+    assert (await rig.volumes.get(ALICE, "data")).used_bytes == 77  # measured by the unmount
 
 
 async def test_driver_that_takes_images_gets_the_image_of_a_volume_that_is_not_mounted(rig: Rig) -> None:
     made = await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
     before, machine = rig.allocation(SANDBOX), rig.allocation(OTHER, VolumeView.IMAGE)
-    await rig.volumes.attach(before, mounts)
-    rig.volumes.release(before)
+    await rig.mounter.attach(before, mounts)
+    rig.mounter.release(before)
 
-    (attached,) = await rig.volumes.attach(machine, mounts)  # before the unmount has run
+    (attached,) = await rig.mounter.attach(machine, mounts)  # before the unmount has run
 
     assert (attached.tree, attached.image, rig.disks.mounted) == (None, Path("/images") / made.id, [])
 
@@ -183,10 +197,10 @@ async def test_driver_that_takes_images_gets_the_image_of_a_volume_that_is_not_m
 async def test_image_of_a_volume_has_one_user(rig: Rig, first: VolumeView, second: VolumeView) -> None:
     await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
-    await rig.volumes.attach(rig.allocation(SANDBOX, first), mounts)
+    await rig.mounter.attach(rig.allocation(SANDBOX, first), mounts)
 
     with pytest.raises(ConflictError, match="another sandbox"):
-        await rig.volumes.attach(rig.allocation(OTHER, second), mounts)
+        await rig.mounter.attach(rig.allocation(OTHER, second), mounts)
 
 
 async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig) -> None:
@@ -195,22 +209,22 @@ async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig)
     assert [mount.volume for mount in mounts] == [made.id]
     sandboxes = [rig.add_sandbox(id_, mounts) for id_ in (SANDBOX, OTHER)]
     one, other = rig.allocation(SANDBOX), rig.allocation(OTHER)
-    (first,), (second,) = [await rig.volumes.attach(allocation, mounts) for allocation in (one, other)]
+    (first,), (second,) = [await rig.mounter.attach(allocation, mounts) for allocation in (one, other)]
     assert first == second
     assert (first.slot, first.tree, first.path, first.read_only) == (0, Path("/mounted") / made.id, "/data", False)
     await one.release()
-    rig.volumes.release(one)
-    await rig.volumes.tasks.wait()
+    rig.mounter.release(one)
+    await rig.mounter.tasks.wait()
     assert rig.disks.mounted == [made.id]
     with pytest.raises(ConflictError, match="2 sandboxes"):
         await rig.volumes.delete(ALICE, "data")
-    rig.volumes.release(other)
+    rig.mounter.release(other)
     woken = rig.allocation(SANDBOX)
-    await rig.volumes.attach(woken, mounts)  # before the unmount has run
-    await rig.volumes.tasks.wait()
+    await rig.mounter.attach(woken, mounts)  # before the unmount has run
+    await rig.mounter.tasks.wait()
     assert rig.disks.mounted == [made.id]
     await woken.release()
-    await rig.volumes.tasks.wait()
+    await rig.mounter.tasks.wait()
     assert rig.disks.mounted == []
     for sandbox in sandboxes:
         sandbox.ended.set()
@@ -224,14 +238,14 @@ async def test_volume_is_attached_while_the_shared_threads_are_busy(rig: Rig) ->
     loop, release = asyncio.get_running_loop(), threading.Event()
     busy = [loop.run_in_executor(None, release.wait) for _ in range(64)]  # twice as many as there are threads at most
 
-    attaching = asyncio.create_task(rig.volumes.attach(allocation := rig.allocation(SANDBOX), mounts))
+    attaching = asyncio.create_task(rig.mounter.attach(allocation := rig.allocation(SANDBOX), mounts))
     try:
         await settled(attaching.done)
     finally:
         release.set()
         await asyncio.gather(attaching, *busy)
     await allocation.release()
-    await rig.volumes.tasks.wait()
+    await rig.mounter.tasks.wait()
 
 
 async def test_failed_mount_names_the_volume(rig: Rig) -> None:
@@ -239,9 +253,9 @@ async def test_failed_mount_names_the_volume(rig: Rig) -> None:
     rig.disks.fails = "mount"
     allocation = rig.allocation(SANDBOX)
     with pytest.raises(HostError, match="'data' cannot be mounted"):
-        await rig.volumes.attach(allocation, rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")]))
+        await rig.mounter.attach(allocation, rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")]))
     await allocation.release()
-    await rig.volumes.tasks.wait()
+    await rig.mounter.tasks.wait()
 
 
 async def test_volume_that_cannot_be_removed_is_not_found_and_stays_reserved(rig: Rig) -> None:
@@ -250,7 +264,8 @@ async def test_volume_that_cannot_be_removed_is_not_found_and_stays_reserved(rig
     await rig.volumes.delete(ALICE, "data")
     assert (await rig.volumes.list(ALICE), await rig.reserved()) == ([], MIN_SIZE_BYTES)
     rig.disks.fails = None
-    await rig.restart().open()
+    rig.restart()
+    await rig.volumes.open()
     assert rig.disks.made == set()
 
 

@@ -1,0 +1,1 @@
+"""Volumes: filesystems that outlive sandboxes."""
