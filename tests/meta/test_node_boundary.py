@@ -34,7 +34,6 @@ NOT_MOVED = {
     "processes": {"run_in", "start", "launch_in", "follow_in", "read_in", "wait_in", "list_in", "get_in", "signal_in"},
     "stdin": {ALL},
     "executions": {"begin", "keep_open", "reopen", "take_open"},
-    "snapshots": {"create_sandbox", "start_source"},
     "mounts": {ALL},
     "forks": {ALL},
 }

@@ -15,7 +15,7 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
 from sandlot.server.compose import Service
 from tests.support.forsaken import COUNT
-from tests.support.saving import State, check, killed_at, real_service, saved, shell, soaks
+from tests.support.saving import State, check, killed_at, make, real_service, saved, shell, soaks
 from tests.support.until import until
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ async def test_while_a_snapshot_is_taken(step: str) -> None:
             if there:
                 await check(
                     service.node,
-                    await service.node.snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot="kept")),
+                    await make(service, CreateSandboxParams(snapshot="kept")),
                     State("first", told["ticker"]),
                 )
             else:  # the name is free, and the sandbox can be written again
@@ -85,7 +85,7 @@ async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
             for other in service.node.registry.list(OPERATOR):
                 if other.id != sandbox.id and not SINGLE_USE_METADATA.items() <= other.metadata.items():  # recorded as one that runs, so it runs
                     await check(service.node, other, State("first", told["ticker"]))
-            again = await service.node.snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot="kept"))
+            again = await make(service, CreateSandboxParams(snapshot="kept"))
             await check(service.node, again, State("first", told["ticker"]))
 
 

@@ -299,7 +299,7 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
     taken = await service.node.snapshots.create(OPERATOR, child.id, name="with", kind=SnapshotKind.MEMORY)
     assert [each.path for each in taken.spec.volumes] == ["/data"]
     await detach(service, child)
-    again = await service.node.snapshots.create_sandbox(OPERATOR, replace(BASE, snapshot="with"))
+    again = await make(service, replace(BASE, snapshot="with"))
     assert not await is_mounted(service.node, again)
     await attach(service, again, replace(DATA, path="/elsewhere"))
     assert await shell(service.node, again, "ls -A /data; cat /elsewhere/word") == "2\n"

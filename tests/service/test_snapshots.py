@@ -63,7 +63,7 @@ async def source(service: Service) -> tuple[Sandbox, State]:
 
 
 async def start(service: Service, snapshot: str, *, limits: LimitsChange | None = None, principal: Principal = OPERATOR, **asked: object) -> Sandbox:
-    return await service.node.snapshots.create_sandbox(principal, CreateSandboxParams(snapshot=snapshot, limits=limits or LimitsChange(), **asked))  # type: ignore[arg-type]
+    return await make(service, CreateSandboxParams(snapshot=snapshot, limits=limits or LimitsChange(), **asked), principal)  # type: ignore[arg-type]
 
 
 async def end(service: Service, *sandboxes: Sandbox) -> None:

@@ -213,22 +213,20 @@ async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_fo
     await shell(service.node, sandbox, "echo 1 > /data/word; echo kept > /workspace/kept")
     for kind in (SnapshotKind.MEMORY, SnapshotKind.FILES):
         await snapshots.create(OPERATOR, sandbox.id, name=str(kind), kind=kind)
-        none = await snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot=str(kind)))
+        none = await make(service, CreateSandboxParams(snapshot=str(kind)))
         assert (none.spec.volumes, none.spec.restored) == ((), str(kind))
         assert (
             await shell(service.node, none, "cat /workspace/kept; ls -A /data 2>/dev/null; cat /.sandlot/volumes/*/* 2>/dev/null; true") == "kept\n"
         )
         mounts = (VolumeMount("other", "/data"), VolumeMount("data", "/elsewhere"))
-        some = await snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot=str(kind), volumes=mounts))
+        some = await make(service, CreateSandboxParams(snapshot=str(kind), volumes=mounts))
         assert await shell(service.node, some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
         for each in (none, some):
             await service.node.manager.kill(OPERATOR, each.id)
     await service.node.manager.kill(OPERATOR, sandbox.id)
     await until(lambda: _unused(service))
     await service.node.volumes.delete(OPERATOR, "data")
-    assert (
-        await shell(service.node, await snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot="memory")), "cat /workspace/kept") == "kept\n"
-    )
+    assert await shell(service.node, await make(service, CreateSandboxParams(snapshot="memory")), "cat /workspace/kept") == "kept\n"
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ async def create(service: Service, sandbox: Sandbox, arm: Callable[[], None]) ->
     record = await service.node.snapshots.create(OPERATOR, sandbox.id, name="kept")
     say(snapshot=record.id)
     arm()
-    made = await service.node.snapshots.create_sandbox(OPERATOR, CreateSandboxParams(snapshot="kept"))
+    made = await make(service, CreateSandboxParams(snapshot="kept"))
     say(made=made.id)
 
 

@@ -127,9 +127,10 @@ class NodeState:
 
 
 class SandboxesFacade:
-    """``SandboxManager`` and ``SandboxRegistry``."""
+    """``SandboxService``, ``SandboxManager`` and ``SandboxRegistry``, with live sandboxes."""
 
     def __init__(self, node: Node) -> None:
+        self._service = node.sandboxes
         self._manager = node.manager
         self._registry = node.registry
         self._reservations = node.reservations
@@ -144,7 +145,9 @@ class SandboxesFacade:
 
     async def create(self, principal: Principal, params: CreateSandboxParams, *, key: str | None = None) -> Sandbox:
         """Create a sandbox."""
-        return await self._manager.create(principal, params, key=key)
+        if params.snapshot is None:
+            return await self._manager.create(principal, params, key=key)
+        return await self._registry.load((await self._service.create(principal, params, idempotency_key=key)).id, principal)
 
     def find(self, id_: str, principal: Principal) -> Sandbox:
         """Return a sandbox, also one that has ended lately."""

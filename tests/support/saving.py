@@ -22,7 +22,7 @@ import pytest
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import MIB, CellSpec, Limits, ProcessSpec
@@ -98,9 +98,10 @@ async def real_service(folder: Path, *, keep: bool = False, **changes: Any) -> A
         yield service
 
 
-async def make(service: Service, params: CreateSandboxParams = BASE) -> Sandbox:
-    """A sandbox of the operator's."""
-    return await service.node.manager.create(OPERATOR, params)
+async def make(service: Service, params: CreateSandboxParams = BASE, principal: Principal = OPERATOR) -> Sandbox:
+    """Create a sandbox."""
+    made = await service.node.sandboxes.create(principal, params)
+    return service.node.registry.find(made.id, principal)
 
 
 async def shell(node: Node, sandbox: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:

@@ -397,7 +397,7 @@ class Schedule:
         saved = [id_ for id_, register in self.snapshots.items() if register.allowed() == {True}]
         if saved and self.rng.random() < 0.4:
             params = replace(params, snapshot=self.rng.choice(saved))
-            text, work = f"create from {params.snapshot}", self.node.services.snapshots.create_sandbox(OPERATOR, params)
+            text, work = f"create from {params.snapshot}", self.node.sandboxes.create(OPERATOR, params)
         else:
             text, work = f"create {params.limits.cpus:g} cpus", self.node.sandboxes.create(OPERATOR, params)
 

@@ -151,7 +151,7 @@ class AdmissionController:
             single_use: True for a sandbox that serves a single request and is ended when the service stops.
         """
         if params.snapshot is not None and source is None:
-            raise InternalError("The create request names a snapshot but has no source. Call SnapshotManager.create for such a request.")
+            raise InternalError("The create request names a snapshot but has no source. Call SandboxService.create for such a request.")
         template = await self._templates.find(principal, params.template or DEFAULT_TEMPLATE) if source is None else source.spec.template
         spec = self._spec(params, principal.quota, template, source, single_use=single_use)
         limits = spec.limits

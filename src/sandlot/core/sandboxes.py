@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 
+from sandlot.core.access.idempotency import IdempotencyKey, request_digest
 from sandlot.core.concurrency import TaskSet
 from sandlot.core.forwarding import listening
 from sandlot.core.lifecycle.mounts import MountManager
@@ -16,11 +17,14 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.forks import ForkManager
+from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.manager import SnapshotManager
+from sandlot.core.snapshots.sources import SnapshotSources
 from sandlot.model.access import Principal
+from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import SANDBOX_ID
 from sandlot.model.ports import DriverCapability
-from sandlot.model.repositories import Position
+from sandlot.model.repositories import Position, SandboxRepository
 from sandlot.model.sandboxes import (
     SAME,
     CreateSandboxParams,
@@ -51,16 +55,22 @@ class SandboxService:
         registry: SandboxRegistry,
         manager: SandboxManager,
         snapshots: SnapshotManager,
+        snapshot_leases: FolderLeases,
+        snapshot_sources: SnapshotSources,
         forks: ForkManager,
         mounts: MountManager,
         drivers: Drivers,
+        records: SandboxRepository,
     ) -> None:
         self._registry = registry
         self._manager = manager
         self._snapshots = snapshots
+        self._snapshot_leases = snapshot_leases
+        self._snapshot_sources = snapshot_sources
         self._forks = forks
         self._mounts = mounts
         self._drivers = drivers
+        self._records = records
         self._tasks = TaskSet("sandbox.internal_error")
 
     async def create(
@@ -77,10 +87,11 @@ class SandboxService:
         Raises:
             NotFoundError: The template, the snapshot, a volume or a file does not exist.
             LimitError: The sandbox would exceed the caller's quota; code ``quota_exceeded``.
-            ConflictError: The idempotency key was used for a different request, the unique name is taken, or the snapshot cannot be restored.
+            ConflictError: The idempotency key was used for a different request, the unique name is taken, or the snapshot cannot be restored on this
+                node or with these limits; code ``snapshot_unusable``.
             UnavailableError: There is no room for the sandbox now; code ``busy``.
         """
-        create = self._manager.create if params.snapshot is None else self._snapshots.create_sandbox
+        create = self._manager.create if params.snapshot is None else self._create_from_snapshot
         return (await create(principal, params, key=idempotency_key, single_use=single_use)).info()
 
     async def get(self, principal: Principal, id_or_name: str) -> SandboxInfo:
@@ -242,6 +253,20 @@ class SandboxService:
                 without ``auto_resume``; code ``sandbox_paused``.
         """
         return (await self._mounts.detach(principal, sandbox, volume_or_path)).info()
+
+    async def _create_from_snapshot(self, principal: Principal, params: CreateSandboxParams, *, key: str | None, single_use: bool) -> Sandbox:
+        try:
+            snapshot = await self._snapshots.get(principal, params.snapshot or "")
+        except NotFoundError:
+            request = None if key is None else IdempotencyKey(key, request_digest(params))
+            earlier = None if request is None else await self._records.get_by_idempotency_key(principal.owner, request.key)
+            if request is None or earlier is None:
+                raise
+            request.check(earlier.request_digest)  # the first request created its sandbox, and the snapshot was deleted afterwards
+            return await self._registry.load(earlier.id, principal)
+        with self._snapshot_leases.lease(snapshot.id):  # no await since the snapshot was found: see core/snapshots/leases.py
+            source = await self._snapshot_sources.start_source(snapshot)
+            return await self._manager.create(principal, params, key=key, source=source, single_use=single_use)
 
     async def _wait(self, operation: Coroutine[None, None, Sandbox], principal: Principal, sandbox: str, wait_s: float | None) -> SandboxInfo:
         """Wait for an operation, at most ``wait_s`` seconds. The error of an operation that ends later is dropped: its client asks for the state."""

@@ -68,7 +68,9 @@ from sandlot.core.resources.templates import TemplateResolver, Templates
 from sandlot.core.sandboxes import SandboxService
 from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.forks import ForkManager
+from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.manager import SnapshotManager
+from sandlot.core.snapshots.sources import SnapshotSources
 from sandlot.core.volumes.manager import VolumeManager
 from sandlot.core.volumes.mounter import VolumeMounter
 from sandlot.core.volumes.registry import VolumeRegistry
@@ -307,11 +309,14 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             clock=clock,
         )
         mounts = MountManager(registry, driver_set, volumes)
+        snapshot_leases, snapshot_sources = FolderLeases(memory_images), SnapshotSources(memory_images, driver_set, resolver, node_id)
         snapshots = SnapshotManager(
             manager=manager,
             registry=registry,
             store=store,
             memory_images=memory_images,
+            leases=snapshot_leases,
+            sources=snapshot_sources,
             drivers=driver_set,
             templates=resolver,
             reservations=reservations,
@@ -366,7 +371,17 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             pools=pools,
             manager=manager,
             mounts=mounts,
-            sandboxes=SandboxService(registry=registry, manager=manager, snapshots=snapshots, forks=forks, mounts=mounts, drivers=driver_set),
+            sandboxes=SandboxService(
+                registry=registry,
+                manager=manager,
+                snapshots=snapshots,
+                snapshot_leases=snapshot_leases,
+                snapshot_sources=snapshot_sources,
+                forks=forks,
+                mounts=mounts,
+                drivers=driver_set,
+                records=store.sandboxes,
+            ),
             programs=OneShotRunner(manager, processes, counter, grading),
             snapshots=snapshots,
             forks=forks,

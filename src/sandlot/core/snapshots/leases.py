@@ -15,13 +15,17 @@ from sandlot.model.ids import SnapshotId
 
 
 class FolderLeases:
-    """Leases on the folders of snapshots."""
+    """Leases on the folders of snapshots.
 
-    def __init__(self, images: MemoryImages, tasks: TaskSet) -> None:
+    Attributes:
+        tasks: Tasks that remove folders.
+    """
+
+    def __init__(self, images: MemoryImages) -> None:
         self._images = images
-        self._tasks = tasks
         self._leases: Counter[SnapshotId] = Counter()
         self._deleted: set[SnapshotId] = set()
+        self.tasks = TaskSet("snapshot.internal_error")
 
     def is_deleted(self, id_: SnapshotId) -> bool:
         """Return whether a snapshot was deleted and its folder is not removed yet."""
@@ -47,7 +51,7 @@ class FolderLeases:
             return
         del self._leases[id_]
         if id_ in self._deleted:
-            self._tasks.spawn(self._remove(id_))
+            self.tasks.spawn(self._remove(id_))
 
     async def _remove(self, id_: SnapshotId) -> None:
         await self._images.remove(id_)

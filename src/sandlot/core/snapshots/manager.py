@@ -1,4 +1,4 @@
-"""Snapshots of sandboxes: create, list, get and delete them, and create sandboxes from them.
+"""Snapshots of sandboxes: create, list, get and delete them.
 
 Invariants:
 - A snapshot is recorded before its files are written, with ``ready`` false. When the files are synced and in place, one commit sets ``ready`` and
@@ -15,9 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,12 +24,10 @@ import structlog
 from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.access.idempotency import IdempotencyKey, request_digest
-from sandlot.core.admission_controller import StartSourceConstraints
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
-from sandlot.core.lifecycle.start import BootStart, MemoryImageStart, StartSource
 from sandlot.core.manager import SandboxManager
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
@@ -42,13 +38,14 @@ from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots import restore, writer
 from sandlot.core.snapshots.leases import FolderLeases
+from sandlot.core.snapshots.sources import SnapshotSources
 from sandlot.core.snapshots.verify import SnapshotVerifier
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import SNAPSHOT_ID, NodeId, SnapshotId, new_snapshot_id
 from sandlot.model.records import NewEvent, SnapshotRecord
 from sandlot.model.repositories import Position, Store
-from sandlot.model.sandboxes import NAME, CreateSandboxParams
+from sandlot.model.sandboxes import NAME
 from sandlot.model.specs import SandboxSpec, SnapshotKind
 from sandlot.model.streams import Page
 
@@ -72,6 +69,8 @@ class SnapshotManager:
         registry: SandboxRegistry,
         store: Store,
         memory_images: MemoryImages,
+        leases: FolderLeases,
+        sources: SnapshotSources,
         drivers: Drivers,
         templates: TemplateResolver,
         reservations: Reservations,
@@ -80,12 +79,9 @@ class SnapshotManager:
         clock: Clock,
         node: NodeId,
     ) -> None:
-        self._manager = manager
         self._registry = registry
-        self._store = store
         self._table = store.snapshots
         self._images = memory_images
-        self._drivers = drivers
         self._templates = templates
         self._reservations = reservations
         self._api_keys = api_keys
@@ -97,11 +93,12 @@ class SnapshotManager:
         self._admission_lock = asyncio.Lock()
         self._tasks = TaskSet("snapshot.internal_error")
         self._verification = TaskSet("snapshot.internal_error")
-        self._leases = FolderLeases(memory_images, self._tasks)
+        self._leases = leases
         self.verifier = SnapshotVerifier(
             manager=manager,
             memory_images=memory_images,
-            leases=self._leases,
+            leases=leases,
+            sources=sources,
             snapshots=self,
             drivers=drivers,
             templates=templates,
@@ -131,8 +128,8 @@ class SnapshotManager:
 
     async def aclose(self) -> None:
         """Wait at most ``CLOSE_TIMEOUT_S`` seconds for unfinished snapshots. The next start of the service removes those that remain unfinished."""
-        await self._tasks.wait(CLOSE_TIMEOUT_S)
-        for tasks in (self._tasks, self._verification):
+        await asyncio.gather(self._tasks.wait(CLOSE_TIMEOUT_S), self._leases.tasks.wait(CLOSE_TIMEOUT_S))
+        for tasks in (self._tasks, self._leases.tasks, self._verification):
             tasks.cancel()
             await tasks.wait()
 
@@ -168,32 +165,6 @@ class SnapshotManager:
         digest = request_digest("snapshot", sandbox.id, name, kind)
         request = None if idempotency_key is None else IdempotencyKey(idempotency_key, digest)
         return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
-
-    async def create_sandbox(self, principal: Principal, params: CreateSandboxParams, *, key: str | None = None, single_use: bool = False) -> Sandbox:
-        """Create a sandbox from a snapshot.
-
-        Args:
-            principal: Owner of the new sandbox.
-            params: Parameters of the sandbox. ``snapshot`` is the snapshot's id or name.
-            key: Idempotency key. A repeated request returns the first request's sandbox, even if the snapshot was deleted meanwhile.
-            single_use: As for ``SandboxManager.create``.
-
-        Raises:
-            NotFoundError: The snapshot does not exist (``snapshot_not_found``).
-            ConflictError: The snapshot cannot be restored on this node or with these limits (``snapshot_unusable``).
-            SandlotError: As for ``SandboxManager.create``.
-        """
-        try:
-            record = await self.get(principal, params.snapshot or "")
-        except NotFoundError:
-            request = None if key is None else IdempotencyKey(key, request_digest(params))
-            earlier = None if request is None else await self._store.sandboxes.get_by_idempotency_key(principal.owner, request.key)
-            if request is None or earlier is None:
-                raise
-            request.check(earlier.request_digest)  # the first request created its sandbox, and the snapshot was deleted afterwards
-            return await self._registry.load(earlier.id, principal)
-        async with self._source_of(principal, record.id) as source:
-            return await self._manager.create(principal, params, key=key, source=source, single_use=single_use)
 
     async def get(self, principal: Principal, id_or_name: str) -> SnapshotRecord:
         """Return a snapshot by its id. The caller's own snapshots are also found by their names.
@@ -242,21 +213,6 @@ class SnapshotManager:
         """Return the record of a snapshot; None if the snapshot was deleted."""
         return None if self._leases.is_deleted(id_) else await self._table.get(id_)
 
-    async def start_source(self, record: SnapshotRecord) -> StartSource:
-        """Return the source for a sandbox that starts from a snapshot. The caller holds a lease on the snapshot.
-
-        Raises:
-            ConflictError: Neither the memory nor the files can be restored on this host (``snapshot_unusable``). The message gives the reason.
-        """
-        plan = restore.choose(record, await self._restore_facts(record))
-        if plan.restored == restore.MEMORY:
-            strategy = MemoryImageStart(self._images.image(record.id))
-            return StartSource([strategy], StartSourceConstraints(plan.spec, restored=plan.restored, volumes=plan.spec.volumes))
-        if record.kind is SnapshotKind.MEMORY:
-            _log.warning("snapshot.memory_not_restored", snapshot=record.id, reason=plan.reason)
-        setup = [functools.partial(overlay.apply_overlay, file=self._images.layer(record.id))]
-        return StartSource([BootStart()], StartSourceConstraints(plan.spec, restored=plan.restored), setup=setup)
-
     async def check_layer_quota(self, record: SnapshotRecord) -> None:
         """Refuse to pack the files of a snapshot whose owner has used up the quota.
 
@@ -279,31 +235,6 @@ class SnapshotManager:
         """Save the problem of a snapshot that cannot be restored, unless the snapshot was deleted."""
         if await self._table.update(record, self._event("snapshot.unusable", record, reason=record.problem)):
             self._events.notify(record.owner)
-
-    @asynccontextmanager
-    async def _source_of(self, principal: Principal, id_: str) -> AsyncIterator[StartSource]:
-        record = await self.get(principal, id_)
-        if record.node != self._node:
-            raise restore.unusable(record, f"it is on another node ({record.node})")
-        with self._leases.lease(record.id):  # no await since the record was found: see core/snapshots/leases.py
-            yield await self.start_source(record)
-
-    async def _restore_facts(self, record: SnapshotRecord) -> restore.RestoreFacts:
-        driver = self._drivers.get(record.spec.isolation)
-        memory = None
-        if driver is not None and restore.uses_memory(record):
-            memory = await asyncio.to_thread(driver.restorable, self._images.image(record.id))
-        has_overlay = await asyncio.to_thread(self._images.layer(record.id).is_file)
-        return restore.RestoreFacts(memory=memory, has_root=await self._has_root(record.spec), has_overlay=has_overlay)
-
-    async def _has_root(self, spec: SandboxSpec) -> bool:
-        if not spec.template.digest:
-            return True
-        try:
-            await self._templates.resolve(spec.template)
-        except ConflictError:
-            return False
-        return True
 
     async def _create_once(
         self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, request: IdempotencyKey | None

@@ -31,6 +31,7 @@ from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.restore import MEMORY
+from sandlot.core.snapshots.sources import SnapshotSources
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, SandlotError, UnavailableError
 from sandlot.model.ids import SnapshotId
@@ -79,6 +80,7 @@ class SnapshotVerifier:
         manager: SandboxManager,
         memory_images: MemoryImages,
         leases: FolderLeases,
+        sources: SnapshotSources,
         snapshots: SnapshotManager,
         drivers: Drivers,
         templates: TemplateResolver,
@@ -87,6 +89,7 @@ class SnapshotVerifier:
         self._manager = manager
         self._images = memory_images
         self._leases = leases
+        self._sources = sources
         self._snapshots = snapshots
         self._drivers = drivers
         self._templates = templates
@@ -152,7 +155,7 @@ class SnapshotVerifier:
     async def _verify(self, record: SnapshotRecord) -> None:
         """Restore a snapshot once, and pack its files if the quota of its owner allows them."""
         try:
-            source = await self._snapshots.start_source(record)
+            source = await self._sources.start_source(record)
         except ConflictError:
             return  # no restore is needed to see that the snapshot is unusable; requests that use the snapshot get this error
         if source.constraints.restored != MEMORY:

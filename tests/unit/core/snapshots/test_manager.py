@@ -32,7 +32,7 @@ async def source(node: MemoryNode) -> Sandbox:
 
 
 async def start(node: MemoryNode, snapshot: str, principal: Principal = OPERATOR, **fields: Any) -> Sandbox:  # noqa: ANN401
-    return await node.services.snapshots.create_sandbox(principal, CreateSandboxParams(snapshot=snapshot, **fields))
+    return await node.sandboxes.create(principal, CreateSandboxParams(snapshot=snapshot, **fields))
 
 
 async def events(node: MemoryNode, type_: str) -> list[dict[str, object]]:
@@ -106,13 +106,13 @@ async def test_repeated_request_takes_one_snapshot_and_creates_one_sandbox(node:
     with pytest.raises(ConflictError, match="A different request"):
         await snapshots.create(OPERATOR, source.id, name="twice", idempotency_key="k")
     params = CreateSandboxParams(snapshot="once")
-    made = await snapshots.create_sandbox(OPERATOR, params, key="create")
+    made = await node.sandboxes.create(OPERATOR, params, key="create")
     await snapshots.delete(OPERATOR, "once")
-    assert (await snapshots.create_sandbox(OPERATOR, params, key="create")).id == made.id, "also when the snapshot is deleted"
+    assert (await node.sandboxes.create(OPERATOR, params, key="create")).id == made.id, "also when the snapshot is deleted"
     with pytest.raises(ConflictError, match="A different request"):
-        await snapshots.create_sandbox(OPERATOR, replace(params, env={"A": "B"}), key="create")
+        await node.sandboxes.create(OPERATOR, replace(params, env={"A": "B"}), key="create")
     with pytest.raises(NotFoundError):
-        await snapshots.create_sandbox(OPERATOR, params, key="another")
+        await node.sandboxes.create(OPERATOR, params, key="another")
 
 
 async def test_quotas_limit_number_and_size_of_snapshots(node: MemoryNode, source: Sandbox) -> None:

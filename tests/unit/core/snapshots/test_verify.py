@@ -150,7 +150,7 @@ async def test_packed_files_that_exceed_the_quota_are_removed_and_the_memory_sta
     assert [layer.exists() for layer in packed] == [False]
     _, total_bytes = await node.store.snapshots.totals(anne.owner)
     assert total_bytes == snapshot.size_bytes <= PACKED_BYTES
-    copy = await node.services.snapshots.create_sandbox(anne, CreateSandboxParams(template="base", snapshot=snapshot.id))
+    copy = await node.sandboxes.create(anne, CreateSandboxParams(template="base", snapshot=snapshot.id))
     assert (copy.state, copy.spec.restored) == (State.RUNNING, "memory")
 
 
