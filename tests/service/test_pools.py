@@ -120,7 +120,7 @@ def test_two_services_make_a_snapshot_once_and_one_that_is_stale_or_broken_is_ma
             wait_for(lambda each=each, made=made: each.client.pools.get(made.id).ready == 1, each)  # type: ignore[misc]
         (whole,) = snapshots(cache)
         words = json.loads((whole / MANIFEST).read_text("utf-8"))
-        assert words["spec"]["template"] == TEMPLATE
+        assert words["spec"]["template"]["name"] == TEMPLATE
         assert words["inputs"]["memory_bytes"] == 256 << 20
         logs = [sum(record.get("event") == "template_snapshot.written" for record in each.records()) for each in (one, other)]
         assert sorted(logs) == [0, 1]
