@@ -27,15 +27,8 @@ MODULES = {"builtins", "types", "typing", "collections.abc", "contextlib", "date
 """Modules whose types may cross, besides ``sandlot.model``; ``types`` for ``None``."""
 ALL = "*"
 NOT_MOVED = {
-    "registry": {ALL},
-    "manager": {ALL},
-    "reservations": {ALL},
     "code": {"run_in", "start", "launch_in", "background", "follow_in", "collect"},
     "processes": {"run_in", "start", "launch_in", "follow_in", "read_in", "wait_in", "list_in", "get_in", "signal_in"},
-    "stdin": {ALL},
-    "executions": {"begin", "keep_open", "reopen", "take_open"},
-    "mounts": {ALL},
-    "forks": {ALL},
 }
 """Service -> operations whose signatures have other types; ``ALL`` while most operations of a service do. Must become empty."""
 

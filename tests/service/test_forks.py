@@ -49,15 +49,15 @@ async def parent(core_service: Service) -> tuple[Sandbox, State]:
 async def fork(
     service: Service, sandbox: Sandbox, count: int = 1, principal: Principal = OPERATOR, key: str | None = None, **asked: object
 ) -> list[Sandbox]:
-    return list(await service.node.forks.create(principal, sandbox.id, ForkParams(count, **asked), key=key))  # type: ignore[arg-type]
+    return list(await service.internals.forks.create(principal, sandbox.id, ForkParams(count, **asked), key=key))  # type: ignore[arg-type]
 
 
 async def end(service: Service, *sandboxes: Sandbox) -> None:
-    await asyncio.gather(*(service.node.manager.kill(OPERATOR, sandbox.id) for sandbox in sandboxes))
+    await asyncio.gather(*(service.internals.manager.kill(OPERATOR, sandbox.id) for sandbox in sandboxes))
 
 
 def live(service: Service) -> set[str]:
-    return {sandbox.id for sandbox in service.node.registry.list(OPERATOR)}
+    return {sandbox.id for sandbox in service.internals.registry.list(OPERATOR)}
 
 
 async def test_children_continue_from_their_parent_and_are_independent(core_service: Service, parent: tuple[Sandbox, State], state_dir: Path) -> None:
@@ -101,7 +101,7 @@ async def test_generations_of_forks_keep_everything(core_service: Service, gener
             await end(core_service, line[-3])
     assert (await shell(core_service.node, line[-1], "cat /workspace/generations")).split() == [str(number) for number in range(1, generations + 1)]
     await check(core_service.node, line[-1], state)
-    assert (await core_service.node.forks.get_tree(OPERATOR, line[-1].id)).root == sandbox.id
+    assert (await core_service.internals.forks.get_tree(OPERATOR, line[-1].id)).root == sandbox.id
     await end(core_service, *line)
     await gone(state_dir, *saved(state_dir))
 
@@ -121,7 +121,7 @@ async def test_concurrent_forks_of_a_hibernated_sandbox_do_not_block_each_other(
     """Children that are prepared ahead, and a parent that needs a turn to be written, must not hold each other up."""
     sandbox = await make(core_service)
     await cell(core_service.node, sandbox, "word = 'first'")
-    await core_service.node.manager.hibernate(OPERATOR, sandbox.id)
+    await core_service.internals.manager.hibernate(OPERATOR, sandbox.id)
     *families, awake = await asyncio.gather(*(fork(core_service, sandbox) for _ in range(2)), shell(core_service.node, sandbox, "echo awake"))
     assert str(awake).strip() == "awake"
     children = [child for family in families for child in family]

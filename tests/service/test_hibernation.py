@@ -23,7 +23,7 @@ ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
 
 
 async def no_memory_promised(service: Service) -> bool:
-    return (await service.node.reservations.capacity()).reserved.memory_bytes == 0
+    return (await service.internals.reservations.capacity()).reserved.memory_bytes == 0
 
 
 @pytest.mark.parametrize("times, size", [(2, 8 * MIB), pytest.param(20, 50 * MIB, marks=pytest.mark.soak)])
@@ -31,18 +31,18 @@ async def test_hibernation_keeps_everything_again_and_again(core_service: Servic
     sandbox = await make(core_service)
     state = await fill(core_service.node, sandbox, size=size)
     for number in range(1, times + 1):
-        await core_service.node.manager.hibernate(OPERATOR, sandbox.id)
+        await core_service.internals.manager.hibernate(OPERATOR, sandbox.id)
         assert saved(state_dir) == [sandbox.id]
         await until(lambda: no_memory_promised(core_service))
         if number % 2:
-            await core_service.node.manager.resume(OPERATOR, sandbox.id)
+            await core_service.internals.manager.resume(OPERATOR, sandbox.id)
         await check(core_service.node, sandbox, state)  # where nobody woke it, the next request does
         assert saved(state_dir) == []
         counted = await cell(core_service.node, sandbox, f"seen = [*globals().get('seen', []), {number}]\nprint(seen)")
         assert counted == f"{list(range(1, number + 1))}\n"
         await shell(core_service.node, sandbox, f"echo {number} >> /workspace/cycles")
     assert (await shell(core_service.node, sandbox, "cat /workspace/cycles")).split() == [str(number) for number in range(1, times + 1)]
-    await core_service.node.manager.kill(OPERATOR, sandbox.id)
+    await core_service.internals.manager.kill(OPERATOR, sandbox.id)
 
 
 async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> None:
@@ -53,26 +53,26 @@ async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> No
             filled = fill_up(folder, but_bytes=16 * MIB)  # what it writes itself finds room
             for _ in range(2):  # what was written so far is gone, and it can be asked again
                 with pytest.raises(LimitError, match="disk of the host is full") as full:
-                    await service.node.manager.hibernate(OPERATOR, sandbox.id)
+                    await service.internals.manager.hibernate(OPERATOR, sandbox.id)
                 assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
                 assert sandbox.state is Life.RUNNING
                 assert saved(folder) == []
             await check(service.node, sandbox, state)
             filled.unlink()
-            await service.node.manager.hibernate(OPERATOR, sandbox.id)
+            await service.internals.manager.hibernate(OPERATOR, sandbox.id)
             await check(service.node, sandbox, state)
 
 
 async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Service) -> None:
-    first, second = [await core_service.node.manager.create(principal, BASE) for principal in (ALICE, BOB)]
+    first, second = [await core_service.internals.manager.create(principal, BASE) for principal in (ALICE, BOB)]
     states = [await fill(core_service.node, sandbox, word) for sandbox, word in ((first, "first"), (second, "second"))]
     for sandbox, principal, other in ((first, ALICE, BOB), (second, BOB, ALICE)):
-        await core_service.node.manager.hibernate(principal, sandbox.id)
+        await core_service.internals.manager.hibernate(principal, sandbox.id)
         for verb in (
-            core_service.node.manager.resume,
-            core_service.node.manager.hibernate,
-            core_service.node.manager.pause,
-            core_service.node.manager.kill,
+            core_service.internals.manager.resume,
+            core_service.internals.manager.hibernate,
+            core_service.internals.manager.pause,
+            core_service.internals.manager.kill,
         ):
             with pytest.raises(NotFoundError):
                 await verb(other, sandbox.id)
@@ -86,7 +86,7 @@ async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Se
     }
     assert len(drawn) == 2
     for sandbox, principal in ((first, ALICE), (second, BOB)):
-        await core_service.node.manager.kill(principal, sandbox.id)
+        await core_service.internals.manager.kill(principal, sandbox.id)
 
 
 async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wakes(core_service: Service) -> None:
@@ -97,7 +97,7 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
     sandbox, watches = await make(core_service), core_service.node.watches
     watcher = await watches.create(OPERATOR, sandbox.id, "/workspace")
     watch = await watches.watch(OPERATOR, sandbox.id, "/workspace")
-    await core_service.node.manager.hibernate(OPERATOR, sandbox.id)
+    await core_service.internals.manager.hibernate(OPERATOR, sandbox.id)
     with pytest.raises(ConflictError):
         await anext(aiter(watch))
     await watch.aclose()
@@ -115,4 +115,4 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
         return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await watches.take(OPERATOR, sandbox.id, watcher.id)]
 
     await until(seen)
-    await core_service.node.manager.kill(OPERATOR, sandbox.id)
+    await core_service.internals.manager.kill(OPERATOR, sandbox.id)

@@ -34,19 +34,19 @@ def abandoned(deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 async def settled(service: Service, told: dict[str, Any]) -> Sandbox:
-    sandbox = service.node.registry.find(told["box"], OPERATOR)
+    sandbox = service.internals.registry.find(told["box"], OPERATOR)
     await until(lambda: sandbox.recovered.is_set() or sandbox.state in {Life.STOPPED, Life.FAILED})
     return sandbox
 
 
 async def goes_on(service: Service, folder: Path, sandbox: Sandbox, told: dict[str, Any]) -> None:
     """It has all that it had, and can be put to sleep and woken again."""
-    await service.node.manager.resume(OPERATOR, sandbox.id)
+    await service.internals.manager.resume(OPERATOR, sandbox.id)
     await check(service.node, sandbox, State("first", told["ticker"]))
     assert saved(folder) == []
-    await service.node.manager.hibernate(OPERATOR, sandbox.id)
+    await service.internals.manager.hibernate(OPERATOR, sandbox.id)
     assert saved(folder) == [sandbox.id]
-    await service.node.manager.resume(OPERATOR, sandbox.id)
+    await service.internals.manager.resume(OPERATOR, sandbox.id)
     await check(service.node, sandbox, State("first", told["ticker"]))
 
 
@@ -77,7 +77,7 @@ async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
     with abandoned("claim", step) as (folder, told):
         assert "made" not in told
         async with real_service(folder, pools=POOL) as service:
-            for sandbox in service.node.registry.list(OPERATOR):  # recorded as one that runs, though nobody was told: it does
+            for sandbox in service.internals.registry.list(OPERATOR):  # recorded as one that runs, though nobody was told: it does
                 await sandbox.wait_reachable()  # a claim is recorded while its guest wakes, so this can be after any of the steps
                 assert sandbox.state is Life.RUNNING
                 assert await cell(service.node, sandbox, "print('used' in globals())") == "False\n"
@@ -97,7 +97,7 @@ async def test_while_a_pool_is_filled(step: str) -> None:
     with abandoned("refill", step) as (folder, _):
         cache = own_cache(folder) if step.startswith("snapshot") else DEFAULT_CACHE
         async with real_service(folder, pools=POOL, cache_dir=cache) as service:
-            assert list(service.node.registry.list(OPERATOR)) == []
+            assert list(service.internals.registry.list(OPERATOR)) == []
             await stocked(service)
             (told,) = await service.node.pools.list(OPERATOR)
             assert told.error == ""

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 async def lives_on(service: Service, told: dict[str, Any]) -> Sandbox:
-    sandbox = service.node.registry.find(told["box"], OPERATOR)
+    sandbox = service.internals.registry.find(told["box"], OPERATOR)
     await check(service.node, sandbox, State("first", told["ticker"]))
     return sandbox
 
@@ -32,7 +32,7 @@ async def listed(service: Service) -> list[str]:
 
 
 def live(service: Service) -> set[str]:
-    return {sandbox.id for sandbox in service.node.registry.list(OPERATOR)}
+    return {sandbox.id for sandbox in service.internals.registry.list(OPERATOR)}
 
 
 @pytest.mark.parametrize("step", ["writing", *soaks("written", "intended", "recorded")])
@@ -82,7 +82,7 @@ async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
         async with real_service(folder) as service:
             sandbox = await lives_on(service, told)
             assert await listed(service) == saved(folder) == [told["snapshot"]]
-            for other in service.node.registry.list(OPERATOR):
+            for other in service.internals.registry.list(OPERATOR):
                 if other.id != sandbox.id and not SINGLE_USE_METADATA.items() <= other.metadata.items():  # recorded as one that runs, so it runs
                     await check(service.node, other, State("first", told["ticker"]))
             again = await make(service, CreateSandboxParams(snapshot="kept"))
@@ -100,7 +100,7 @@ async def test_while_it_is_forked(step: str) -> None:
             assert saved(folder) == []
             found = live(service) - {sandbox.id}
             assert len(found) in {"one is told of": {1, 2}, "all are told of": {2}, "image removed": {2}}.get(step, {0})
-            children = await service.node.forks.create(OPERATOR, sandbox.id, ForkParams(COUNT), key="k")
+            children = await service.internals.forks.create(OPERATOR, sandbox.id, ForkParams(COUNT), key="k")
             assert len(children) == COUNT
             if len(found) == COUNT:
                 assert {child.id for child in children} == found, "what was made whole is given again"
@@ -115,8 +115,8 @@ async def test_while_one_is_promoted() -> None:
         kept, *others = told["children"]
         async with real_service(folder) as service:
             sandbox = await lives_on(service, told)
-            await service.node.forks.promote(OPERATOR, kept)
+            await service.internals.forks.promote(OPERATOR, kept)
             await until(lambda: live(service) == {sandbox.id, kept})
-            assert (await service.node.forks.promote(OPERATOR, kept)).ended == ()
-            await check(service.node, service.node.registry.find(kept, OPERATOR), State("first", told["ticker"]))
+            assert (await service.internals.forks.promote(OPERATOR, kept)).ended == ()
+            await check(service.node, service.internals.registry.find(kept, OPERATOR), State("first", told["ticker"]))
             assert set(others) & live(service) == set()

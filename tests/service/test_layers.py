@@ -150,7 +150,7 @@ async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is
     await pack_overlay(other, again, await root_of(core_service, other))
     sizes = [await asyncio.to_thread(lambda path=path: path.stat().st_size) for path in (layer, again)]  # type: ignore[misc]
     assert abs(sizes[0] - sizes[1]) < 64 << 10
-    await core_service.node.manager.kill(OPERATOR, other.id)
+    await core_service.internals.manager.kill(OPERATOR, other.id)
 
 
 @pytest.mark.parametrize("source", ["gvisor", pytest.param("container", marks=pytest.mark.soak)], indirect=True)
@@ -160,6 +160,6 @@ async def test_one_that_has_no_room_says_so(core_service: Service, source: Sandb
     await python(core_service.node, small, "open('/workspace/fill', 'wb').write(bytes(13 << 20))")
     with pytest.raises(LimitError):
         await apply_overlay(small, layer)
-    await core_service.node.manager.kill(OPERATOR, small.id)
+    await core_service.internals.manager.kill(OPERATOR, small.id)
     with pytest.raises(SandlotError):
         await apply_overlay(small, layer)

@@ -51,11 +51,11 @@ async def service(core_service: Service, sandbox: Sandbox) -> AsyncGenerator[Ser
 
 
 async def attach(service: Service, sandbox: Sandbox, mount: VolumeMount = DATA) -> None:
-    assert await service.node.mounts.attach(OPERATOR, sandbox.id, mount) is sandbox
+    assert await service.internals.mounts.attach(OPERATOR, sandbox.id, mount) is sandbox
 
 
 async def detach(service: Service, sandbox: Sandbox, which: str = "/data") -> None:
-    assert await service.node.mounts.detach(OPERATOR, sandbox.id, which) is sandbox
+    assert await service.internals.mounts.detach(OPERATOR, sandbox.id, which) is sandbox
 
 
 async def is_mounted(node: Node, sandbox: Sandbox, path: str = "/data") -> bool:
@@ -225,7 +225,7 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
             await detach(service, sandbox, which)
         assert absent.value.code is ErrorCode.VOLUME_NOT_FOUND
     with pytest.raises(NotFoundError):
-        await service.node.mounts.attach(OPERATOR, "sb-aaaa-aaaaaaaaaaaaaaaa", DATA)
+        await service.internals.mounts.attach(OPERATOR, "sb-aaaa-aaaaaaaaaaaaaaaa", DATA)
     assert (await service.node.volumes.get(OPERATOR, "other")).attached == ()
     await service.node.volumes.delete(OPERATOR, "other")
     await attach(service, sandbox, VolumeMount("third", "/third"))
@@ -234,7 +234,7 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
     for work in (attach(service, container), detach(service, container)):
         with pytest.raises(UnsupportedError, match="container"):
             await work
-    await service.node.manager.kill(OPERATOR, sandbox.id)
+    await service.internals.manager.kill(OPERATOR, sandbox.id)
     with pytest.raises(SandlotError):
         await attach(service, sandbox)
 
@@ -242,21 +242,21 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
 async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(service: Service, sandbox: Sandbox) -> None:
     await made(service)
     await made(service, "other")
-    await service.node.manager.pause(OPERATOR, sandbox.id)
+    await service.internals.manager.pause(OPERATOR, sandbox.id)
     await attach(service, sandbox)
     await attach(service, sandbox, OTHER)
     assert await shell(service.node, sandbox, "echo 1 >> /data/word; cat /data/word") == "1\n"
     await detach(service, sandbox)  # the other one stays in the second place
-    await service.node.manager.hibernate(OPERATOR, sandbox.id)
-    await service.node.manager.resume(OPERATOR, sandbox.id)
+    await service.internals.manager.hibernate(OPERATOR, sandbox.id)
+    await service.internals.manager.resume(OPERATOR, sandbox.id)
     assert (await is_mounted(service.node, sandbox, "/srv/other"), await is_mounted(service.node, sandbox)) == (True, False)
-    await service.node.manager.hibernate(OPERATOR, sandbox.id)
+    await service.internals.manager.hibernate(OPERATOR, sandbox.id)
     await attach(service, sandbox)
     assert await shell(service.node, sandbox, "echo 2 >> /data/word; cat /data/word") == "1\n2\n"
-    await service.node.manager.pause(OPERATOR, sandbox.id)
+    await service.internals.manager.pause(OPERATOR, sandbox.id)
     await detach(service, sandbox, "other")
     sleeper = await make(service, replace(BASE, auto_resume=False))
-    await service.node.manager.pause(OPERATOR, sleeper.id)
+    await service.internals.manager.pause(OPERATOR, sleeper.id)
     with pytest.raises(ConflictError) as rests:
         await attach(service, sleeper)
     assert rests.value.code is ErrorCode.SANDBOX_PAUSED
@@ -268,30 +268,30 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
     await attach(service, sandbox)
     await shell(service.node, sandbox, "echo 1 > /data/word")
     with pytest.raises(ConflictError, match="share_volumes"):
-        await service.node.forks.create(OPERATOR, sandbox.id, ForkParams())
+        await service.internals.forks.create(OPERATOR, sandbox.id, ForkParams())
     await made(service, "other")
     async with mounts.pin_mounts(sandbox):
         for work in (attach(service, sandbox, OTHER), detach(service, sandbox)):
             with pytest.raises(ConflictError, match="forked"):
                 await work
-    await service.node.manager.pause(OPERATOR, sandbox.id)
+    await service.internals.manager.pause(OPERATOR, sandbox.id)
     sandbox.spec = replace(sandbox.spec, volumes=(replace(sandbox.spec.volumes[0], changing=True),))
     with pytest.raises(ConflictError, match="not completely attached"):
-        await service.node.forks.create(OPERATOR, sandbox.id, ForkParams(share_volumes=True))
+        await service.internals.forks.create(OPERATOR, sandbox.id, ForkParams(share_volumes=True))
     with pytest.raises(ConflictError, match="not completely attached"):
         await service.node.snapshots.create(OPERATOR, sandbox.id, name="half", kind=SnapshotKind.MEMORY)
-    await service.node.manager.resume(OPERATOR, sandbox.id)
+    await service.internals.manager.resume(OPERATOR, sandbox.id)
     assert [each.changing for each in sandbox.spec.volumes] == [False]
-    (child,) = await service.node.forks.create(OPERATOR, sandbox.id, ForkParams(share_volumes=True))
+    (child,) = await service.internals.forks.create(OPERATOR, sandbox.id, ForkParams(share_volumes=True))
     assert await shell(service.node, child, "cat /data/word; echo 2 > /data/word") == "1\n"
     await detach(service, sandbox)
     assert not await is_mounted(service.node, sandbox)
     assert await shell(service.node, child, "cat /data/word") == "2\n"
-    (free,) = await service.node.forks.create(OPERATOR, sandbox.id, ForkParams())
+    (free,) = await service.internals.forks.create(OPERATOR, sandbox.id, ForkParams())
     assert free.spec.volumes == ()
     assert await shell(service.node, free, "ls -A /data") == ""
     await attach(service, free, replace(DATA, read_only=True))
-    readers = await service.node.forks.create(OPERATOR, free.id, ForkParams(count=2))
+    readers = await service.internals.forks.create(OPERATOR, free.id, ForkParams(count=2))
     for reader in readers:
         assert await shell(service.node, reader, "cat /data/word") == "2\n"
         assert "Read-only" in await fails(service.node, reader, "touch /data/x")
@@ -326,7 +326,7 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
         with pytest.raises(HostError, match="full"):
             await attach(service, sandbox)
         assert [each.changing for each in sandbox.spec.volumes] == [True]
-    (child,) = await service.node.forks.create(OPERATOR, sandbox.id, ForkParams(share_volumes=True))
+    (child,) = await service.internals.forks.create(OPERATOR, sandbox.id, ForkParams(share_volumes=True))
     assert [each.changing for each in (*sandbox.spec.volumes, *child.spec.volumes)] == [False, False]
     assert await shell(service.node, sandbox, "echo 1 > /data/word") == ""
     assert await shell(service.node, child, "cat /data/word") == "1\n"
@@ -344,16 +344,16 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
                 old = await make(service, replace(BASE, volumes=(DATA, replace(OTHER, read_only=False))))
                 await shell(service.node, old, "echo 1 > /data/word; echo 2 > /srv/other/word")
                 old.spec = replace(old.spec, volumes=tuple(replace(each, slot=None) for each in old.spec.volumes))
-                await service.node.manager._recorder.save_eventually(old)  # noqa: SLF001 - as it was recorded then
+                await service.internals.manager._recorder.save_eventually(old)  # noqa: SLF001 - as it was recorded then
         async with real_service(folder) as service:
-            sandbox = service.node.registry.find(old.id, OPERATOR)
+            sandbox = service.internals.registry.find(old.id, OPERATOR)
             assert [(each.path, each.slot) for each in sandbox.spec.volumes] == [("/data", 0), ("/srv/other", 1)]
             with pytest.raises(ConflictError, match="earlier version") as refused:
                 await detach(service, sandbox, "/srv/other")
             assert "Hibernate" in refused.value.hint
             assert sorted((each.path, each.changing) for each in sandbox.spec.volumes) == [("/data", False), ("/srv/other", False)]
             assert await shell(service.node, sandbox, "cat /data/word /srv/other/word") == "1\n2\n"
-            await service.node.manager.hibernate(OPERATOR, sandbox.id)
+            await service.internals.manager.hibernate(OPERATOR, sandbox.id)
             await detach(service, sandbox, "/srv/other")
             assert await shell(service.node, sandbox, "cat /data/word; ls -A /srv/other") == "1\n"
             await detach(service, sandbox)
@@ -389,7 +389,7 @@ async def test_a_service_that_is_killed_in_the_middle_leaves_it_attached_or_not_
     with killed_at("halfmoved", deed, step) as (folder, told):
         assert "done" not in told
         async with real_service(folder) as service:
-            sandbox = service.node.registry.find(told["box"], OPERATOR)
+            sandbox = service.internals.registry.find(told["box"], OPERATOR)
             await sandbox.wait_reachable()
             await sandbox.operations.submit(_nothing)  # after what was begun by the service before
             assert [each for each in sandbox.spec.volumes if each.changing] == []

@@ -68,7 +68,7 @@ async def start(service: Service, snapshot: str, *, limits: LimitsChange | None 
 
 async def end(service: Service, *sandboxes: Sandbox) -> None:
     for sandbox in sandboxes:
-        await service.node.manager.kill(OPERATOR, sandbox.id)
+        await service.internals.manager.kill(OPERATOR, sandbox.id)
 
 
 @contextmanager
@@ -92,7 +92,7 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
     service: Service, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
     sandbox, state = source
-    await service.node.manager.hibernate(OPERATOR, sandbox.id)
+    await service.internals.manager.hibernate(OPERATOR, sandbox.id)
     record = await service.node.snapshots.create(OPERATOR, sandbox.id)
     larger = await start(service, record.id, limits=LimitsChange(memory_bytes=384 * MIB, pids=300))
     assert (larger.spec.limits.memory_bytes, larger.spec.limits.pids, larger.spec.limits.disk_bytes) == (384 * MIB, 300, SMALL.disk_bytes)
@@ -115,7 +115,7 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
     record = await service.node.snapshots.get(OPERATOR, taken.id)
     assert (record.layer, record.problem) == (True, "")
     assert record.size_bytes > taken.size_bytes
-    await until(lambda: not any(sandbox.single_use for sandbox in service.node.registry.list(OPERATOR)))  # the copy was for that alone
+    await until(lambda: not any(sandbox.single_use for sandbox in service.internals.registry.list(OPERATOR)))  # the copy was for that alone
 
     layer = state_dir / "saved" / taken.id / "files.layer"
     with other_runtime(state_dir, taken):  # as after an upgrade whose old build is gone
@@ -153,7 +153,7 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
             filled = fill_up(folder, but_bytes=4 * MIB)
 
             async def sees_the_full_disk() -> bool:
-                return (await careful.node.reservations.read_host()).free.disk_bytes <= 4 * MIB
+                return (await careful.internals.reservations.read_host()).free.disk_bytes <= 4 * MIB
 
             await until(sees_the_full_disk)  # a reading of the host is used for a second
             with pytest.raises(UnavailableError, match="disk") as busy:
@@ -161,7 +161,7 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
             assert "retry_after_s" in busy.value.fields
             await check(careful.node, sandbox, state)
         async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as careless:
-            sandbox = careless.node.registry.find(sandbox.id, OPERATOR)
+            sandbox = careless.internals.registry.find(sandbox.id, OPERATOR)
             with pytest.raises(LimitError) as full:
                 await careless.node.snapshots.create(OPERATOR, sandbox.id)
             assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
@@ -180,7 +180,7 @@ async def test_snapshot_outlives_its_source_and_its_service() -> None:
             sandbox = await make(first)
             state = await fill(first.node, sandbox, size=8 * MIB)
             record = await first.node.snapshots.create(OPERATOR, sandbox.id, name="kept")
-            await first.node.manager.kill(OPERATOR, sandbox.id)
+            await first.internals.manager.kill(OPERATOR, sandbox.id)
         (folder / "saved" / "snap-half").mkdir()
         half = replace(record, id=SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), name=None, ready=False)
         async with real_service(folder) as second:
@@ -188,7 +188,7 @@ async def test_snapshot_outlives_its_source_and_its_service() -> None:
             await second.store.snapshots.save(half)
             copy = await start(second, "kept")
             await check(second.node, copy, state)
-            await second.node.manager.kill(OPERATOR, copy.id)
+            await second.internals.manager.kill(OPERATOR, copy.id)
         async with real_service(folder) as third:
             assert [each.id for each in await third.store.snapshots.list_by_node(third.node.id)] == [record.id], (
                 "what was never finished is forgotten"

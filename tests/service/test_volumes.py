@@ -49,12 +49,12 @@ async def service(core_service: Service) -> AsyncGenerator[Service]:
 
 async def clear(service: Service, *kept: Sandbox) -> None:
     """Remove all snapshots, volumes and sandboxes but for the sandboxes that are kept; these have no volume afterwards."""
-    for sandbox in service.node.registry.list(OPERATOR):
+    for sandbox in service.internals.registry.list(OPERATOR):
         if sandbox not in kept:
-            await service.node.manager.kill(OPERATOR, sandbox.id)
+            await service.internals.manager.kill(OPERATOR, sandbox.id)
     for sandbox in kept:
         for mount in sandbox.spec.volumes:
-            await service.node.mounts.detach(OPERATOR, sandbox.id, mount.path)
+            await service.internals.mounts.detach(OPERATOR, sandbox.id, mount.path)
     for record in await service.store.snapshots.list_by_node(service.node.id):
         await service.node.snapshots.delete(OPERATOR, record.id)
     for volume in await service.node.volumes.list(OPERATOR):
@@ -145,7 +145,7 @@ async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(servi
     assert "uid=1000" in await shell(service.node, sandbox, "/data/id")
     assert (await shell(service.node, sandbox, "ls /data/root/workspace; readlink -f /data/root")).split() == ["/"]
     assert (await service.node.volumes.get(OPERATOR, id_)).used_bytes > 0
-    await service.node.manager.kill(OPERATOR, sandbox.id)
+    await service.internals.manager.kill(OPERATOR, sandbox.id)
     await until(lambda: _unused(service))
     await service.node.volumes.delete(OPERATOR, id_)
     assert state_dir.joinpath("sandlot.db").is_file()
@@ -188,19 +188,19 @@ async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, sta
     sandbox = await make(service, WITH)
     await shell(service.node, sandbox, "echo before > /data/word")
     await cell(service.node, sandbox, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
-    await service.node.manager.hibernate(OPERATOR, sandbox.id)
+    await service.internals.manager.hibernate(OPERATOR, sandbox.id)
     await all_let_go(state_dir)
     assert (await service.node.volumes.get(OPERATOR, id_)).attached == (sandbox.id,)
     with pytest.raises(ConflictError):
         await service.node.volumes.delete(OPERATOR, id_)
     other = await make(service, WITH)
     assert await shell(service.node, other, "cat /data/word; echo after > /data/word; echo new > /data/new") == "before\n"
-    await service.node.manager.resume(OPERATOR, sandbox.id)
+    await service.internals.manager.resume(OPERATOR, sandbox.id)
     assert await shell(service.node, sandbox, "cat /data/word /data/new") == "after\nnew\n"
     await cell(service.node, sandbox, "file.write('two\\n')\nfile.close()")
     assert await shell(service.node, other, "cat /data/log") == "one\ntwo\n"
-    await service.node.manager.kill(OPERATOR, other.id)
-    await service.node.manager.hibernate(OPERATOR, sandbox.id)
+    await service.internals.manager.kill(OPERATOR, other.id)
+    await service.internals.manager.hibernate(OPERATOR, sandbox.id)
     await all_let_go(state_dir)
     assert await shell(service.node, sandbox, "cat /data/new") == "new\n"
 
@@ -222,8 +222,8 @@ async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_fo
         some = await make(service, CreateSandboxParams(snapshot=str(kind), volumes=mounts))
         assert await shell(service.node, some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
         for each in (none, some):
-            await service.node.manager.kill(OPERATOR, each.id)
-    await service.node.manager.kill(OPERATOR, sandbox.id)
+            await service.internals.manager.kill(OPERATOR, each.id)
+    await service.internals.manager.kill(OPERATOR, sandbox.id)
     await until(lambda: _unused(service))
     await service.node.volumes.delete(OPERATOR, "data")
     assert await shell(service.node, await make(service, CreateSandboxParams(snapshot="memory")), "cat /workspace/kept") == "kept\n"

@@ -65,7 +65,7 @@ def cache_in(folder: Path, max_bytes: int) -> PackageCache:
 
 
 async def sandbox_of(service: Service, isolation: str) -> Sandbox:
-    return await service.node.manager.create(OPERATOR, CreateSandboxParams(template="base", isolation=isolation, timeout_s=3600))
+    return await service.internals.manager.create(OPERATOR, CreateSandboxParams(template="base", isolation=isolation, timeout_s=3600))
 
 
 async def install(node: Node, sandbox: Sandbox, manager: Manager, word: str) -> CommandResult:
@@ -81,7 +81,7 @@ async def round_of(service: Service) -> None:
         sandbox = await sandbox_of(service, isolation)
         for manager, word in EACH:
             await install(service.node, sandbox, manager, word)
-        await service.node.manager.kill(OPERATOR, sandbox.id)
+        await service.internals.manager.kill(OPERATOR, sandbox.id)
 
     async with asyncio.TaskGroup() as group:
         for isolation in ISOLATIONS:
@@ -131,7 +131,7 @@ async def test_a_small_cache_keeps_to_its_bound_and_everything_is_installed(tmp_
         sampling = asyncio.create_task(sample())
         sandbox = await sandbox_of(service, "container")
         for word in LARGE:
-            await service.node.manager.kill(OPERATOR, sandbox.id)
+            await service.internals.manager.kill(OPERATOR, sandbox.id)
             sandbox = await sandbox_of(service, "container")
             await install(service.node, sandbox, Manager.PIP, word)
         assert not sampling.done(), "it was looked at all the time, drafts included"

@@ -144,15 +144,15 @@ async def create(service: Service, sandbox: Sandbox, arm: Callable[[], None]) ->
 
 async def fork(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    made = await service.node.forks.create(OPERATOR, sandbox.id, ForkParams(COUNT), key="k")
+    made = await service.internals.forks.create(OPERATOR, sandbox.id, ForkParams(COUNT), key="k")
     say(children=[child.id for child in made])
 
 
 async def promote(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    made = await service.node.forks.create(OPERATOR, sandbox.id, ForkParams(3))
+    made = await service.internals.forks.create(OPERATOR, sandbox.id, ForkParams(3))
     say(children=[child.id for child in made])
     arm()
-    promoted = await service.node.forks.promote(OPERATOR, made[0].id)
+    promoted = await service.internals.forks.promote(OPERATOR, made[0].id)
     say(ended=list(promoted.ended))
 
 
@@ -174,15 +174,15 @@ async def stocked(service: Service) -> None:
 
 async def hibernate(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    await service.node.manager.hibernate(OPERATOR, sandbox.id)
+    await service.internals.manager.hibernate(OPERATOR, sandbox.id)
     say(hibernated=True)
 
 
 async def wake(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    await service.node.manager.hibernate(OPERATOR, sandbox.id)
+    await service.internals.manager.hibernate(OPERATOR, sandbox.id)
     say(hibernated=True)
     arm()
-    await service.node.manager.resume(OPERATOR, sandbox.id)
+    await service.internals.manager.resume(OPERATOR, sandbox.id)
     say(woken=True)
 
 

@@ -38,13 +38,13 @@ async def main(data_dir: Path, deed: str, step: str) -> None:
         sandbox = await make(service)
         say(box=sandbox.id, volume=made.id)
         if deed == "detach":
-            await service.node.mounts.attach(OPERATOR, sandbox.id, VolumeMount("data", "/data"))
+            await service.internals.mounts.attach(OPERATOR, sandbox.id, VolumeMount("data", "/data"))
             await shell(service.node, sandbox, "echo kept > /data/word")
         STEPS[step]()
         if deed == "detach":
-            await service.node.mounts.detach(OPERATOR, sandbox.id, "/data")
+            await service.internals.mounts.detach(OPERATOR, sandbox.id, "/data")
         else:
-            await service.node.mounts.attach(OPERATOR, sandbox.id, VolumeMount("data", "/data"))
+            await service.internals.mounts.attach(OPERATOR, sandbox.id, VolumeMount("data", "/data"))
         say(done=deed)
         await asyncio.Event().wait()
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.core.access.api_keys import ApiKeys
-from sandlot.core.node import Node
 from sandlot.core.pools import ownership
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.pools.pool import Pool
@@ -129,12 +128,12 @@ class NodeState:
 class SandboxesFacade:
     """``SandboxService``, ``SandboxManager`` and ``SandboxRegistry``, with live sandboxes."""
 
-    def __init__(self, node: Node) -> None:
-        self._service = node.sandboxes
-        self._manager = node.manager
-        self._registry = node.registry
-        self._reservations = node.reservations
-        self._pools = node.pools
+    def __init__(self, service: Service) -> None:
+        self._service = service.node.sandboxes
+        self._manager = service.internals.manager
+        self._registry = service.internals.registry
+        self._reservations = service.internals.reservations
+        self._pools = service.node.pools
 
     @property
     def count(self) -> int:
@@ -186,9 +185,9 @@ class PoolStatus:
 class PoolsFacade:
     """``PoolManager``, with live pools."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._pools = node.pools
+    def __init__(self, service: Service) -> None:
+        self._node = service.node
+        self._pools = service.node.pools
 
     async def create(
         self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
@@ -230,8 +229,8 @@ class PoolsFacade:
 class ReservationsFacade:
     """``Reservations``."""
 
-    def __init__(self, node: Node) -> None:
-        self._reservations = node.reservations
+    def __init__(self, service: Service) -> None:
+        self._reservations = service.internals.reservations
 
     async def reserved(self) -> Resources:
         """Return the sum of all reservations."""
@@ -249,9 +248,10 @@ class MemoryNode:
         self.state = state
         self.service = service
         self.services = service.node
-        self.sandboxes = SandboxesFacade(service.node)
-        self.pools = PoolsFacade(service.node)
-        self.reservations = ReservationsFacade(service.node)
+        self.internals = service.internals
+        self.sandboxes = SandboxesFacade(service)
+        self.pools = PoolsFacade(service)
+        self.reservations = ReservationsFacade(service)
 
     @property
     def driver(self) -> MemoryDriver:
@@ -285,7 +285,7 @@ class MemoryNode:
 
     def instance(self, sandbox: Sandbox | str) -> MemoryInstance:
         """Return the driver's side of a live sandbox, by the sandbox or its id."""
-        found = sandbox if isinstance(sandbox, Sandbox) else self.services.registry.find(sandbox, OPERATOR)
+        found = sandbox if isinstance(sandbox, Sandbox) else self.internals.registry.find(sandbox, OPERATOR)
         return next(instance for instance in self.driver.booted if instance.ref == found.ref)
 
     def guest(self, sandbox: Sandbox | str) -> MemoryGuest:

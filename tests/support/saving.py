@@ -101,7 +101,7 @@ async def real_service(folder: Path, *, keep: bool = False, **changes: Any) -> A
 async def make(service: Service, params: CreateSandboxParams = BASE, principal: Principal = OPERATOR) -> Sandbox:
     """Create a sandbox."""
     made = await service.node.sandboxes.create(principal, params)
-    return service.node.registry.find(made.id, principal)
+    return service.internals.registry.find(made.id, principal)
 
 
 async def shell(node: Node, sandbox: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:

@@ -472,13 +472,13 @@ class Schedule:
     def attach(self, entry: Entry) -> Call:
         volume = self.rng.choice(VOLUMES)
         writes = [(entry.registers[volume], {True})]
-        work = self.node.services.mounts.attach(OPERATOR, entry.id, VolumeMount(volume, f"/{volume}"))
+        work = self.node.internals.mounts.attach(OPERATOR, entry.id, VolumeMount(volume, f"/{volume}"))
         return self.call(f"attach {volume} to {entry.label}", work, on=entry, writes=writes, wakes=True)
 
     def detach(self, entry: Entry) -> Call:
         volume = self.rng.choice(VOLUMES)
         writes = [(entry.registers[volume], {False})]
-        work = self.node.services.mounts.detach(OPERATOR, entry.id, volume)
+        work = self.node.internals.mounts.detach(OPERATOR, entry.id, volume)
         return self.call(f"detach {volume} from {entry.label}", work, on=entry, writes=writes, wakes=True)
 
     def mount(self, entry: Entry) -> Call:
@@ -490,7 +490,9 @@ class Schedule:
                 self._enter(child, mortal=entry.is_mortal)
 
         params = ForkParams(count=self.rng.choice([1, 1, 2]), share_volumes=True)
-        return self.call(f"fork {entry.label} {params.count} times", self.node.services.forks.create(OPERATOR, entry.id, params), on=entry, done=done)
+        return self.call(
+            f"fork {entry.label} {params.count} times", self.node.internals.forks.create(OPERATOR, entry.id, params), on=entry, done=done
+        )
 
     def snapshot(self, entry: Entry) -> Call:
         def done(record: Any) -> None:  # noqa: ANN401 - a snapshot record

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from socket import socket
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -47,10 +48,19 @@ class KnownKeys:
         return nullcontext()
 
 
+class _EmptyManager:
+    """The manager of a service without sandboxes, as the server ends it."""
+
+    def refuse(self) -> None: ...
+
+    async def aclose(self, *, keep: bool) -> None: ...
+
+
 def scripted_service(node: Node, settings: Settings | None = None, keys: KnownKeys | None = None) -> Service:
     """Return a service that the app and the server can serve, without store."""
     store: Any = None
     values: dict[str, Any] = {"api_keys": keys or KnownKeys(), "events": EventFeed(store), "metrics": Metrics(), "store": store, "blobs": None}
+    values["internals"] = SimpleNamespace(registry=SimpleNamespace(count=0), manager=_EmptyManager())
     return Service(settings=settings or Settings(), node=node, stop=asyncio.Event(), keep=False, **values)
 
 
@@ -70,7 +80,7 @@ async def serve_scripted(
     """Serve a scripted node on the unix socket of the settings, as a whole service is served.
 
     Args:
-        node: Scripted node. The operations of the start and the end of a service are scripted here.
+        node: Scripted node.
         folder: Data directory.
         settings: Other settings.
         listeners: Further sockets.
@@ -80,9 +90,6 @@ async def serve_scripted(
     service.settings.socket.parent.mkdir(parents=True)
     async with answering(service, [listen.unix_socket(service.settings.socket), *listeners]):
         yield service
-        node.script("manager.refuse", None)
-        node.script("registry.count", 0)
-        node.script("manager.aclose", None)
 
 
 @pytest.fixture

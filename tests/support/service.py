@@ -69,10 +69,10 @@ class Bench:
 
     @property
     def sandboxes(self) -> SandboxesFacade:
-        return SandboxesFacade(self.service.node)
+        return SandboxesFacade(self.service)
 
     async def sandbox(self) -> Sandbox:
-        return await self.service.node.manager.create(OPERATOR, BASE)
+        return await self.service.internals.manager.create(OPERATOR, BASE)
 
     async def pass_idly(self, clock: ManualClock, seconds: float) -> None:
         """Let time pass in which the sandboxes do nothing, and the idle monitor looks at every one of its moments."""

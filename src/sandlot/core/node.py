@@ -8,7 +8,6 @@ from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.contexts import ContextService
 from sandlot.core.execution.packages import PackageInstaller
 from sandlot.core.execution.processes import ProcessService
-from sandlot.core.execution.stdin import StdinManager
 from sandlot.core.execution.terminals import TerminalService
 from sandlot.core.files.files import FileService
 from sandlot.core.files.signed_urls import TokenService
@@ -17,20 +16,11 @@ from sandlot.core.files.watch import WatchService
 from sandlot.core.forwarding.tunnels import TunnelService
 from sandlot.core.history import HistoryService
 from sandlot.core.keys import KeyService
-from sandlot.core.lifecycle.mounts import MountManager
-from sandlot.core.manager import SandboxManager
 from sandlot.core.oneshot.runner import OneShotRunner
 from sandlot.core.pools.manager import PoolManager
-from sandlot.core.ports import Clock
-from sandlot.core.records.execution_log import ExecutionLog
-from sandlot.core.records.usage import MonthlyExecutionCounter
-from sandlot.core.registry import SandboxRegistry
-from sandlot.core.resources.drivers import Drivers
-from sandlot.core.resources.reservations import Reservations
 from sandlot.core.resources.templates import Templates
 from sandlot.core.sandboxes import SandboxService
 from sandlot.core.service import ServiceInspector
-from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes.manager import VolumeManager
 from sandlot.core.webhooks.manager import WebhookManager
@@ -50,20 +40,14 @@ class Node:
 
     id: NodeId
     sandboxes: SandboxService
-    registry: SandboxRegistry
-    manager: SandboxManager
-    drivers: Drivers
     templates: Templates
-    reservations: Reservations
     pools: PoolManager
     code: CodeService
     contexts: ContextService
     processes: ProcessService
     terminals: TerminalService
-    stdin: StdinManager
     packages: PackageInstaller
     programs: OneShotRunner
-    clock: Clock
     buffers: BufferBudget
     files: FileService
     watches: WatchService
@@ -71,12 +55,8 @@ class Node:
     tunnels: TunnelService
     history: HistoryService
     webhooks: WebhookManager
-    executions: ExecutionLog
     snapshots: SnapshotManager
     volumes: VolumeManager
-    mounts: MountManager
-    forks: ForkManager
     tokens: TokenService
     keys: KeyService
     service: ServiceInspector
-    execution_counter: MonthlyExecutionCounter

@@ -107,12 +107,30 @@ _log = structlog.get_logger("sandlot.server")
 
 
 @dataclass(frozen=True, slots=True)
+class Internals:
+    """Parts of core behind the node. The process opens, reads and closes them; requests do not reach them."""
+
+    registry: SandboxRegistry
+    manager: SandboxManager
+    forks: ForkManager
+    mounts: MountManager
+    volume_mounter: VolumeMounter
+    drivers: Drivers
+    reservations: Reservations
+    stdin: StdinManager
+    execution_log: ExecutionLog
+    execution_counter: MonthlyExecutionCounter
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """A running service.
 
     Args:
         settings: Settings of the operator.
         node: Services that the HTTP routes use.
+        internals: Parts of core behind the node.
         api_keys: API keys, for requests over TCP.
         events: Event feed, closed before the requests of the clients that follow events are awaited.
         metrics: Metrics, in which the HTTP requests are counted.
@@ -124,6 +142,7 @@ class Service:
 
     settings: Settings
     node: Node
+    internals: Internals
     api_keys: ApiKeys
     events: EventFeed
     metrics: Metrics
@@ -336,9 +355,21 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             clock=clock,
             node=node_id,
         )
+        internals = Internals(
+            registry=registry,
+            manager=manager,
+            forks=forks,
+            mounts=mounts,
+            volume_mounter=volume_mounter,
+            drivers=driver_set,
+            reservations=reservations,
+            stdin=stdin,
+            execution_log=execution_log,
+            execution_counter=counter,
+            clock=clock,
+        )
         node = Node(
             id=node_id,
-            clock=clock,
             keys=KeyService(api_keys=api_keys, store=store, registry=registry, execution_counter=counter, pools=pools),
             service=ServiceInspector(
                 node=node_id,
@@ -350,27 +381,19 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
                 metrics=metrics,
             ),
             history=HistoryService(registry=registry, executions=store.executions, execution_log=execution_log, events=events),
-            executions=execution_log,
-            execution_counter=counter,
             files=FileService(registry),
             watches=WatchService(registry),
             file_store=file_store,
             tunnels=TunnelService(registry),
             buffers=buffers,
-            drivers=driver_set,
             templates=template_set,
-            reservations=reservations,
-            registry=registry,
             volumes=volumes,
             code=CodeService(registry, contexts, executions),
             contexts=contexts,
             terminals=TerminalService(registry, processes),
             processes=processes,
-            stdin=stdin,
             packages=PackageInstaller(registry, processes),
             pools=pools,
-            manager=manager,
-            mounts=mounts,
             sandboxes=SandboxService(
                 registry=registry,
                 manager=manager,
@@ -384,15 +407,15 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             ),
             programs=OneShotRunner(manager, processes, counter, grading),
             snapshots=snapshots,
-            forks=forks,
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
             tokens=TokenService(state.secret(settings.data_dir), registry, clock.now, api_keys.principal_of),
         )
-        await opened.enter_async_context(_running(node, volume_mounter, refiller, memory_images, executions, keep=keep))
+        await opened.enter_async_context(_running(node, internals, refiller, memory_images, executions, keep=keep))
         opened.callback(images.stop)
         yield Service(
             settings=settings,
             node=node,
+            internals=internals,
             api_keys=api_keys,
             events=events,
             metrics=metrics,
@@ -460,13 +483,13 @@ async def _package_cache(settings: Settings, metrics: Metrics) -> AsyncIterator[
 
 @asynccontextmanager
 async def _running(
-    node: Node, volume_mounter: VolumeMounter, refiller: PoolRefiller, memory_images: MemoryImages, executions: Executions, *, keep: bool
+    node: Node, internals: Internals, refiller: PoolRefiller, memory_images: MemoryImages, executions: Executions, *, keep: bool
 ) -> AsyncIterator[None]:
     """Recover the state that an earlier service left, and run the background work of this service until the context ends.
 
     Args:
         node: Services to open and to close. Requests are served only inside the context.
-        volume_mounter: Unmounts the volumes that no sandbox of the earlier service uses.
+        internals: Parts of core to open and to close.
         refiller: Fills the pools once the sandboxes of the earlier service have their reservations again.
         memory_images: Images of hibernated sandboxes and of snapshots. Images without a record are removed.
         executions: Continues the executions that the earlier service did not finish.
@@ -474,21 +497,21 @@ async def _running(
     """
     await node.volumes.open()
     kept = await node.snapshots.open()
-    await node.manager.open()
+    await internals.manager.open()
     refiller.start()
-    volume_mounter.unmount_unused()
-    await memory_images.tidy([*kept, *node.registry.without_driver, *(sandbox.id for sandbox in node.registry.live())])
-    await executions.settle({sandbox.id: sandbox for sandbox in node.registry.list(OPERATOR)}.get)
+    internals.volume_mounter.unmount_unused()
+    await memory_images.tidy([*kept, *internals.registry.without_driver, *(sandbox.id for sandbox in internals.registry.live())])
+    await executions.settle({sandbox.id: sandbox for sandbox in internals.registry.list(OPERATOR)}.get)
     try:
         node.snapshots.begin()
         node.webhooks.start()
         yield
     finally:
         await node.webhooks.aclose()
-        await node.manager.aclose(keep=keep)
+        await internals.manager.aclose(keep=keep)
         await node.snapshots.aclose()
-        await node.forks.tasks.wait()
-        await volume_mounter.tasks.wait()
+        await internals.forks.tasks.wait()
+        await internals.volume_mounter.tasks.wait()
 
 
 def own_host(settings: Settings) -> Host:

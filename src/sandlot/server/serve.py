@@ -181,11 +181,11 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """End: let the sandboxes go at once, so that no answer waits for one; meanwhile the connections."""
-        _log.info("stopping", sandboxes=self._service.node.registry.count)
+        _log.info("stopping", sandboxes=self._service.internals.registry.count)
         # No new client finds it; those that had, are told that it stops.
         self._service.settings.socket.unlink(missing_ok=True)
         self._service.events.close()  # whoever follows them would keep the connection for as long as it may
-        closing = asyncio.create_task(self._service.node.manager.aclose(keep=self._service.keep))
+        closing = asyncio.create_task(self._service.internals.manager.aclose(keep=self._service.keep))
         await super().shutdown(sockets)
         await closing
 
@@ -205,10 +205,10 @@ class Server(uvicorn.Server):
                     await stop.wait()
             if idle_exit_s is not None:
                 logs.turn_over(self._service.settings.data_dir / LOG)
-            if idle_exit_s is not None and self._service.node.registry.empty_s() >= idle_exit_s and not self.server_state.tasks:
+            if idle_exit_s is not None and self._service.internals.registry.empty_s() >= idle_exit_s and not self.server_state.tasks:
                 _log.info("idle", seconds=idle_exit_s)
                 break
-        self._service.node.manager.refuse()
+        self._service.internals.manager.refuse()
         self.should_exit = True
 
 

@@ -95,7 +95,7 @@ async def test_single_use_sandbox_ends_when_the_service_stops(node: MemoryNode, 
     snapshot = await node.services.snapshots.create(ALICE, source.id)
     for params in (BASE, CreateSandboxParams(snapshot=snapshot.id)):
         sandbox = await sandboxes.create(ALICE, params, single_use=True)
-        node.services.registry.find(sandbox.id, ALICE).detach()
+        node.internals.registry.find(sandbox.id, ALICE).detach()
         await sandboxes.kill(ALICE, sandbox.id)
         ended = await sandboxes.get(ALICE, sandbox.id)
         assert ended.exit == Exit(ExitReason.KILLED, "the service was stopped")
@@ -112,7 +112,7 @@ async def test_value_describes_the_moment_of_the_call(node: MemoryNode, sandboxe
     assert (shown.expires_at - shown.as_of, shown.idle_timeout_s) == (timedelta(seconds=580), 60)
     await sandboxes.update(ALICE, created.id, UpdateSandboxParams(name="new", metadata={"c": "d"}))
     assert (shown.name, shown.metadata) == (None, {"a": "b"})
-    async with node.services.registry.find(created.id, ALICE).connection():
+    async with node.internals.registry.find(created.id, ALICE).connection():
         assert (await sandboxes.get(ALICE, created.id)).idle_since is None
 
 
@@ -132,7 +132,7 @@ async def test_operation_goes_on_after_the_wait(node: MemoryNode, sandboxes: San
     release = node.driver.hold("pause")
     assert (await sandboxes.pause(ALICE, sandbox.id, wait_s=0)).state is State.RUNNING
     release.set()
-    live = node.services.registry.find(sandbox.id, ALICE)
+    live = node.internals.registry.find(sandbox.id, ALICE)
     await settled(lambda: live.state is State.PAUSED)
     assert (await sandboxes.resume(ALICE, sandbox.id, wait_s=60)).state is State.RUNNING
 

@@ -58,7 +58,7 @@ async def test_another_database_removes_nothing_unless_that_is_meant(folder: Pat
     below.mkdir()
     driver = BareDriver(below)
     async with serving(folder, driver, keep=True) as service:
-        await service.node.manager.create(OPERATOR, BASE)
+        await service.internals.manager.create(OPERATOR, BASE)
         await until(lambda: bool(driver.kept_in_sweeps))
         identity = (data / "store").read_text()
     left, sweeps = driver.leftovers(), len(driver.kept_in_sweeps)
@@ -91,7 +91,7 @@ async def test_a_sweep_that_fails_keeps_no_service_from_serving(folder: Path) ->
     driver = MemoryDriver()
     driver.faults.raises["sweep"] = [OSError("no")]
     async with open_service(replace(SETTINGS, data_dir=folder / "data"), drivers={"gvisor": driver}) as service:
-        assert (await service.node.reservations.capacity()).sandboxes == 0
+        assert (await service.internals.reservations.capacity()).sandboxes == 0
 
 
 def test_every_installed_driver_is_there() -> None:
@@ -120,7 +120,7 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
     below = folder / "driver"
     below.mkdir()
     async with open_service(settings, drivers={"gvisor": MemoryDriver()}, read_host=lambda: BOUNDLESS) as service:
-        creating = asyncio.create_task(service.node.manager.create(OPERATOR, BASE))
+        creating = asyncio.create_task(service.internals.manager.create(OPERATOR, BASE))
         await until((folder / "cache").exists)
         # Whoever waits for it can be told what for.
         while not any(each.name == "base" and each.building for each in await service.node.templates.list(OPERATOR)):
@@ -145,7 +145,7 @@ async def test_stop_does_not_wait_for_a_store_that_does_not_respond(tmp_path: Pa
     async with asyncio.timeout(60):
         async with bench(tmp_path) as at:
             monkeypatch.setattr(at.service.store.executions, "add_monthly_counts", hang)
-            with at.service.node.execution_counter.count(LOCAL):
+            with at.service.internals.execution_counter.count(LOCAL):
                 pass
             await requested.wait()
         responds.set()

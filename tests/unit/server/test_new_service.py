@@ -77,7 +77,7 @@ async def test_scripted_operation_is_translated() -> None:
 
 
 async def test_real_operation_finds_own_sandboxes_only(at: Bench) -> None:
-    node = NotesNode(**{each.name: getattr(at.node, each.name) for each in fields(Node)}, notes=NoteService(at.node.registry))
+    node = NotesNode(**{each.name: getattr(at.node, each.name) for each in fields(Node)}, notes=NoteService(at.service.internals.registry))
     path = f"/v1/sandboxes/{(await at.sandbox()).id}/notes"
     stranger = Principal(owner=OwnerId("0123456789ab"), name="stranger")
     async with client(node) as http, client(node, stranger) as other:

@@ -6,9 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Header, Request
 from pydantic import BaseModel
-from starlette.requests import HTTPConnection
 
-from sandlot.core.sandbox import Sandbox
 from sandlot.server.compose import Service
 from sandlot.server.native.schemas.events import STREAMS
 from sandlot.web import errors, streams
@@ -25,7 +23,6 @@ __all__ = [
     "principal_of",
     "raw_body",
     "reply",
-    "sandbox_of",
     "service_of",
     "unless_gone",
     "while_connected",
@@ -98,12 +95,3 @@ def _event_streams(stream: str) -> dict[str, Any]:
 
 def _event(name: str, data: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "required": ["event", "data"], "properties": {"event": {"const": name}, "id": {"type": "string"}, "data": data}}
-
-
-def sandbox_of(request: HTTPConnection, sandbox: str) -> Sandbox:
-    """The sandbox that a request is about.
-
-    Raises:
-        NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
-    """
-    return node_of(request).registry.find(sandbox, principal_of(request))

@@ -44,7 +44,7 @@ async def test_revoked_key_closes_open_terminals_and_streams(tmp_path: Path, els
                 await terminal.recv()
                 assert (output.status_code, happens.status_code) == (200, 200)
                 if elsewhere:
-                    assert await at.service.store.keys.revoke(record.name, at.service.node.clock.now()) is not None
+                    assert await at.service.store.keys.revoke(record.name, at.service.internals.clock.now()) is not None
                 else:
                     await api_keys.revoke(record.name)
                 await terminal.wait_closed()

@@ -76,17 +76,17 @@ async def test_cell_without_an_id_of_the_client_is_interrupted_at_once(at: Bench
 
 
 async def test_joined_cell_is_counted_and_logged_once(at: Bench, sandbox: Sandbox) -> None:
-    assert at.node.execution_counter is not None
-    id_, before = new_process_id(), at.node.execution_counter.used(sandbox.owner)
+    assert at.service.internals.execution_counter is not None
+    id_, before = new_process_id(), at.service.internals.execution_counter.used(sandbox.owner)
     first, second = await asyncio.gather(*(at.node.code.run_in(sandbox, SLOW, ExecutionOptions(id=id_)) for _ in range(2)))
     third = await at.node.code.run_in(sandbox, SLOW, ExecutionOptions(id=id_))
     assert first.stdout.text() == second.stdout.text() == third.stdout.text()
-    assert at.node.execution_counter.used(sandbox.owner) == before + 1
+    assert at.service.internals.execution_counter.used(sandbox.owner) == before + 1
     waiting = new_process_id()
     assert [await at.node.code.launch_in(sandbox, CellSpec("1"), ExecutionOptions(id=waiting)) for _ in range(2)] == [waiting] * 2
     await until(lambda: not at.node.code.background(sandbox))
     assert await at.node.code.launch_in(sandbox, CellSpec("1"), ExecutionOptions(id=waiting)) == waiting
-    assert at.node.execution_counter.used(sandbox.owner) == before + 2
+    assert at.service.internals.execution_counter.used(sandbox.owner) == before + 2
     page = (await at.node.history.executions(OPERATOR)).items
     assert sorted((str(each.id), each.status) for each in page) == sorted([(str(id_), "ok"), (str(waiting), "ok")])
 

@@ -77,7 +77,7 @@ async def test_language_that_the_image_lacks_is_refused(at: Bench, sandbox: Sand
 @pytest.mark.real_guest
 async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(OPERATOR, BASE)
+        sandbox = await first.internals.manager.create(OPERATOR, BASE)
         mine = (await first.node.contexts.create(OPERATOR, sandbox.id, "python")).id
         await first.node.code.run_in(sandbox, CellSpec("kept = 41", context=mine))
         running = await first.node.code.launch_in(sandbox, CellSpec(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None))
@@ -88,7 +88,7 @@ async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_pa
 
         await until(has_begun)
     async with serving(tmp_path, driver) as second:
-        again = second.node.registry.find(sandbox.id, OPERATOR)
+        again = second.internals.registry.find(sandbox.id, OPERATOR)
         assert (await second.node.contexts.get(OPERATOR, again.id, mine)).state == "busy"
         follower = await second.node.code.follow_in(again, running, stdout_from=len("begun\n"), events_from=1)
         await second.node.code.run_in(again, CellSpec(OPEN))

@@ -264,7 +264,7 @@ async def test_execution_that_the_next_service_continues_has_no_end_in_the_log(
 
     assert [await place.status(each.id) for each in made] == ["killed", "running", "killed"]
     assert [each.state for each in made] == [State.ENDED, State.LEFT, State.ENDED]
-    assert not {each.id for each in made} & set(place.node.services.executions.running)
+    assert not {each.id for each in made} & set(place.node.internals.execution_log.running)
 
 
 async def test_hibernation_leaves_the_entry_open_and_takes_package_access_until_the_wake(place: Place) -> None:

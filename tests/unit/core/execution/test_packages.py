@@ -120,8 +120,8 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
         assert (await following).outcome.exit_code == 0
         assert guest.requests("process.signal") == []
         assert len(guest.requests("process.start")) == 1
-        assert node.services.execution_counter is not None
-        assert node.services.execution_counter.used(sandbox.owner) == 1
+        assert node.internals.execution_counter is not None
+        assert node.internals.execution_counter.used(sandbox.owner) == 1
         record = await node.services.history.execution(OPERATOR, id_)
         assert (record.status, record.exit_code) == ("exited", 0)
         await settled(

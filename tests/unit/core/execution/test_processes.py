@@ -73,9 +73,9 @@ async def test_client_lost_by_a_hibernation_kills_no_process(tmp_path: Path) -> 
 async def test_write_to_a_process_without_input_is_refused(at: Bench, sandbox: Sandbox) -> None:
     id_, _ = await at.node.processes.launch_in(sandbox, sh("sleep 4325", timeout_s=None))
     with pytest.raises(ConflictError):
-        await at.node.stdin.write(sandbox, id_, pieces(b"x"))
+        await at.service.internals.stdin.write(sandbox, id_, pieces(b"x"))
     with pytest.raises(ConflictError):
-        await at.node.stdin.close(sandbox, id_)
+        await at.service.internals.stdin.close(sandbox, id_)
     await at.node.processes.signal_in(sandbox, id_, 9)
 
 

@@ -83,7 +83,7 @@ async def test_cancelled_start_leaves_nothing_uncounted(tmp_path: Path, monkeypa
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     async with opened(tmp_path) as (node, running):
         for turns in range(TURNS):
-            sandbox, used = await made(node), node.services.execution_counter.used(OPERATOR.owner)
+            sandbox, used = await made(node), node.internals.execution_counter.used(OPERATOR.owner)
             starting = asyncio.ensure_future(STARTS[name](node, sandbox, ExecutionOptions(id=new_process_id()) if chosen else NATIVE))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -94,7 +94,7 @@ async def test_cancelled_start_leaves_nothing_uncounted(tmp_path: Path, monkeypa
 
             entries, ran = await statuses(node, sandbox), of_guest(node, sandbox, running)
             assert ran == entries.count("running"), f"cancelled after {turns} turns: {ran} executions run, and the log has {entries}"
-            assert node.services.execution_counter.used(OPERATOR.owner) - used == len(entries), f"cancelled after {turns} turns"
+            assert node.internals.execution_counter.used(OPERATOR.owner) - used == len(entries), f"cancelled after {turns} turns"
             await node.sandboxes.kill(OPERATOR, sandbox.id)
             running.clear()
 
@@ -117,7 +117,7 @@ async def test_launch_that_is_cancelled_before_its_answer_arrives_leaves_nothing
 
         await settled(lambda: of_guest(node, sandbox, running) == 0)
         assert await statuses(node, sandbox) == []
-        assert node.services.execution_counter.used(OPERATOR.owner) == 0
+        assert node.internals.execution_counter.used(OPERATOR.owner) == 0
 
 
 async def test_process_whose_start_a_hibernation_interrupts_is_counted_and_logged(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_process_whose_start_a_hibernation_interrupts_is_counted_and_logge
             await launching
 
         assert await statuses(node, sandbox) == ["running"]
-        assert node.services.execution_counter.used(OPERATOR.owner) == 1
+        assert node.internals.execution_counter.used(OPERATOR.owner) == 1
         await node.sandboxes.resume(OPERATOR, sandbox.id)
         await settled(lambda: not sandbox.tasks)
         assert await statuses(node, sandbox) == ["lost"], "the guest had not started the process"
@@ -150,4 +150,4 @@ async def test_process_that_the_guest_refuses_is_neither_counted_nor_killed(tmp_
 
         assert guest.requests("process.signal") == []
         assert await statuses(node, sandbox) == []
-        assert node.services.execution_counter.used(OPERATOR.owner) == 0
+        assert node.internals.execution_counter.used(OPERATOR.owner) == 0

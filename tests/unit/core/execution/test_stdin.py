@@ -26,10 +26,10 @@ from tests.support.service import Bench, pieces
 async def test_repeated_write_is_done_once(at: Bench, sandbox: Sandbox) -> None:
     id_ = await cat(at.node, sandbox)
     for _ in range(3):
-        assert await at.node.stdin.write(sandbox, id_, pieces(b"on", b"ce"), offset=0) == 4
-    assert await at.node.stdin.write(sandbox, id_, pieces(b"ce+mo", b"re"), offset=2) == 9, "what overlaps is left out"
+        assert await at.service.internals.stdin.write(sandbox, id_, pieces(b"on", b"ce"), offset=0) == 4
+    assert await at.service.internals.stdin.write(sandbox, id_, pieces(b"ce+mo", b"re"), offset=2) == 9, "what overlaps is left out"
     with pytest.raises(ConflictError) as missing:
-        await at.node.stdin.write(sandbox, id_, pieces(b"late"), offset=100)
+        await at.service.internals.stdin.write(sandbox, id_, pieces(b"late"), offset=100)
     assert missing.value.fields["stdin_bytes"] == 9
     assert await ending(at.node, sandbox, id_) == b"once+more"
 
@@ -39,15 +39,15 @@ async def test_input_can_be_written_after_a_restart_of_the_service(tmp_path: Pat
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
         id_ = await cat(node.services, sandbox)
-        await node.services.stdin.write(sandbox, id_, pieces(b"before,"), offset=0)
+        await node.internals.stdin.write(sandbox, id_, pieces(b"before,"), offset=0)
     async with open_node(state) as node:
         sandbox = node.sandboxes.find(sandbox.id, OPERATOR)
-        assert await node.services.stdin.write(sandbox, id_, pieces(b"before,after"), offset=0) == 12
+        assert await node.internals.stdin.write(sandbox, id_, pieces(b"before,after"), offset=0) == 12
         assert await ending(node.services, sandbox, id_) == b"before,after"
         with pytest.raises(ConflictError):
-            await node.services.stdin.write(sandbox, id_, pieces(b"late"))
+            await node.internals.stdin.write(sandbox, id_, pieces(b"late"))
         with pytest.raises(ConflictError):
-            await node.services.stdin.close(sandbox, id_)
+            await node.internals.stdin.close(sandbox, id_)
 
 
 async def test_no_request_is_sent_while_a_process_does_not_read(node: MemoryNode) -> None:
@@ -56,7 +56,7 @@ async def test_no_request_is_sent_while_a_process_does_not_read(node: MemoryNode
     guest = node.guest(sandbox)
     await settled(lambda: bool(guest.requests("process.wait")))
     before = requests(guest)
-    writing = asyncio.create_task(node.services.stdin.write(sandbox, id_, pieces(b"x" * 300_000)))
+    writing = asyncio.create_task(node.internals.stdin.write(sandbox, id_, pieces(b"x" * 300_000)))
     await settled(lambda: received(guest, id_) == WINDOW_BYTES)
     waiting = requests(guest)
     assert not writing.done()
@@ -73,7 +73,7 @@ async def test_write_is_confirmed_although_the_output_is_not_read(node: MemoryNo
     sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     run = await node.services.processes.start(sandbox, ProcessSpec(shell_argv("seq 1 1000000; cat"), stdin=True, timeout_s=None))
 
-    writing = asyncio.create_task(node.services.stdin.write(sandbox, run.id, pieces(b"x")))
+    writing = asyncio.create_task(node.internals.stdin.write(sandbox, run.id, pieces(b"x")))
 
     await settled(writing.done)
     assert writing.result() == 1
@@ -85,7 +85,7 @@ async def test_write_that_waits_ends_when_the_input_is_closed(node: MemoryNode, 
     sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     id_, _ = await node.services.processes.launch_in(sandbox, ProcessSpec(("sleep", "1000"), stdin=True, timeout_s=None))
     guest = node.guest(sandbox)
-    writing = asyncio.create_task(node.services.stdin.write(sandbox, id_, pieces(b"x" * 300_000)))
+    writing = asyncio.create_task(node.internals.stdin.write(sandbox, id_, pieces(b"x" * 300_000)))
     await settled(lambda: received(guest, id_) == WINDOW_BYTES)
 
     if end == "kill":
@@ -101,7 +101,7 @@ async def test_write_that_waits_ends_when_the_input_is_closed(node: MemoryNode, 
 
 async def test_write_waits_for_a_process_that_does_not_read_and_can_be_cancelled(at: Bench, sandbox: Sandbox) -> None:
     id_, _ = await at.node.processes.launch_in(sandbox, ProcessSpec(shell_argv("sleep 4331; wc -c"), stdin=True, timeout_s=None))
-    writing = asyncio.create_task(at.node.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
+    writing = asyncio.create_task(at.service.internals.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
     await asyncio.sleep(0.3)
     assert not writing.done()
     assert (await at.node.processes.run_in(sandbox, ProcessSpec(("true",)))).outcome.exit_code == 0, "nobody else waits"
@@ -116,9 +116,9 @@ async def test_write_waits_for_a_process_that_does_not_read_and_can_be_cancelled
 async def test_write_to_an_ended_process_is_refused(at: Bench, sandbox: Sandbox) -> None:
     id_, _ = await at.node.processes.launch_in(sandbox, ProcessSpec(shell_argv("head -c 3"), stdin=True, timeout_s=None))
     with pytest.raises(ConflictError):
-        await at.node.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000))
+        await at.service.internals.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000))
     with pytest.raises(NotFoundError):
-        await at.node.stdin.write(sandbox, "0" * 32, pieces(b"x"))
+        await at.service.internals.stdin.write(sandbox, "0" * 32, pieces(b"x"))
 
 
 async def test_write_refused_as_busy_has_written_nothing(node: MemoryNode) -> None:
@@ -126,17 +126,17 @@ async def test_write_refused_as_busy_has_written_nothing(node: MemoryNode) -> No
     id_ = await cat(node.services, sandbox)
     node.guest(sandbox).fail_next("process.input", "busy")
     with pytest.raises(UnavailableError):
-        await node.services.stdin.write(sandbox, id_, pieces(b"a"))
-    assert await node.services.stdin.write(sandbox, id_, pieces(b"a")) == 1
+        await node.internals.stdin.write(sandbox, id_, pieces(b"a"))
+    assert await node.internals.stdin.write(sandbox, id_, pieces(b"a")) == 1
 
 
 async def test_cancelled_write_makes_room_for_the_next(node: MemoryNode) -> None:
     sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     id_, _ = await node.services.processes.launch_in(sandbox, ProcessSpec(shell_argv("sleep 60; wc -c"), stdin=True, timeout_s=None))
     guest = node.guest(sandbox)
-    first = asyncio.create_task(node.services.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
+    first = asyncio.create_task(node.internals.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
     await settled(lambda: received(guest, id_) == WINDOW_BYTES)
-    second = asyncio.create_task(node.services.stdin.write(sandbox, id_, pieces(b"y")))
+    second = asyncio.create_task(node.internals.stdin.write(sandbox, id_, pieces(b"y")))
     first.cancel()
     await asyncio.wait({first})
 
@@ -151,7 +151,7 @@ async def test_input_of_a_cancelled_task_leaves_the_budget(node: MemoryNode) -> 
         call = await link.processes.start(ProcessSpec(("cat",), stdin=True, timeout_s=None))
     sandbox.buffers.take(5)
 
-    feeding = node.services.stdin.feed(sandbox, call, b"hello")
+    feeding = node.internals.stdin.feed(sandbox, call, b"hello")
     feeding.cancel()
     await asyncio.wait({feeding})
 
@@ -164,7 +164,7 @@ async def test_unconfirmed_write_ends_with_its_sandbox(node: MemoryNode) -> None
     id_ = await cat(node.services, sandbox)
     guest = node.guest(sandbox)
     guest.drop_next("process.input")
-    writing = asyncio.create_task(node.services.stdin.write(sandbox, id_, pieces(b"b")))
+    writing = asyncio.create_task(node.internals.stdin.write(sandbox, id_, pieces(b"b")))
     await settled(lambda: bool(guest.requests("process.input")))
 
     await node.sandboxes.kill(OPERATOR, sandbox.id)
@@ -192,7 +192,7 @@ async def cat(node: Node, sandbox: Sandbox) -> ProcessId:
 
 async def ending(node: Node, sandbox: Sandbox, id_: str) -> bytes:
     """Close its input; all that it wrote."""
-    await node.stdin.close(sandbox, id_)
+    await node.processes.close_stdin(OPERATOR, sandbox.id, id_)
     run = await node.processes.follow_in(sandbox, id_, stdout_from=0, stderr_from=0)
     try:
         return b"".join([event.data async for event in run if isinstance(event, Output) and event.channel == STDOUT])

@@ -38,7 +38,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def found(service: Service, sandbox: Sandbox) -> Sandbox:
-    again = service.node.registry.find(sandbox.id, OPERATOR)
+    again = service.internals.registry.find(sandbox.id, OPERATOR)
     await again.wait_reachable()
     return again
 
@@ -57,7 +57,7 @@ async def begun(node: Node, sandbox: Sandbox, cell: CellSpec, options: Execution
 @pytest.mark.real_guest
 async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(OPERATOR, BASE)
+        sandbox = await first.internals.manager.create(OPERATOR, BASE)
         left = await begun(first.node, sandbox, ENDLESS)
         kept = await first.node.code.launch_in(
             sandbox, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done")
@@ -83,7 +83,7 @@ async def status_is(service: Service, id_: str, wanted: str) -> bool:
 async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, driver: MemoryDriver) -> None:
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(OPERATOR, BASE)
+        sandbox = await first.internals.manager.create(OPERATOR, BASE)
         await begun(first.node, sandbox, GATED, ExecutionOptions(id=joined))
         await first.node.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), ExecutionOptions(id=followed))
     async with serving(tmp_path, driver, keep=True) as second:
@@ -104,7 +104,7 @@ async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, dr
 @pytest.mark.real_guest
 async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(OPERATOR, BASE)
+        sandbox = await first.internals.manager.create(OPERATOR, BASE)
         left = await first.node.processes.start(
             sandbox, ProcessSpec(argv=shell_argv("until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"), timeout_s=None)
         )
@@ -119,7 +119,7 @@ async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: P
 async def test_inherited_install_has_package_access_until_its_end(tmp_path: Path, driver: MemoryDriver) -> None:
     manager = "#!/bin/sh\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\n"
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(OPERATOR, replace(BASE, network=NetworkPolicy(NetworkMode.NONE)))
+        sandbox = await first.internals.manager.create(OPERATOR, replace(BASE, network=NetworkPolicy(NetworkMode.NONE)))
         put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
         await first.node.processes.run_in(sandbox, put, stdin=manager.encode())
         await start_install(first.node.processes, sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
@@ -196,8 +196,8 @@ async def ended(service: Service, id_: str) -> ExecutionRecord:
 @pytest.mark.real_guest
 async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(OPERATOR, BASE)
-        gone = await first.node.manager.create(OPERATOR, BASE)
+        sandbox = await first.internals.manager.create(OPERATOR, BASE)
+        gone = await first.internals.manager.create(OPERATOR, BASE)
         await first.node.processes.run_in(sandbox, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
         short, _ = await first.node.processes.launch_in(sandbox, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
         long, _ = await first.node.processes.launch_in(sandbox, background("echo long; read -r x < /tmp/second; echo $x"))
@@ -213,11 +213,11 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
             owner=sandbox.owner,
             sandbox=sandbox.id,
             kind="command",
-            created_at=first.node.clock.now(),
+            created_at=first.internals.clock.now(),
             status="running",
         )
         elsewhere = replace(unknown, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(first.node.id))
-        await first.node.executions.writer.flush()
+        await first.internals.execution_log.writer.flush()
         await first.store.executions.save([unknown, elsewhere])
     for instance in driver.booted:
         if instance.ref == gone.id:
@@ -230,13 +230,13 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
         assert (done.status, done.stdout) == ("ok", "cell\nthree\n")
         assert {(await ended(second, id_)).status for id_ in (unknown.id, elsewhere.id)} == {"lost"}
         assert (await ended(second, lost)).status in {"lost", "killed"}
-        again = second.node.registry.find(sandbox.id, OPERATOR)
+        again = second.internals.registry.find(sandbox.id, OPERATOR)
         await second.node.processes.run_in(again, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
         done = await ended(second, long)
         assert (done.status, done.stdout) == ("exited", "long\ntwo\n")
         assert done.duration_s is not None
         assert done.duration_s > 0.4
-        await second.node.manager.kill(OPERATOR, sandbox.id)
+        await second.internals.manager.kill(OPERATOR, sandbox.id)
 
 
 async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox) -> None:

@@ -27,7 +27,7 @@ class Rig:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.owners = {SIGNER.owner: SIGNER}
         self.sandbox = sandbox
-        self.tokens = TokenService(secret, node.services.registry, lambda: self.now, self.owners.get)
+        self.tokens = TokenService(secret, node.internals.registry, lambda: self.now, self.owners.get)
 
     def sign(self, *, method: str = "GET", path: str = "/workspace/a b", user: User = User.USER, lifetime_s: float = 60) -> str:
         return self.tokens.sign_url(SIGNER, Grant(method, self.sandbox, path, user, lifetime_s)).query

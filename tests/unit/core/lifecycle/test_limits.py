@@ -264,7 +264,7 @@ class TestAQuota:
             release.set()
             await less
             await more
-        assert at.service.node.reservations.live_limits(one.owner) == [one.spec.limits] == [replace(LIMITS, memory_bytes=3 * GIB)]
+        assert at.service.internals.reservations.live_limits(one.owner) == [one.spec.limits] == [replace(LIMITS, memory_bytes=3 * GIB)]
 
     async def test_update_that_waited_is_checked_again(self, at: Bench) -> None:
         one = await at.sandboxes.create(self.WHO, replace(BASE, limits=LimitsChange.to(replace(LIMITS, memory_bytes=3 * GIB))))

@@ -58,7 +58,7 @@ async def sandbox(node: MemoryNode, guest: GuestPlaces) -> Sandbox:
     """A sandbox with one volume."""
     sandbox: Sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
     await node.services.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
-    await node.services.mounts.attach(OPERATOR, sandbox.id, VolumeMount("data", "/data"))
+    await node.internals.mounts.attach(OPERATOR, sandbox.id, VolumeMount("data", "/data"))
     guest.requests.clear()
     return sandbox
 
@@ -71,7 +71,7 @@ def refuse(node: MemoryNode, times: int) -> None:
 async def test_detach_asks_the_guest_in_three_rounds(node: MemoryNode, guest: GuestPlaces, sandbox: Sandbox) -> None:
     refuse(node, 3)
 
-    await node.services.mounts.detach(OPERATOR, sandbox.id, "/data")
+    await node.internals.mounts.detach(OPERATOR, sandbox.id, "/data")
 
     assert guest.rounds == [4, 8, 24]
     assert sandbox.spec.volumes == ()
@@ -82,7 +82,7 @@ async def test_failed_detach_attaches_the_volume_again(node: MemoryNode, guest: 
     refuse(node, 4)
 
     with pytest.raises(ConflictError, match="in use"):
-        await node.services.mounts.detach(OPERATOR, sandbox.id, "/data")
+        await node.internals.mounts.detach(OPERATOR, sandbox.id, "/data")
 
     assert [(mount.path, mount.changing) for mount in sandbox.spec.volumes] == [("/data", False)]
     assert [place[1] for place in guest.requests[-1]["there"]] == ["/data"]

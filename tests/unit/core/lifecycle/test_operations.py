@@ -46,7 +46,7 @@ def update(node: MemoryNode, sandbox: Sandbox, params: UpdateSandboxParams = LAR
 
 
 def attach(node: MemoryNode, sandbox: Sandbox) -> asyncio.Task[Sandbox]:
-    return asyncio.create_task(node.services.mounts.attach(OPERATOR, sandbox.id, VolumeMount("data", "/data")))
+    return asyncio.create_task(node.internals.mounts.attach(OPERATOR, sandbox.id, VolumeMount("data", "/data")))
 
 
 async def run_turns(turns: int) -> None:
@@ -164,7 +164,7 @@ class HeldReading:
     def __init__(self, node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held: asyncio.Event | None = None
         self.reached = asyncio.Event()
-        read_host = node.services.reservations.read_host
+        read_host = node.internals.reservations.read_host
 
         async def read() -> HostReading:
             if self.held is not None:
@@ -172,7 +172,7 @@ class HeldReading:
                 await self.held.wait()
             return await read_host()
 
-        monkeypatch.setattr(node.services.reservations, "read_host", read)
+        monkeypatch.setattr(node.internals.reservations, "read_host", read)
 
 
 @pytest.mark.usefixtures("volumes")
@@ -520,7 +520,7 @@ async def test_stop_of_the_service_waits_for_the_operation_of_a_sandbox_that_it_
         await queued
     assert refused.value.code is ErrorCode.SERVICE_STOPPING
     async with open_node(state) as node:
-        again = node.services.registry.find(sandbox.id, OPERATOR)
+        again = node.internals.registry.find(sandbox.id, OPERATOR)
         await again.recovered.wait()
         assert again.spec.limits.memory_bytes == (2 * GIB if step == "configure" else GIB)
         assert is_in(again, State.RUNNING if step == "configure" else State.HIBERNATED)

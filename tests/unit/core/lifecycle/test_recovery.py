@@ -36,13 +36,13 @@ ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12),
 
 
 async def output(service: Service, id_: str, *argv: str) -> str:
-    sandbox = service.node.registry.find(id_, OPERATOR)
+    sandbox = service.internals.registry.find(id_, OPERATOR)
     return (await service.node.processes.run_in(sandbox, ProcessSpec(argv=argv))).stdout.text()
 
 
 async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(ALICE, replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}))
+        sandbox = await first.internals.manager.create(ALICE, replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}))
         await first.node.code.run_in(sandbox, CellSpec("x = 41"))
         process, _ = await first.node.processes.launch_in(sandbox, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))
 
@@ -51,7 +51,7 @@ async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Pat
 
         await files.write(sandbox, "/workspace/a", content(), user=User.USER)
     async with serving(tmp_path, driver, keep=True) as second:
-        again = second.node.registry.find(sandbox.id, ALICE)
+        again = second.internals.registry.find(sandbox.id, ALICE)
         assert again is not sandbox
         assert (again.name, again.metadata, again.created_at, again.owner) == ("mine", {"k": "v"}, sandbox.created_at, ALICE.owner)
         assert (await second.node.code.run_in(again, CellSpec("print(x + 1)"))).stdout.text() == "42\n"
@@ -59,24 +59,24 @@ async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Pat
         outcome, stdout, _ = await second.node.processes.read_in(again, process, stdout_from=0, stderr_from=0)
         assert (outcome, stdout.text()) == (None, "before\n")
         with pytest.raises(NotFoundError):
-            second.node.registry.find(sandbox.id, BOB)
-        await second.node.manager.kill(ALICE, sandbox.id)
+            second.internals.registry.find(sandbox.id, BOB)
+        await second.internals.manager.kill(ALICE, sandbox.id)
     async with serving(tmp_path, driver) as third:
-        assert third.node.registry.list(OPERATOR) == []
+        assert third.internals.registry.list(OPERATOR) == []
         with pytest.raises(SandboxEndedError):
             await output(third, sandbox.id, "true")
 
 
 async def test_call_waits_for_the_recovery_of_its_sandbox(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(ALICE, BASE)
+        sandbox = await first.internals.manager.create(ALICE, BASE)
     release = driver.faults.hold("adopt")
     async with serving(tmp_path, driver) as second:
         call = asyncio.create_task(output(second, sandbox.id, "echo", "hi"))
         await driver.faults.reach("adopt")
         await asyncio.sleep(0.05)
         assert not call.done()
-        assert second.node.registry.find(sandbox.id, ALICE).state is State.RUNNING
+        assert second.internals.registry.find(sandbox.id, ALICE).state is State.RUNNING
         assert driver.kept_in_sweeps[1:] == [], "nothing is removed before everything is taken over"
         release.set()
         assert await call == "hi\n"
@@ -84,29 +84,29 @@ async def test_call_waits_for_the_recovery_of_its_sandbox(tmp_path: Path, driver
 
 async def test_sandbox_that_ended_without_a_service_reports_a_reason(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
-        dead = await first.node.manager.create(ALICE, BASE)
-        late = await first.node.manager.create(ALICE, replace(BASE, timeout_s=100))
-        lives = await first.node.manager.create(ALICE, replace(BASE, timeout_s=None))
+        dead = await first.internals.manager.create(ALICE, BASE)
+        late = await first.internals.manager.create(ALICE, replace(BASE, timeout_s=100))
+        lives = await first.internals.manager.create(ALICE, replace(BASE, timeout_s=None))
     driver.booted[0].crash()
     await driver.booted[0].wait()
     clock.advance(101)
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
         for sandbox in (dead, late):
-            await second.node.registry.find(sandbox.id, ALICE).ended.wait()
-        found, more = await second.node.registry.page(ALICE, SandboxFilter(states=ENDED), after=None, limit=10)
+            await second.internals.registry.find(sandbox.id, ALICE).ended.wait()
+        found, more = await second.internals.registry.page(ALICE, SandboxFilter(states=ENDED), after=None, limit=10)
         assert not more
         reasons = {sandbox.id: (sandbox.state, sandbox.exit.reason, sandbox.exit.detail) for sandbox in found if sandbox.exit is not None}
         assert reasons == {dead.id: (State.FAILED, ExitReason.CRASHED, ENDED_UNATTENDED), late.id: (State.STOPPED, ExitReason.KILLED, EXPIRED)}
         assert await output(second, lives.id, "echo", "still") == "still\n"
-        assert second.node.registry.find(lives.id, ALICE).deadline.expires_at is None
+        assert second.internals.registry.find(lives.id, ALICE).deadline.expires_at is None
 
 
 async def test_recovered_sandbox_keeps_its_deadline(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
-        sandbox = await first.node.manager.create(ALICE, replace(BASE, timeout_s=100))
+        sandbox = await first.internals.manager.create(ALICE, replace(BASE, timeout_s=100))
     clock.advance(60)
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
-        again = second.node.registry.find(sandbox.id, ALICE)
+        again = second.internals.registry.find(sandbox.id, ALICE)
         await again.wait_reachable()
         assert again.deadline.expires_at == sandbox.deadline.expires_at
         clock.advance(39)
@@ -119,7 +119,7 @@ async def test_recovered_sandbox_keeps_its_deadline(tmp_path: Path, driver: Memo
 
 async def test_recovery_ends_only_the_sandbox_whose_guest_responds_with_garbage(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandboxes = [await first.node.manager.create(ALICE, BASE) for _ in range(2)]
+        sandboxes = [await first.internals.manager.create(ALICE, BASE) for _ in range(2)]
     driver.faults.raises["connect"] = [HostError("the pipes are gone", code=ErrorCode.HOST_NOT_READY)]
     async with serving(tmp_path, driver) as second:
         results = await asyncio.gather(*(output(second, sandbox.id, "echo", "hi") for sandbox in sandboxes), return_exceptions=True)
@@ -128,7 +128,7 @@ async def test_recovery_ends_only_the_sandbox_whose_guest_responds_with_garbage(
 
 async def test_failed_adoption_is_repeated(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(ALICE, BASE)
+        sandbox = await first.internals.manager.create(ALICE, BASE)
     driver.faults.raises["adopt"] = [HostError("too many open files", code=ErrorCode.HOST_NOT_READY)]
     async with serving(tmp_path, driver) as second:
         assert await output(second, sandbox.id, "echo", "hi") == "hi\n"
@@ -136,14 +136,14 @@ async def test_failed_adoption_is_repeated(tmp_path: Path, driver: MemoryDriver)
 
 async def test_silent_guest_delays_no_other_recovery_and_can_be_killed_or_detached(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        silent = [await first.node.manager.create(ALICE, BASE) for _ in range(first.settings.max_creates + 1)]
-        speaks = await first.node.manager.create(BOB, BASE)
+        silent = [await first.internals.manager.create(ALICE, BASE) for _ in range(first.settings.max_creates + 1)]
+        speaks = await first.internals.manager.create(BOB, BASE)
     for instance in driver.booted[:-1]:
         instance.guest.is_silent = True
     async with serving(tmp_path, driver, keep=True) as second:
         assert await output(second, speaks.id, "echo", "hi") == "hi\n"
-        assert (await second.node.manager.create(BOB, BASE)).state is State.RUNNING
-        await second.node.manager.kill(ALICE, silent[0].id)
+        assert (await second.internals.manager.create(BOB, BASE)).state is State.RUNNING
+        await second.internals.manager.kill(ALICE, silent[0].id)
     for instance in driver.instances:
         instance.guest.is_silent = False
     async with serving(tmp_path, driver) as third:
@@ -152,20 +152,20 @@ async def test_silent_guest_delays_no_other_recovery_and_can_be_killed_or_detach
 
 async def test_guest_of_a_recovered_persistent_sandbox_has_no_deadline(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(ALICE, replace(BASE, timeout_s=None))
+        sandbox = await first.internals.manager.create(ALICE, replace(BASE, timeout_s=None))
         async with sandbox.connection() as link:
             await link.set_deadline(1.0)  # a change that was said to the guest, and recorded by nobody
     async with serving(tmp_path, driver) as second:
-        await second.node.registry.find(sandbox.id, ALICE).wait_reachable()
+        await second.internals.registry.find(sandbox.id, ALICE).wait_reachable()
         assert [call["deadline_s"] for call in driver.booted[0].guest.requests("guest.deadline")] == [1.0, None]
 
 
 async def test_detached_sandboxes_are_found_while_the_service_stops(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(ALICE, BASE)
-        await first.node.manager.aclose(keep=True)
-        assert [each.id for each in first.node.registry.list(ALICE)] == [sandbox.id]
-        for call in (output(first, sandbox.id, "true"), first.node.manager.kill(ALICE, sandbox.id)):
+        sandbox = await first.internals.manager.create(ALICE, BASE)
+        await first.internals.manager.aclose(keep=True)
+        assert [each.id for each in first.internals.registry.list(ALICE)] == [sandbox.id]
+        for call in (output(first, sandbox.id, "true"), first.internals.manager.kill(ALICE, sandbox.id)):
             with pytest.raises(UnavailableError) as told:
                 await call
             assert told.value.code is ErrorCode.SERVICE_STOPPING
@@ -176,10 +176,10 @@ async def test_detached_sandboxes_are_found_while_the_service_stops(tmp_path: Pa
 async def test_unfinished_create_fails_and_is_removed_when_the_service_stops(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         driver.faults.hold("connect")
-        creating = asyncio.create_task(first.node.manager.create(ALICE, BASE))
+        creating = asyncio.create_task(first.internals.manager.create(ALICE, BASE))
         await driver.faults.reach("connect")
-        first.node.manager.refuse()
-        closing = asyncio.create_task(first.node.manager.aclose(keep=True))
+        first.internals.manager.refuse()
+        closing = asyncio.create_task(first.internals.manager.aclose(keep=True))
         with pytest.raises(SandlotError) as told:
             await creating
         assert told.value.retryable
@@ -187,18 +187,18 @@ async def test_unfinished_create_fails_and_is_removed_when_the_service_stops(tmp
     driver.faults.release("connect")
     assert driver.leftovers() == []
     async with serving(tmp_path, driver) as second:
-        assert second.node.registry.list(OPERATOR) == []
+        assert second.internals.registry.list(OPERATOR) == []
 
 
 async def test_call_is_interrupted_when_the_service_stops_and_its_process_keeps_running(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(ALICE, BASE)
+        sandbox = await first.internals.manager.create(ALICE, BASE)
         spec = ProcessSpec(argv=("sh", "-c", "sleep 0.5; echo done > /workspace/proof"))
         running = asyncio.create_task(first.node.processes.run_in(sandbox, spec))
         async with asyncio.timeout(30):
             while not [info for info in await first.node.processes.list_in(sandbox) if info.running]:  # noqa: ASYNC110 - it is asked, not told
                 await asyncio.sleep(0.01)
-        await first.node.manager.aclose(keep=True)
+        await first.internals.manager.aclose(keep=True)
         with pytest.raises(SandlotError) as told:
             await running
         assert told.value.code is ErrorCode.SERVICE_STOPPING
@@ -209,11 +209,11 @@ async def test_call_is_interrupted_when_the_service_stops_and_its_process_keeps_
 
 async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(ALICE, BASE)
+        sandbox = await first.internals.manager.create(ALICE, BASE)
         record = await first.store.sandboxes.get(sandbox.id)
         assert record is not None
     async with serving(tmp_path, driver, keep=True) as second:
-        await second.node.registry.find(sandbox.id, ALICE).wait_reachable()
+        await second.internals.registry.find(sandbox.id, ALICE).wait_reachable()
         half = replace(
             record, spec=replace(record.spec, id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")), state=State.CREATING, ref=None, idempotency_key="k"
         )
@@ -224,7 +224,7 @@ async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, drive
         assert (settled.state, settled.exit_detail, settled.idempotency_key) == (State.FAILED, NOT_CREATED, None)
         await third.store.sandboxes.save(replace(record, state=State.STOPPING))
     async with serving(tmp_path, driver) as fourth:
-        ended = await fourth.node.registry.load(sandbox.id, ALICE)
+        ended = await fourth.internals.registry.load(sandbox.id, ALICE)
         assert ended.exit is not None
         assert (ended.state, ended.exit.detail) == (State.STOPPED, NOT_REMOVED)
         assert ended.spec.env == {}
@@ -232,13 +232,13 @@ async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, drive
 
 async def test_recovered_sandbox_has_the_limits_of_the_drivers_record(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(ALICE, BASE)
+        sandbox = await first.internals.manager.create(ALICE, BASE)
     driver.booted[0].limits = replace(sandbox.spec.limits, memory_bytes=GIB // 2, pids=30000)  # a change that was cut in half
     async with serving(tmp_path, driver) as second:
-        again = second.node.registry.find(sandbox.id, ALICE)
+        again = second.internals.registry.find(sandbox.id, ALICE)
         await again.wait_reachable()
         assert again.spec.limits == driver.booted[0].limits
-        assert (await second.node.reservations.capacity()).reserved.memory_bytes == GIB // 2
+        assert (await second.internals.reservations.capacity()).reserved.memory_bytes == GIB // 2
         assert driver.booted[0].guest.pids == 30000
 
 
@@ -349,10 +349,10 @@ async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -
 
 async def test_each_change_of_a_recovered_sandbox_has_one_event(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.node.manager.create(ALICE, BASE)
+        sandbox = await first.internals.manager.create(ALICE, BASE)
     async with serving(tmp_path, driver) as second:
-        await second.node.registry.find(sandbox.id, ALICE).wait_reachable()
-        await second.node.manager.kill(ALICE, sandbox.id)
+        await second.internals.registry.find(sandbox.id, ALICE).wait_reachable()
+        await second.internals.manager.kill(ALICE, sandbox.id)
         told = await second.store.events.page(owner=ALICE.owner, sandbox=sandbox.id, after=0, limit=10)
     assert [each.event.type for each in told] == ["sandbox.created", "sandbox.adopted", "sandbox.ended"]
     assert sorted(each.sequence for each in told) == [each.sequence for each in told]

@@ -95,7 +95,7 @@ async def test_paused_sandbox_stays_paused_over_a_restart_of_the_service(state: 
         await node.services.processes.run_in(sandbox, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
         await node.sandboxes.pause(OPERATOR, sandbox.id)
     async with open_node(state) as node:
-        again = node.services.registry.find(sandbox.id, OPERATOR)
+        again = node.internals.registry.find(sandbox.id, OPERATOR)
         await again.recovered.wait()
         assert is_in(again, State.PAUSED)
         assert node.instance(again).is_paused
@@ -194,7 +194,7 @@ async def test_paused_sandbox_of_an_earlier_service_ends_if_its_guest_cannot_be_
         paused: Sandbox = await first.sandboxes.create(OPERATOR, BASE)
         await first.sandboxes.pause(OPERATOR, paused.id)
     async with open_node(state) as second:
-        sandbox = second.services.registry.find(paused.id, OPERATOR)
+        sandbox = second.internals.registry.find(paused.id, OPERATOR)
         await sandbox.recovered.wait()
         closed = SandboxEndedError("The link is closed.", code=ErrorCode.SANDBOX_ENDED)
         second.driver.fail_next("connect", closed, closed)

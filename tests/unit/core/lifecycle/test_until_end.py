@@ -43,7 +43,7 @@ async def test_cancelled_work_has_ended_before_its_caller_continues(tmp_path: Pa
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await create(node)
         assert sandbox.allocation is not None
-        supervisor = SandboxSupervisor(sandbox, sandbox.allocation, node.services.manager._lifecycle)  # noqa: SLF001 - no operation runs for so long
+        supervisor = SandboxSupervisor(sandbox, sandbox.allocation, node.internals.manager._lifecycle)  # noqa: SLF001 - no operation runs for so long
         caller = asyncio.create_task(supervisor.until_end(work()))
         await run_turns(10)
 

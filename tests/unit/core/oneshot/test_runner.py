@@ -98,14 +98,14 @@ async def test_stopping_service_ends_the_run_with_an_error(tmp_path: Path) -> No
     below.mkdir()
     driver = MemoryDriver()
     async with serving(tmp_path, driver, keep=True) as service:
-        stays = await service.node.manager.create(OPERATOR, BASE)
+        stays = await service.internals.manager.create(OPERATOR, BASE)
         task = asyncio.create_task(service.node.programs.run(OPERATOR, shot("sleep 60", "bash")))
-        await until(lambda: any(sandbox.single_use and sandbox.is_announced for sandbox in service.node.registry.list(OPERATOR)))
+        await until(lambda: any(sandbox.single_use and sandbox.is_announced for sandbox in service.internals.registry.list(OPERATOR)))
     with pytest.raises(SandboxEndedError, match="the service was stopped"):
         await task
     async with serving(tmp_path, driver) as service:
-        assert [sandbox.id for sandbox in service.node.registry.list(OPERATOR)] == [stays.id]
-        await service.node.registry.find(stays.id, OPERATOR).wait_reachable()
+        assert [sandbox.id for sandbox in service.internals.registry.list(OPERATOR)] == [stays.id]
+        await service.internals.registry.find(stays.id, OPERATOR).wait_reachable()
     assert driver.leftovers() == []
 
 
@@ -144,7 +144,7 @@ async def test_run_waits_for_room_for_a_limited_time(tmp_path: Path) -> None:
 
 
 async def test_run_over_the_quota_creates_no_sandbox(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at.node.execution_counter, "_quota_of", lambda _: Quota(executions_per_month=0))
+    monkeypatch.setattr(at.service.internals.execution_counter, "_quota_of", lambda _: Quota(executions_per_month=0))
     with pytest.raises(LimitError) as refused:
         await run(at, "echo 1", "bash")
     assert refused.value.code is ErrorCode.QUOTA_EXCEEDED

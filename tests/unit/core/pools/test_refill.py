@@ -156,7 +156,7 @@ async def test_template_snapshot_of_a_private_pool_is_made_only_for_warm_sandbox
         assert await reserved_gib(node) == 3
 
         assert node.services.pools._refiller.evict_next() is not None  # noqa: SLF001
-        await settled(lambda: not node.services.reservations.leaving())
+        await settled(lambda: not node.internals.reservations.leaving())
 
         assert await reserved_gib(node) == 0
         release.set()

@@ -234,7 +234,7 @@ async def test_output_beyond_the_limit_is_counted_and_not_kept(
 
 
 async def test_entry_is_written_within_a_second(at: Bench, sandbox: Sandbox) -> None:
-    execution_log, table = at.node.executions, at.service.store.executions
+    execution_log, table = at.service.internals.execution_log, at.service.store.executions
     entry = execution_log.begin(sandbox, new_process_id(), argv=("true",))
 
     async def there() -> bool:

@@ -30,7 +30,7 @@ BOTH = LOG_CHANNELS["both"]
 
 @pytest.fixture
 def execution_log(at: Bench) -> ExecutionLog:
-    return at.node.executions
+    return at.service.internals.execution_log
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ async def test_follower_gets_an_error_when_the_service_stops(
     async def load(*_: object) -> Sandbox:
         return still
 
-    monkeypatch.setattr(at.node.registry, "load", load)
+    monkeypatch.setattr(at.service.internals.registry, "load", load)
     followed = Followed(await at.node.history.follow_logs(OPERATOR, still.id, BOTH))
     await until(lambda: bool(execution_log.listeners))
     still.detaching.set()

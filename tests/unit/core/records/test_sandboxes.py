@@ -65,7 +65,7 @@ async def test_create_that_cannot_be_recorded_fails(at: Bench, saved: tuple[list
 
 
 async def test_record_whose_state_cannot_follow_the_recorded_one_is_refused(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
-    sandbox, recorder = await at.sandboxes.create(ALICE, BASE), at.service.node.manager._recorder  # noqa: SLF001 - no caller does this
+    sandbox, recorder = await at.sandboxes.create(ALICE, BASE), at.service.internals.manager._recorder  # noqa: SLF001 - no caller does this
     with pytest.raises(InternalError, match="recorded as running and cannot be recorded as creating"):
         await recorder.save(sandbox, state=State.CREATING)
     assert [record.state for record in saved[0]] == [State.CREATING, State.RUNNING]

@@ -52,7 +52,7 @@ async def test_headroom_is_reserved_until_it_is_withdrawn(state: NodeState) -> N
         assert await reserved_mib(node) == 1024 + 512
         withdrawing.set()
         await node.instance(sandbox).wait_headroom_withdrawn()
-        await settled(lambda: not node.services.reservations.leaving())
+        await settled(lambda: not node.internals.reservations.leaving())
         assert await reserved_mib(node) == 1024
 
 
@@ -160,7 +160,7 @@ async def test_headroom_that_an_earlier_service_has_granted_is_reserved_until_it
         assert await reserved_mib(node) >= 1024 + 512
         withdrawing.set()
         await node.instance(recovered).wait_headroom_withdrawn()
-        await settled(lambda: not node.services.reservations.leaving())
+        await settled(lambda: not node.internals.reservations.leaving())
 
 
 async def test_headroom_of_a_killed_sandbox_is_released_with_it(state: NodeState) -> None:

@@ -46,7 +46,7 @@ async def fork(
     key: str | None = None,
     **fields: Any,  # noqa: ANN401
 ) -> list[Sandbox]:
-    return list(await node.services.forks.create(principal, sandbox.id, ForkParams(count, **fields), key=key))
+    return list(await node.internals.forks.create(principal, sandbox.id, ForkParams(count, **fields), key=key))
 
 
 async def kill(node: MemoryNode, *sandboxes: Sandbox) -> None:
@@ -99,7 +99,7 @@ async def test_incomplete_batch_of_an_earlier_service_is_replaced_when_the_reque
     made = await fork(node, parent, 3, key="half")
     await kill(node, made[1])
     await settled(lambda: made[1].id not in live(node))
-    await node.store.sandboxes.delete_ended(node.services.clock.now().replace(year=9999))  # as if it had never been recorded
+    await node.store.sandboxes.delete_ended(node.internals.clock.now().replace(year=9999))  # as if it had never been recorded
     again = await fork(node, parent, 3, key="half")
     assert {each.id for each in made} & {each.id for each in again} == set()
     assert live(node) == {parent.id, *(each.id for each in again)}
@@ -172,7 +172,7 @@ async def test_cancelled_fork_leaves_no_child(node: MemoryNode, state: NodeState
 
 
 async def test_tree_has_all_generations_and_promote_ends_the_siblings(node: MemoryNode) -> None:
-    forks, root, lone = node.services.forks, await node.sandboxes.create(OPERATOR, BASE), await node.sandboxes.create(OPERATOR, BASE)
+    forks, root, lone = node.internals.forks, await node.sandboxes.create(OPERATOR, BASE), await node.sandboxes.create(OPERATOR, BASE)
     node.clock.advance(1.0)  # the tree is listed by age
     a, b, c = await fork(node, root, 3)
     (a1, a2), (b1,) = await fork(node, a, 2), await fork(node, b, 1, metadata={"set": "2"})

@@ -62,7 +62,7 @@ async def test_creates_are_counted_by_their_source(node: MemoryNode, source: San
     taken = await node.services.snapshots.create(OPERATOR, source.id)
     await node.services.snapshots.verifier.idle.wait()
     await start(node, taken.id)
-    await node.services.forks.create(OPERATOR, source.id, ForkParams())
+    await node.internals.forks.create(OPERATOR, source.id, ForkParams())
 
     counted = node.metrics.text().decode().splitlines()
     for origin, creates in (("template", 1), ("snapshot", 2), ("fork", 1)):  # one sandbox from the snapshot verified it

@@ -284,7 +284,7 @@ async def test_tokens_and_signatures_open_only_their_sandbox(at: SharedBench, sa
 
 async def test_signed_url_is_refused_after_its_expiration(at: SharedBench, sandbox: Sandbox, inside: Inside) -> None:
     await send(inside, 200, b"content")
-    token, now = at.service.node.tokens.sandbox_token(OPERATOR, sandbox.id), int(at.service.node.clock.now().timestamp())
+    token, now = at.service.node.tokens.sandbox_token(OPERATOR, sandbox.id), int(at.service.internals.clock.now().timestamp())
     async with at.client() as http:
         for expires, status in ((now + 600, 200), (now - 1, 401)):
             signature = signatures.signature("f", "read", "", token, str(expires))

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response, WebSocket
 
 from sandlot.model.errors import InvalidRequestError, SandlotError
-from sandlot.server.native.common import node_of, principal_of, sandbox_of
+from sandlot.server.native.common import node_of, principal_of
 from sandlot.web import duplex, errors, sockets
 
 _SAID = "Send bytes as binary messages, and {'end': true} as text after the last."
@@ -45,7 +45,7 @@ async def tunnel(sandbox: str, port: int, socket: WebSocket) -> None:
 @router.get("/{port}/tunnel", include_in_schema=False)
 async def plain_request(sandbox: str, port: int, request: Request) -> Response:
     """Say to somebody who asks without a WebSocket what it takes."""
-    sandbox_of(request, sandbox)
+    await node_of(request).sandboxes.get(principal_of(request), sandbox)
     error = InvalidRequestError(f"Port {port} is reached over a WebSocket.", hint="Ask with a WebSocket client, or use `sandlot forward`.")
     return errors.answer(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
