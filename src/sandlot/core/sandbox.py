@@ -356,12 +356,11 @@ class Sandbox:
             SandboxEndedError: The sandbox has ended, or its end is requested.
             UnavailableError: The service is stopping and leaves the sandbox to the next service; code ``service_stopping``.
         """
-        self.check_live()
-        if self.state in _SUSPENDED:
-            raise self.suspended_error()
-        if self.state not in _REACHABLE or self.link is None:
-            raise self.ended_error()
-        return self.link
+        link = self.link
+        if link is None or self.state not in _REACHABLE or self.end_requested.is_set() or self.detaching.is_set():
+            self.check_live()
+            raise self.suspended_error() if self.state in _SUSPENDED else self.ended_error()
+        return link
 
     def require_instance(self) -> Instance:
         """Return the driver's instance of the sandbox.

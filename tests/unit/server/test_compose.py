@@ -145,8 +145,7 @@ async def test_stop_does_not_wait_for_a_store_that_does_not_respond(tmp_path: Pa
     async with asyncio.timeout(60):
         async with bench(tmp_path) as at:
             monkeypatch.setattr(at.service.store.executions, "add_monthly_counts", hang)
-            with at.service.internals.execution_counter.count(LOCAL):
-                pass
+            at.service.internals.execution_counter.count(LOCAL)
             await requested.wait()
         responds.set()
         await until(lambda: asyncio.all_tasks() <= before)

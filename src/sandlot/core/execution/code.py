@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Final, Self
 
 from sandlot.core.access.idempotency import execution_id
 from sandlot.core.execution.contexts import ContextService, not_found, reaching
-from sandlot.core.execution.execution import Client, Execution, Executions, ExecutionStream
+from sandlot.core.execution.execution import Execution, Executions, ExecutionStream
 from sandlot.core.execution.output import OutputCollector
 from sandlot.core.execution.state import Kind
 from sandlot.core.execution.stdin import check_id
@@ -29,8 +30,8 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
-from sandlot.model.access import Principal
-from sandlot.model.errors import LimitError, NotFoundError, TimeoutExceededError
+from sandlot.model.access import OPERATOR, Principal
+from sandlot.model.errors import LimitError, NotFoundError, SandlotError, TimeoutExceededError
 from sandlot.model.executions import (
     NATIVE,
     CellError,
@@ -48,8 +49,8 @@ from sandlot.model.executions import (
     Output,
     OutputGap,
 )
-from sandlot.model.executions import CodePosition as OutputPosition
 from sandlot.model.ids import ProcessId
+from sandlot.model.records import BACKGROUND
 from sandlot.model.specs import CellSpec
 from sandlot.model.streams import Stream
 
@@ -64,48 +65,27 @@ Event = Output | OutputGap | CellStarted | Display | Cleared | CellError
 class CodeExecution(ExecutionStream[CellCall, Event]):
     """One client's stream of a cell. Iterate over it for the events of the cell, then await :meth:`outcome`, and close it at the end.
 
-    Attributes:
-        position: Position after the last event that the iteration has returned.
+    Raises:
+        NotFoundError: There is no such context (code ``context_not_found``), or no such cell (code ``execution_not_found``). The iteration and
+            :meth:`outcome` raise this error.
     """
-
-    __slots__ = ("position",)
-
-    def __init__(self, sandbox: Sandbox, call: CellCall, client: Client | None, start: CodePosition | None = None) -> None:
-        super().__init__(sandbox, call, client)
-        self.position = start or CodePosition(0, 0, 0)
-
-    async def __anext__(self) -> Event:
-        """Return the next event of the cell.
-
-        Raises:
-            NotFoundError: There is no such context (code ``context_not_found``), or no such cell (code ``execution_not_found``).
-        """
-        try:
-            event = await super().__anext__()
-        except NotFoundError as error:
-            raise not_found(error) from None
-        at = self.position
-        if isinstance(event, Output | OutputGap):
-            end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
-            stdout, stderr = (end, at.stderr) if event.channel == Channel.STDOUT else (at.stdout, end)
-            self.position = CodePosition(at.events, stdout, stderr)
-        else:
-            self.position = CodePosition(at.events + 1, at.stdout, at.stderr)
-        return event
 
     async def outcome(self) -> CodeStatus:
         """Wait for the end of the cell and return its status.
 
         If :meth:`CodeService.follow_in` opened the stream with ``to_end=False``, return the current status without waiting.
-
-        Raises:
-            NotFoundError: There is no such context (code ``context_not_found``), or no such cell (code ``execution_not_found``).
         """
-        try:
-            result = await self.result()
-        except NotFoundError as error:
-            raise not_found(error) from None
+        result = await self.result()
         return CodeStatus(self.id, result.status, result.execution_count, result.duration_s)
+
+    async def collected(self, output: OutputCollector) -> CodeResult:
+        """Wait for the end of the cell and return its result with the output and the displays that were collected."""
+        status, captures = await self.outcome(), output.captures
+        return CodeResult(status, captures[Channel.STDOUT], captures[Channel.STDERR], output.displays, output.omitted, output.error, self.position)
+
+    async def _explain(self, error: SandlotError) -> SandlotError:
+        error = await super()._explain(error)
+        return not_found(error) if isinstance(error, NotFoundError) else error
 
 
 class CodeStream:
@@ -175,7 +155,24 @@ class CodeService:
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
         """
         live = self._registry.find(sandbox, principal)
-        return await self.run_in(live, cell, _keyed(options, live, idempotency_key, "foreground", cell))
+        execution = await self.start(live, cell, options, idempotency_key=idempotency_key)
+        output, loop = OutputCollector(live.buffers), asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as guard:  # ends the wait if the guest does not enforce the cell's timeout
+                async for event in execution:
+                    output.add(event)
+                    if isinstance(event, CellStarted) and cell.timeout_s is not None:
+                        guard.reschedule(loop.time() + cell.timeout_s + GRACE_S)
+            return await execution.collected(output)
+        except TimeoutError:
+            raise TimeoutExceededError(
+                f"A cell in sandbox {live.id} had not ended {GRACE_S:g} s after its timeout.",
+                hint="Kill the sandbox and create a new one. A process in the sandbox may keep it from responding.",
+                fields={"sandbox": live.id},
+            ) from None
+        finally:
+            output.close()
+            await execution.close()
 
     async def stream(
         self,
@@ -191,7 +188,7 @@ class CodeService:
         If the cell names no context that is known to exist, its errors may arrive in the stream.
         """
         live = self._registry.find(sandbox, principal)
-        return CodeStream(await self.start(live, cell, _keyed(options, live, idempotency_key, "foreground", cell)))
+        return CodeStream(await self.start(live, cell, options, idempotency_key=idempotency_key))
 
     async def launch(
         self,
@@ -212,7 +209,9 @@ class CodeService:
             LimitError: Too many cells run or wait in the background (code ``limit_exceeded``), or the quota is used up (code ``quota_exceeded``).
         """
         live = self._registry.find(sandbox, principal)
-        return await self.launch_in(live, cell, _keyed(options, live, idempotency_key, "background", cell))
+        if idempotency_key is not None:
+            options = replace(options, id=execution_id(live.id, idempotency_key, "background", cell))
+        return await self.launch_in(live, cell, options)
 
     async def follow(
         self, principal: Principal, sandbox: str, execution: str, start: CodePosition | None = None, *, to_end: bool = True
@@ -263,47 +262,40 @@ class CodeService:
 
     async def run_in(self, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE) -> CodeResult:
         """Run a cell to its end and collect its output. See :meth:`run`."""
-        execution = await self.start(sandbox, cell, options)
-        output, loop = OutputCollector(sandbox.buffers), asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(None) as guard:  # ends the wait if the guest does not enforce the cell's timeout
-                async for event in execution:
-                    output.add(event)
-                    if isinstance(event, CellStarted) and cell.timeout_s is not None:
-                        guard.reschedule(loop.time() + cell.timeout_s + GRACE_S)
-            return _result(await execution.outcome(), execution.position, output)
-        except TimeoutError:
-            raise TimeoutExceededError(
-                f"A cell in sandbox {sandbox.id} had not ended {GRACE_S:g} s after its timeout.",
-                hint="Kill the sandbox and create a new one. A process in the sandbox may keep it from responding.",
-                fields={"sandbox": sandbox.id},
-            ) from None
-        finally:
-            output.close()
-            await execution.close()
+        return await self.run(OPERATOR, sandbox.id, cell, options)
 
-    async def start(self, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE) -> CodeExecution:
+    async def start(
+        self, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE, *, idempotency_key: str | None = None
+    ) -> CodeExecution:
         """Start a cell in the foreground, or join the cell with the id that the client chose. See :meth:`run`."""
+        if idempotency_key is not None:
+            options = replace(options, id=execution_id(sandbox.id, idempotency_key, "foreground", cell))
+        known = self.executions.table.of(sandbox)
         confirm = cell.context is not None and cell.context not in self._contexts.confirmed.of(sandbox)
 
         async def attach(id_: ProcessId) -> CellCall:
             async with sandbox.connection() as link:
                 return await link.kernels.attach(id_)
 
-        async def send(execution: Execution) -> CellCall:
-            # Ask the guest about the cell only if the guest may have it already: the round trip would delay the start of a new cell.
-            if options.id is not None and await self._is_known(sandbox, execution.id):
-                execution.options = None  # the cell was counted and logged at its start
-                return await attach(execution.id)
-            return await self._submit(execution, cell, confirm=confirm)
+        async def find(id_: ProcessId) -> CellCall | None:
+            return await attach(id_) if await _is_known(sandbox, id_) else None
 
         options = replace(options, language=cell.language or "python", code=cell.code)
-        return CodeExecution(sandbox, *await self.executions.open(sandbox, Kind.CELL, options, send, attach))
+        call, client = await self.executions.open(
+            sandbox,
+            Kind.CELL,
+            options,
+            partial(self._submit, cell, confirm=confirm),
+            # Ask the guest about the cell only if the guest may have it already: the round trip would delay the start of a new cell.
+            find=find if options.id in known.recent or (options.id is not None and known.guest_knows_more) else None,
+            attach=attach,
+        )
+        return CodeExecution(sandbox, call, client)
 
     async def launch_in(self, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE) -> ProcessId:
         """Start a cell in the background. See :meth:`launch`."""
-        id_ = options.id
-        if id_ is not None and self.executions.get(sandbox, id_) is None and await self._is_known(sandbox, id_):
+        id_, known = options.id, self.executions.table.of(sandbox)
+        if id_ is not None and id_ not in known.live and (id_ in known.recent or known.guest_knows_more) and await _is_known(sandbox, id_):
             return id_
         background = self.background(sandbox)
         if len(background) >= MAX_BACKGROUND and id_ not in background:
@@ -313,15 +305,12 @@ class CodeService:
                 fields={"sandbox": sandbox.id, "max_background": MAX_BACKGROUND},
             )
 
-        async def send(execution: Execution) -> CellCall:
-            return await self._submit(execution, cell, confirm=True)
-
         options = replace(options, language=cell.language or "python", code=cell.code)
-        return (await self.executions.launch(sandbox, Kind.CELL, options, send)).id
+        return (await self.executions.launch(sandbox, Kind.CELL, options, partial(self._submit, cell, confirm=True))).id
 
     def background(self, sandbox: Sandbox) -> set[ProcessId]:
         """Return the ids of the background cells that have not ended."""
-        return {each.id for each in self.executions.of(sandbox).live.values() if each.is_background and each.kind is Kind.CELL}
+        return {each.id for each in self.executions.table.of(sandbox).live.values() if each.mode == BACKGROUND and each.kind is Kind.CELL}
 
     async def follow_in(
         self,
@@ -350,8 +339,8 @@ class CodeService:
             call = await link.kernels.attach(
                 check_id(execution), events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait=to_end
             )
-        start = OutputPosition(events_from, stdout_from or 0, stderr_from or 0)
-        return CodeExecution(sandbox, call, self.executions.enter(sandbox, call.id), start)
+        start = CodePosition(events_from, stdout_from, stderr_from)
+        return CodeExecution(sandbox, call, self.executions.enter(sandbox, call.id), start=start)
 
     async def collect(
         self,
@@ -385,34 +374,29 @@ class CodeService:
         finally:
             output.close()
 
-    async def _submit(self, execution: Execution, cell: CellSpec, *, confirm: bool) -> CellCall:
+    async def _submit(self, cell: CellSpec, execution: Execution, link: Link, *, confirm: bool) -> CellCall:
         """Send a cell to the guest. If ``confirm`` is True, wait until the guest has accepted the cell."""
-        sandbox, executions = execution.sandbox, self.executions
-        with executions.counted(execution):
-            async with sandbox.connection() as link:
-                execution.was_sent = True
-                call = await link.kernels.execute(cell, id=execution.id)
-                if confirm:
-                    await _confirm(link, call)
-                    if cell.context is not None:
-                        self._contexts.confirmed.of(sandbox).add(cell.context)
-        recent = executions.of(sandbox).recent
+        execution.was_sent = True
+        call = await link.kernels.execute(cell, id=execution.id)
+        if confirm:
+            await _confirm(link, call)
+            if cell.context is not None:
+                self._contexts.confirmed.of(execution.sandbox).add(cell.context)
+        recent = self.executions.table.of(execution.sandbox).recent
         recent[execution.id] = None
         while len(recent) > MAX_RECENT:
             del recent[next(iter(recent))]
         return call
 
-    async def _is_known(self, sandbox: Sandbox, id_: ProcessId) -> bool:
-        """Return True if the guest has a cell with the id that a client chose."""
-        known = self.executions.of(sandbox)
-        if id_ not in known.recent and not known.guest_knows_more:
-            return False
-        try:
-            async with sandbox.connection() as link:
-                await _find_cell(link, id_)
-        except NotFoundError:
-            return False
-        return True
+
+async def _is_known(sandbox: Sandbox, id_: ProcessId) -> bool:
+    """Return True if the guest has a cell with the id that a client chose."""
+    try:
+        async with sandbox.connection() as link:
+            await _find_cell(link, id_)
+    except NotFoundError:
+        return False
+    return True
 
 
 async def _find_cell(link: Link, id_: ProcessId) -> None:
@@ -457,16 +441,6 @@ async def _collect(execution: CodeExecution, output: OutputCollector, timeout_s:
         async with asyncio.timeout(timeout_s):
             async for event in execution:
                 output.add(event)
-            return _result(await execution.outcome(), execution.position, output)
+            return await execution.collected(output)
     finally:
         await execution.close()
-
-
-def _result(status: CodeStatus, position: OutputPosition, output: OutputCollector) -> CodeResult:
-    captures = output.captures
-    return CodeResult(status, captures[Channel.STDOUT], captures[Channel.STDERR], output.displays, output.omitted, output.error, position)
-
-
-def _keyed(options: ExecutionOptions, sandbox: Sandbox, key: str | None, mode: str, cell: CellSpec) -> ExecutionOptions:
-    """Return the options with the id for an idempotency key."""
-    return options if key is None else replace(options, id=execution_id(sandbox.id, key, mode, cell))

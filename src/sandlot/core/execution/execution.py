@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -32,7 +32,21 @@ from sandlot.link.kernels import CellCall
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import CellResult, ProcessResult
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
-from sandlot.model.executions import KILLED, LOST, RUNNING, CellError, CellStarted, Cleared, Display, ExecutionOptions, Output, OutputGap, exit_code
+from sandlot.model.executions import (
+    KILLED,
+    LOST,
+    RUNNING,
+    CellError,
+    CellStarted,
+    Channel,
+    Cleared,
+    CodePosition,
+    Display,
+    ExecutionOptions,
+    Output,
+    OutputGap,
+    exit_code,
+)
 from sandlot.model.ids import ProcessId, SandboxId, new_process_id
 from sandlot.model.records import BACKGROUND, FOREGROUND, INSTALL, ExecutionRecord
 
@@ -48,12 +62,18 @@ MAX_WAITS: Final = 16
 POLL_S: Final = 20.0
 """Seconds between two reads of the process list while ``MAX_WAITS`` calls already wait. The list shows whether a further process has ended."""
 BUSY_RETRY_S: Final = 1.0
+BEGIN: Final = CodePosition(0, 0, 0)
 
 _STATUS: Final = {Action.END_KILLED: KILLED, Action.END_LOST: LOST, Action.LEAVE_ENTRY: RUNNING}
+_ENDS: Final = frozenset({Event.GUEST_ENDS, Event.FORGOTTEN, Event.GONE, Event.SUSPENDED})
+_READ: Final = frozenset({State.FOLLOWED, State.LINGERING, State.UNATTENDED, State.STOPPING})
+"""States in which the output is read for the log entry."""
 
 CallT = TypeVar("CallT", CellCall, ProcessCall)
 EventT = TypeVar("EventT", bound=Output | OutputGap | CellStarted | Display | Cleared | CellError)
 ResultT = TypeVar("ResultT")
+Find = Callable[[ProcessId], Awaitable[CallT | None]]
+Send = Callable[["Execution", Link], Awaitable[CallT]]
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -75,6 +95,7 @@ class Execution:
         mode: Mode of the execution in the log, see :class:`ExecutionRecord`.
         options: Description for the log entry. None: the start writes no entry.
         call: Call to the guest that started the execution, and whose output goes to the log entry.
+        entry: Log entry; None before the start and after the end.
         was_sent: True if the guest may have got the request.
         clients: All clients, including clients that wait for the start.
     """
@@ -89,31 +110,33 @@ class Execution:
         self.call: CellCall | ProcessCall | None = None
         self.was_sent = False
         self.clients: set[Client] = set()
+        self.entry: OpenLogEntry | None = None
         self._executions = executions
+        self._live = executions.table.of(sandbox).live
+        self._live[self.id] = self
         self._is_shared = options.id is not None  # further clients can join the execution, and come back to it
-        self._entry: OpenLogEntry | None = None
         self._reader: Client | None = None
-        self._result: CellResult | ProcessResult | None = None
         self._hold: Hold | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    @property
-    def is_background(self) -> bool:
-        """True if the execution was launched without a client."""
-        return self.mode == BACKGROUND
-
     # Start -----------------------------------------------------------------------------------------------------------
 
-    async def start(self, send: Callable[[Execution], Awaitable[CellCall | ProcessCall]]) -> None:
-        """Start the execution. If the client chose the id, the start continues even if the caller is cancelled."""
-        if self._is_shared:
-            self._starting = asyncio.create_task(self._start(send))
-            self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())  # the error is for clients that still wait
-            await self.wait_started()
-        else:
-            await self._start(send)
+    async def start(self, find: Find[CallT] | None, send: Send[CallT]) -> None:
+        """Start the execution. If the client chose the id, the start continues even if the caller is cancelled.
+
+        Args:
+            find: Function that attaches to the execution if the guest already has it. None: a new execution.
+            send: Function that sends the request, and returns once the guest has started the execution.
+        """
+        starting = self._start(find, send)
+        if not self._is_shared:
+            await starting
+            return
+        self._starting = asyncio.create_task(starting)
+        self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())  # the error is for clients that still wait
+        await self.wait_started()
 
     async def wait_started(self) -> None:
         """Wait until the execution is started, or found again. Raise the error of a start that failed."""
@@ -122,15 +145,32 @@ class Execution:
             if not self._starting.cancelled():  # otherwise the sandbox or the service ends; the next call of the client gets the reason
                 self._starting.result()
 
-    async def _start(self, send: Callable[[Execution], Awaitable[CellCall | ProcessCall]]) -> None:
-        self._settle()
+    async def _start(self, find: Find[CallT] | None, send: Send[CallT]) -> None:
+        self._hold = self._hold or Hold(self.sandbox.activity)
+        usage, counted = self._executions.usage, None
         try:
-            self.call = await send(self)
-        except BaseException:
-            self.handle(Event.SUSPENDED if self.is_left_behind else Event.NOT_STARTED)
+            call = None if find is None else await find(self.id)
+            if call is not None:
+                self.options = None  # the execution was counted and logged at its start
+            else:
+                counted = usage.count(self.sandbox.owner)
+                if self.mode == INSTALL:
+                    self._executions.access.open(self.sandbox, self.id)
+                async with self.sandbox.connection() as link:
+                    call = await send(self, link)
+        except BaseException as error:
+            if self.is_left_behind:
+                self.handle(Event.SUSPENDED)
+                raise
+            if counted is not None:
+                usage.uncount(counted)
+            if isinstance(error, SandlotError) and not isinstance(error, UnavailableError | TimeoutExceededError):
+                self.was_sent = False  # the guest has refused the request, or is gone
+            self.handle(Event.NOT_STARTED)
             raise
-        self.call.outcome.add_done_callback(self._on_call_over)
-        self.handle(Event.LAUNCHED if self.is_background else Event.STARTED)
+        self.call = call
+        call.outcome.add_done_callback(self._on_call_over)
+        self.handle(Event.LAUNCHED if self.mode == BACKGROUND else Event.STARTED)
         if self.state is State.FOLLOWED and not self.clients:
             self.handle(Event.OWNER_AWAY)
 
@@ -152,7 +192,7 @@ class Execution:
         """
         self.state = State.LEFT
         self.was_sent = True
-        self._entry = self._executions.log.reopen(self.sandbox, record)
+        self.entry = self._executions.log.reopen(self.sandbox, record)
         if record.mode == INSTALL:
             self._executions.access.open(self.sandbox, self.id)
         self._starting = self._watch(self._find())
@@ -169,7 +209,7 @@ class Execution:
         else:
             call = self.call = await retry_while_busy(lambda: link.kernels.attach(self.id))
             call.outcome.add_done_callback(self._on_call_over)
-            self.handle(Event.FOUND if self.is_background else Event.FOUND_CELL)
+            self.handle(Event.FOUND if self.mode == BACKGROUND else Event.FOUND_CELL)
             if self.state is State.LINGERING and self.clients:
                 self.handle(Event.CLIENT_FOLLOWS)
 
@@ -203,43 +243,18 @@ class Execution:
         else:
             self.handle(Event.OWNER_AWAY if self._is_shared else Event.OWNER_LEAVES)
 
-    @property
-    def reads_call(self) -> bool:
-        """True if the execution, or the client that reads for the log, reads :attr:`call` to its end. An unattended process is not read."""
-        return self.state is not State.UNATTENDED or self.kind is Kind.CELL
-
     # Output and end --------------------------------------------------------------------------------------------------
-
-    def observe(self, event: Output | OutputGap | CellStarted | Display | Cleared | CellError) -> None:
-        """Add an event of the guest to the log entry."""
-        if self._entry is not None:
-            if isinstance(event, Output | OutputGap):
-                self._entry.add(event)
-            elif isinstance(event, CellError):
-                self._entry.set_error(event)
-
-    def end(self, result: CellResult | ProcessResult) -> None:
-        """Handle the end that the guest reported. Idempotent."""
-        if not self._is_over:
-            self._result = result
-            self.handle(Event.GUEST_ENDS)
 
     def fail(self, error: BaseException | None) -> None:
         """Handle an error of the call to the guest. None: the sandbox or the service ends, so a task was cancelled. Idempotent."""
-        if self._is_over:
-            return
         if self._continues:
             self.handle(Event.SUSPENDED)
         else:
             self.handle(Event.FORGOTTEN if isinstance(error, NotFoundError) else Event.GONE)
 
-    @property
-    def _is_over(self) -> bool:
-        return self.state is State.ENDED or (self.state is State.LEFT and self._entry is None)
-
     def _on_call_over(self, outcome: asyncio.Future[Any]) -> None:
         # A hibernation ends the call even while its client does not read. After the wake, a new call reads the output from the beginning.
-        if outcome.exception() is not None and self._continues and not self._is_over:
+        if outcome.exception() is not None and self._continues:
             self.handle(Event.SUSPENDED)
 
     def _watch(self, work: Any) -> asyncio.Task[None]:  # noqa: ANN401 - a coroutine
@@ -256,35 +271,43 @@ class Execution:
         return task
 
     async def _read(self) -> None:
-        if self.reads_call and self.call is not None:
+        if self.call is not None and (self.state is not State.UNATTENDED or self.kind is Kind.CELL):
             async for event in self.call:
-                self.observe(event)
-            self.end(await self.call.result())
+                if self.entry is not None:
+                    self.entry.add(event)
+            self.handle(Event.GUEST_ENDS, await self.call.result())
             return
         link = self.sandbox.require_link()
         result = await self._executions.wait_process(self.sandbox, link, self.id)
-        if self._entry is not None:
-            self._entry.drop_output()
+        if self.entry is not None:
+            self.entry.drop_output()
         with suppress(NotFoundError):  # the guest keeps a limited amount of output, of the latest processes only
             call = await retry_while_busy(lambda: link.processes.attach(self.id))
             try:
                 async for event in call:
-                    self.observe(event)
+                    if self.entry is not None:
+                        self.entry.add(event)
             finally:
                 await call.aclose()
-        self.end(result)
+        self.handle(Event.GUEST_ENDS, result)
 
     # Transitions -----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event) -> None:
-        """Change the state, and carry out the actions of the transition."""
+    def handle(self, event: Event, result: CellResult | ProcessResult | None = None) -> None:
+        """Change the state, and carry out the actions of the transition. A further end of an execution that is over does nothing.
+
+        Then hold the activity of the sandbox, read the output and run the timer only as long as the state requires it.
+
+        Args:
+            event: Event.
+            result: Result of the guest, with ``GUEST_ENDS``.
+        """
+        is_over = self.state is State.ENDED or (self.state is State.LEFT and self.entry is None)
+        if is_over and event in _ENDS:
+            return
         self.state, actions = step(self.state, event)
         for action in actions:
-            self._act(action)
-        self._settle()
-
-    def _settle(self) -> None:
-        """Hold the activity of the sandbox, read the output and run the timer only as long as the state requires it."""
+            self._act(action, result)
         if self._timer is not None and self.state is not State.LINGERING:
             self._timer.cancel()
             self._timer = None
@@ -293,29 +316,39 @@ class Execution:
         elif self._hold is not None:
             self._hold.release()
             self._hold = None
-        reads = self.state in {State.FOLLOWED, State.LINGERING, State.UNATTENDED, State.STOPPING}
-        if reads and self._reader is None and self._reading is None:
+        if self.state in _READ and self._reader is None and self._reading is None:
             self._reading = self._watch(self._read())
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: Action, result: CellResult | ProcessResult | None) -> None:
         match action:
             case Action.BEGIN_ENTRY:
                 if self.options is not None:
-                    self._entry = self._executions.log.begin(self.sandbox, self.id, self.options, mode=self.mode)
+                    self.entry = self._executions.log.begin(self.sandbox, self.id, self.options, mode=self.mode)
             case Action.STOP:
                 if self.was_sent:
                     self.sandbox.tasks.spawn(self._stop())
             case Action.WAIT_AWAY | Action.WAIT_BACK:
                 wait_s = AWAY_S if action is Action.WAIT_AWAY else BACK_S
                 self._timer = asyncio.get_running_loop().call_later(wait_s, self.handle, Event.TIMER_ENDS)
-            case Action.END_ENTRY:
-                self._end_entry(self._result)
-            case Action.END_KILLED | Action.END_LOST | Action.LEAVE_ENTRY:
-                self._end_entry(_STATUS[action])
+            case Action.END_ENTRY | Action.END_KILLED | Action.END_LOST | Action.LEAVE_ENTRY:
+                self._end_entry(_STATUS.get(action, result))
             case Action.RELEASE:
                 self._reader = None
-                self._executions.forget(self)
-                self._executions.access.close(self.sandbox, self.id)
+                if self._live.get(self.id) is self:
+                    del self._live[self.id]
+                if self.mode == INSTALL:
+                    self._executions.access.close(self.sandbox, self.id)
+
+    def _end_entry(self, end: CellResult | ProcessResult | str | None) -> None:
+        entry, self.entry = self.entry, None
+        if entry is None:
+            return
+        if isinstance(end, CellResult):
+            entry.end(end.status, duration_s=end.duration_s)
+        elif isinstance(end, ProcessResult):
+            entry.end(end.reason or "", exit_code=exit_code(end.exit_code, end.signal), duration_s=end.duration_s)
+        else:
+            entry.end(end or LOST)
 
     async def _stop(self) -> None:
         await self.sandbox.wait_awake()  # a suspended sandbox is not resumed for this
@@ -328,17 +361,6 @@ class Execution:
             async with self.sandbox.connection() as link:
                 await link.kernels.interrupt(execution=self.id)
 
-    def _end_entry(self, end: CellResult | ProcessResult | str | None) -> None:
-        entry, self._entry = self._entry, None
-        if entry is None:
-            return
-        if isinstance(end, CellResult):
-            entry.end(end.status, duration_s=end.duration_s)
-        elif isinstance(end, ProcessResult):
-            entry.end(end.reason or "", exit_code=exit_code(end.exit_code, end.signal), duration_s=end.duration_s)
-        else:
-            entry.end(end or LOST)
-
 
 class ExecutionStream(Generic[CallT, EventT]):
     """One client's stream of an execution. Base class of the streams of processes and cells.
@@ -347,36 +369,55 @@ class ExecutionStream(Generic[CallT, EventT]):
         sandbox: Sandbox of the execution.
         call: Call to the guest that the client reads.
         client: The client. None: the execution has ended, or this service does not know the execution.
+        start: Position at which the stream begins.
+        until: Channel -> byte offset. The iteration stops once it has reached all these offsets, even if the execution goes on. None: the iteration
+            stops at the end of the execution.
 
     Attributes:
         is_closed: True as soon as :meth:`close` is called.
+        is_running: True if the execution goes on when the iteration stops, so that it has no result yet.
     """
 
-    def __init__(self, sandbox: Sandbox, call: CallT, client: Client | None) -> None:
+    def __init__(
+        self, sandbox: Sandbox, call: CallT, client: Client | None, *, start: CodePosition = BEGIN, until: Mapping[int, int] | None = None
+    ) -> None:
         self._sandbox = sandbox
         self._client = client
         self._execution = client.execution if client is not None and client.reads_for_log else None
         self._hold = Hold(sandbox.activity) if client is None else None
+        self._until = until
+        self._offsets: dict[int, int] = {Channel.STDOUT: start.stdout or 0, Channel.STDERR: start.stderr or 0}
+        self._events = start.events
         self.is_closed = False
+        self.is_running = until is not None
         self.call: CallT = call
-        self._events: AsyncIterator[Any] = call
         self.id = call.id
         self._is_over = False
+
+    @property
+    def position(self) -> CodePosition:
+        """Position after the last event that the iteration has returned."""
+        return CodePosition(self._events, self._offsets[Channel.STDOUT], self._offsets[Channel.STDERR])
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> EventT:
         """Return the next event of the execution. If the client does not iterate, the execution blocks when it writes more output."""
-        if self.is_closed:
+        if self.is_closed or (self._until is not None and all(self._offsets[channel] >= end for channel, end in self._until.items())):
             raise StopAsyncIteration
         try:
-            event: EventT = await anext(self._events)
+            event: Any = await anext(self.call)
         except SandlotError as error:
             raise await self._explain(error) from None
-        if self._execution is not None:
-            self._execution.observe(event)
-        return event
+        if isinstance(event, Output | OutputGap):
+            self._offsets[event.channel] = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
+        else:
+            self._events += 1
+        if self._execution is not None and self._execution.entry is not None:
+            self._execution.entry.add(event)
+        found: EventT = event
+        return found
 
     async def result(self) -> Any:  # noqa: ANN401 - the result of the call
         """Wait for the end of the execution and return its result."""
@@ -387,7 +428,7 @@ class ExecutionStream(Generic[CallT, EventT]):
             raise await self._explain(error) from None
         self._is_over = True
         if self._execution is not None:
-            self._execution.end(result)
+            self._execution.handle(Event.GUEST_ENDS, result)
         return result
 
     async def _explain(self, error: SandlotError) -> SandlotError:
@@ -411,10 +452,10 @@ class ExecutionStream(Generic[CallT, EventT]):
         if self._client is not None:
             self._client.execution.leave(self._client, is_over=self._is_over, detach=detach)
         execution, self._execution = self._execution, None
-        if execution is None or not execution.reads_call:
+        if execution is None or (execution.state is State.UNATTENDED and execution.kind is not Kind.CELL):
             await self.call.aclose()
         else:
-            self.call.release()
+            self.call.release()  # the execution reads the call to its end
 
     async def detach(self) -> None:
         """Leave the execution without stopping it. Idempotent."""
@@ -446,23 +487,20 @@ class Executions:
         access: Access to the package indexes.
 
     Attributes:
+        table: Sandbox -> its executions.
         waits: Sandbox -> number of calls that wait for the end of a process.
     """
 
     def __init__(self, log: ExecutionLog, usage: MonthlyExecutionCounter, access: PackageAccess) -> None:
         self.log = log
+        self.usage = usage
         self.access = access
         self.waits: Counter[SandboxId] = Counter()
-        self._usage = usage
-        self._table: SandboxLocal[SandboxExecutions] = SandboxLocal(lambda sandbox: SandboxExecutions(sandbox.inherited))
-
-    def of(self, sandbox: Sandbox) -> SandboxExecutions:
-        """Return the executions of a sandbox."""
-        return self._table.of(sandbox)
+        self.table: SandboxLocal[SandboxExecutions] = SandboxLocal(lambda sandbox: SandboxExecutions(sandbox.inherited))
 
     def get(self, sandbox: Sandbox, id_: ProcessId) -> Execution | None:
         """Return an execution that has not ended, or None."""
-        table = self._table.get(sandbox)
+        table = self.table.get(sandbox)
         return None if table is None else table.live.get(id_)
 
     def enter(self, sandbox: Sandbox, id_: ProcessId) -> Client | None:
@@ -475,7 +513,9 @@ class Executions:
         sandbox: Sandbox,
         kind: Kind,
         options: ExecutionOptions,
-        send: Callable[[Execution], Awaitable[CallT]],
+        send: Send[CallT],
+        *,
+        find: Find[CallT] | None,
         attach: Callable[[ProcessId], Awaitable[CallT]],
         mode: str = FOREGROUND,
     ) -> tuple[CallT, Client]:
@@ -485,83 +525,47 @@ class Executions:
             sandbox: Sandbox of the execution.
             kind: Kind of the execution.
             options: Description for the execution log, with the id if the client chose one.
-            send: Function that sends the request to the guest, and returns once the guest has started the execution.
+            send: See :meth:`Execution.start`.
+            find: See :meth:`Execution.start`.
             attach: Function that attaches to the execution from its beginning.
             mode: Mode of the execution in the log.
 
         Returns:
             Call that the client reads, and the client. The caller lets the client leave at the end.
+
+        Raises:
+            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
         """
-        execution = await self._find(sandbox, options.id)
-        is_new = execution is None
-        if execution is None:
-            execution = self._add(sandbox, kind, options, mode)
+        execution, is_new = await self._find_or_add(sandbox, kind, options, mode)
         client = execution.enter(reads_for_log=is_new)
         try:
             if not is_new:
                 await execution.wait_started()
                 return await attach(execution.id), client
-            await execution.start(send)
+            await execution.start(find, send)
         except BaseException:
             execution.leave(client)
             raise
         return execution.call, client  # type: ignore[return-value]  # the call that `send` has returned
 
-    async def launch(
-        self,
-        sandbox: Sandbox,
-        kind: Kind,
-        options: ExecutionOptions,
-        send: Callable[[Execution], Awaitable[CellCall | ProcessCall]],
-    ) -> Execution:
+    async def launch(self, sandbox: Sandbox, kind: Kind, options: ExecutionOptions, send: Send[CallT]) -> Execution:
         """Start an execution without a client. If an execution with the id that the client chose exists, wait for its start. See :meth:`open`."""
-        execution = await self._find(sandbox, options.id)
-        if execution is None:
-            execution = self._add(sandbox, kind, options, BACKGROUND)
-            await execution.start(send)
-        else:
-            await execution.wait_started()
+        execution, is_new = await self._find_or_add(sandbox, kind, options, BACKGROUND)
+        await (execution.start(None, send) if is_new else execution.wait_started())
         return execution
 
-    def _add(self, sandbox: Sandbox, kind: Kind, options: ExecutionOptions, mode: str) -> Execution:
-        execution = Execution(self, sandbox, kind, options, mode)
-        self.of(sandbox).live[execution.id] = execution
-        return execution
+    async def _find_or_add(self, sandbox: Sandbox, kind: Kind, options: ExecutionOptions, mode: str) -> tuple[Execution, bool]:
+        """Return the execution with the id that a client chose, or a new execution, and True if it is new.
 
-    async def _find(self, sandbox: Sandbox, id_: ProcessId | None) -> Execution | None:
-        """Return the execution with the id that a client chose, or None. Wait for an execution that is being found again."""
-        execution = None if id_ is None else self.get(sandbox, id_)
+        Waits for an execution that is being found again.
+        """
+        live = self.table.of(sandbox).live
+        execution = None if options.id is None else live.get(options.id)
         while execution is not None and execution.state is State.LEFT:
             with suppress(SandlotError):
                 await execution.wait_started()
-            execution = self.get(sandbox, execution.id)
-        return execution
-
-    def forget(self, execution: Execution) -> None:
-        """Remove an execution that has ended or was left."""
-        table = self._table.get(execution.sandbox)
-        if table is not None and table.live.get(execution.id) is execution:
-            del table.live[execution.id]
-
-    @contextmanager
-    def counted(self, execution: Execution) -> Iterator[None]:
-        """Count the execution that the body of the ``with`` block starts, unless the body fails and leaves no execution.
-
-        Raises:
-            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
-        """
-        failure: BaseException | None = None
-        with self._usage.count(execution.sandbox.owner):
-            try:
-                yield
-            except BaseException as error:
-                if not execution.is_left_behind:
-                    if isinstance(error, SandlotError) and not isinstance(error, UnavailableError | TimeoutExceededError):
-                        execution.was_sent = False  # the guest has refused the request, or is gone
-                    raise
-                failure = error
-        if failure is not None:
-            raise failure
+            execution = live.get(execution.id)
+        return execution or Execution(self, sandbox, kind, options, mode), execution is None
 
     # Executions that an earlier service or a hibernation left -----------------------------------------------------------
 
@@ -579,13 +583,13 @@ class Executions:
 
     def resume(self, sandbox: Sandbox) -> None:
         """Continue the unfinished executions of a sandbox that was hibernated. Call this method as soon as the sandbox runs again."""
-        self.of(sandbox).guest_knows_more = True
+        self.table.of(sandbox).guest_knows_more = True
         for record in self.log.take_open(sandbox):
             self._revive(sandbox, record)
 
     def _revive(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
         kind = Kind.INSTALL if record.mode == INSTALL else Kind.CELL if record.kind == "code" else Kind.PROCESS
-        execution = self._add(sandbox, kind, ExecutionOptions(id=ProcessId(record.id)), record.mode)
+        execution = Execution(self, sandbox, kind, ExecutionOptions(id=ProcessId(record.id)), record.mode)
         execution.revive(record)
 
     async def wait_process(self, sandbox: Sandbox, link: Link, process: ProcessId) -> ProcessResult:

@@ -34,8 +34,9 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox, SandboxLocal
+from sandlot.link.client import Link
 from sandlot.link.processes import ProcessCall
-from sandlot.model.access import Principal
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, NotFoundError
 from sandlot.model.executions import (
@@ -53,7 +54,7 @@ from sandlot.model.executions import (
 )
 from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import OutputCapture
-from sandlot.model.records import FOREGROUND, INSTALL
+from sandlot.model.records import FOREGROUND
 from sandlot.model.specs import KIB, ProcessSpec
 from sandlot.model.streams import Stream
 
@@ -128,35 +129,16 @@ class SandboxProcesses:
 class ProcessExecution(ExecutionStream[ProcessCall, Output | OutputGap]):
     """One client's stream of a process. Iterate over it for the output, then await :meth:`outcome`, and close or detach the stream at the end.
 
-    Args:
-        until: Channel -> byte offset. The iteration stops once it has reached all these offsets, even if the process still runs. None: the iteration
-            stops at the end of the process.
-
     Attributes:
         pid: Process number inside the sandbox.
-        is_running: True if the process still runs when the iteration stops, so that it has no outcome yet.
     """
-
-    __slots__ = ("_missing", "_service", "is_running", "pid")
 
     def __init__(
         self, service: ProcessService, sandbox: Sandbox, call: ProcessCall, client: Client | None, until: Mapping[int, int] | None = None
     ) -> None:
-        super().__init__(sandbox, call, client)
+        super().__init__(sandbox, call, client, until=until)
         self._service = service
-        self._missing = dict(until or {})
         self.pid = call.pid
-        self.is_running = until is not None
-
-    async def __anext__(self) -> Output | OutputGap:
-        if self.is_running and not self._missing:
-            raise StopAsyncIteration
-        event = await super().__anext__()
-        if event.channel in self._missing:
-            size = len(event.data) if isinstance(event, Output) else event.bytes
-            if event.offset + size >= self._missing[event.channel]:
-                del self._missing[event.channel]
-        return event
 
     async def outcome(self) -> ProcessOutcome:
         """Wait for the end of the process and return its outcome."""
@@ -269,14 +251,19 @@ class ProcessService:
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
         """
         live = self._registry.find(sandbox, principal)
-        if not track:
-            return await self.run_in(live, spec, stdin=stdin, options=options)
-        tracker = await changes.track(live, track, spec.user)
+        tracker = await changes.track(live, track, spec.user) if track else None
         try:
-            result = await self.run_in(live, spec, stdin=stdin, options=options)
+            process = await self.start(live, spec, stdin=stdin, options=options)
+            try:
+                result = await process.collect(spec.timeout_s)
+            finally:
+                await process.close()
+            if tracker is None:
+                return result
             files = await tracker.report()
         finally:
-            tracker.close()
+            if tracker is not None:
+                tracker.close()
         self.executions.log.set_files(result.outcome.process, len(files[0]))
         return replace(result, files=files)
 
@@ -417,11 +404,7 @@ class ProcessService:
 
     async def run_in(self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, options: ExecutionOptions = NATIVE) -> CommandResult:
         """Run a process to its end and collect its output. See :meth:`run`."""
-        process = await self.start(sandbox, spec, stdin=stdin, options=options)
-        try:
-            return await process.collect(spec.timeout_s)
-        finally:
-            await process.close()
+        return await self.run(OPERATOR, sandbox.id, spec, stdin=stdin, options=options)
 
     async def start(
         self,
@@ -446,19 +429,23 @@ class ProcessService:
             async with sandbox.connection() as link:
                 return await link.processes.attach(id_)
 
-        async def send(execution: Execution) -> ProcessCall:
-            if options.id is not None:
-                with suppress(NotFoundError):
-                    call = await attach(execution.id)
-                    execution.options = None  # the process was counted and logged at its start
-                    return call
-            call = await self._send(execution, spec, stdin)
+        async def find(id_: ProcessId) -> ProcessCall | None:
+            with suppress(NotFoundError):
+                return await attach(id_)
+            return None
+
+        async def send(execution: Execution, link: Link) -> ProcessCall:
+            call = await self._send(execution, link, spec, stdin)
             if stdin is not None:
                 _ = self.stdin.feed(sandbox, call, stdin)
             return call
 
         options = replace(options, argv=options.argv or spec.argv)
-        return ProcessExecution(self, sandbox, *await self.executions.open(sandbox, kind, options, send, attach, mode))
+        return ProcessExecution(
+            self,
+            sandbox,
+            *await self.executions.open(sandbox, kind, options, send, find=None if options.id is None else find, attach=attach, mode=mode),
+        )
 
     async def launch_in(
         self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, options: ExecutionOptions = NATIVE
@@ -470,9 +457,9 @@ class ProcessService:
         """
         feeding: asyncio.Task[None] | None = None
 
-        async def send(execution: Execution) -> ProcessCall:
+        async def send(execution: Execution, link: Link) -> ProcessCall:
             nonlocal feeding
-            call = await self._send(execution, spec, stdin, attach=stdin is not None)
+            call = await self._send(execution, link, spec, stdin, attach=stdin is not None)
             if stdin is None:
                 await call.aclose()
             else:
@@ -489,17 +476,13 @@ class ProcessService:
             await self.stdin.confirm_fed(sandbox, feeding, execution.call, len(stdin))
         return execution.id, execution.call.pid
 
-    async def _send(self, execution: Execution, spec: ProcessSpec, stdin: bytes | None, *, attach: bool = True) -> ProcessCall:
+    async def _send(self, execution: Execution, link: Link, spec: ProcessSpec, stdin: bytes | None, *, attach: bool = True) -> ProcessCall:
         """Send the start of a process to the guest. The memory of the input is reserved; :meth:`StdinManager.feed` gives it back."""
         sandbox, size = execution.sandbox, len(stdin or b"")
         sandbox.buffers.take(size)
         try:
-            with self.executions.counted(execution):
-                if execution.mode == INSTALL:
-                    self.executions.access.open(sandbox, execution.id)
-                async with sandbox.connection() as link:
-                    execution.was_sent = True
-                    call = await link.processes.start(spec, id=execution.id, attach=attach)
+            execution.was_sent = True
+            call = await link.processes.start(spec, id=execution.id, attach=attach)
             self.state.of(sandbox).remember(execution.id, spec, self._clock.now())
         except BaseException:
             sandbox.buffers.give(size)

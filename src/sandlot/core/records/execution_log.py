@@ -77,8 +77,12 @@ class OpenLogEntry:
         self.is_over = False
         execution_log.running[self.id] = self
 
-    def add(self, event: Output | OutputGap) -> None:
-        """Add output of the execution, or a gap in the output."""
+    def add(self, event: object) -> None:
+        """Add an event of the execution: output, a gap in the output, or the exception that ended a cell. Other events are not kept."""
+        if isinstance(event, CellError):
+            self._error = shorten(f"{event.name}: {event.value}" if event.value else event.name)
+        if not isinstance(event, Output | OutputGap):
+            return
         for listener in self._execution_log.listeners.get(self._sandbox.id, ()):
             listener(self.id, event)
         memory = self._execution_log.memory_of[self._record.owner]
@@ -89,10 +93,6 @@ class OpenLogEntry:
             held_bytes = capture.held_bytes
             capture.skip(event.bytes if isinstance(event, OutputGap) else len(event.data))
             memory.give(held_bytes - capture.held_bytes)
-
-    def set_error(self, error: CellError) -> None:
-        """Record the exception that ended a cell."""
-        self._error = shorten(f"{error.name}: {error.value}" if error.value else error.name)
 
     def drop_output(self) -> None:
         """Drop the output that was added until now. The caller then adds all output again, from the beginning."""

@@ -9,9 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -76,9 +75,8 @@ class MonthlyExecutionCounter:
                 retry_after_s=left_s(now) if limit else None,
             )
 
-    @contextlib.contextmanager
-    def count(self, owner: OwnerId) -> Iterator[None]:
-        """Count the execution that the body of the ``with`` block starts. If the body raises, the execution is not counted.
+    def count(self, owner: OwnerId) -> tuple[str, OwnerId]:
+        """Count an execution that is about to be started. Return the month and the owner, for :meth:`uncount`.
 
         Raises:
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
@@ -87,14 +85,14 @@ class MonthlyExecutionCounter:
         counted = f"{self._clock.now():{_MONTH}}", owner
         self._used[counted] += 1
         self._pending[counted] += 1
-        try:
-            yield
-        except BaseException:
-            self._used[counted] -= 1
-            self._pending[counted] -= 1  # negative if the execution was written meanwhile
-            raise
-        finally:
-            self.writer.changed.set()
+        self.writer.changed.set()
+        return counted
+
+    def uncount(self, counted: tuple[str, OwnerId]) -> None:
+        """Subtract an execution that :meth:`count` counted, and that could not be started."""
+        self._used[counted] -= 1
+        self._pending[counted] -= 1  # negative if the execution was written meanwhile
+        self.writer.changed.set()
 
     async def _write_pending(self) -> bool:
         try:

@@ -36,7 +36,7 @@ async def test_cell_goes_on_for_a_second_client_after_the_first_one_left(at: Ben
     await first.close()
     done = await second
     assert (done.outcome.status, done.stdout.text().splitlines()[-1]) == ("ok", "end")
-    await until(lambda: not at.node.code.executions.of(sandbox).live)
+    await until(lambda: not at.node.code.executions.table.of(sandbox).live)
     await until(lambda: sandbox.activity.held == 0)
     record = await at.node.history.execution(OPERATOR, id_)
     assert (record.status, record.stdout) == ("ok", done.stdout.text())
@@ -61,7 +61,7 @@ async def test_cell_is_interrupted_when_no_client_comes_back(at: Bench, sandbox:
     first, second = [await at.node.code.start(sandbox, ENDLESS, ExecutionOptions(id=id_)) for _ in range(2)]
     await second.close()
     await first.close()
-    await until(lambda: not at.node.code.executions.of(sandbox).live)
+    await until(lambda: not at.node.code.executions.table.of(sandbox).live)
     done = await at.node.code.collect(sandbox, id_, wait_s=None)
     assert done.outcome.status == "error"
     await until(lambda: sandbox.activity.held == 0)

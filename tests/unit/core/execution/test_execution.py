@@ -186,7 +186,7 @@ async def test_clients_of_a_start_that_fails_get_its_error(place: Place) -> None
 
     assert [type(error) for error in errors] == [NotFoundError, NotFoundError]
     assert len(place.guest.requests("process.start")) == 1
-    assert not place.node.services.code.executions.of(place.sandbox).live
+    assert not place.node.services.code.executions.table.of(place.sandbox).live
 
 
 async def test_output_is_logged_once_although_several_clients_read_it(place: Place) -> None:

@@ -125,7 +125,7 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
         record = await node.services.history.execution(OPERATOR, id_)
         assert (record.status, record.exit_code) == ("exited", 0)
         await settled(
-            lambda: not node.services.processes.executions.access.is_open(sandbox) and not node.services.processes.executions.of(sandbox).live
+            lambda: not node.services.processes.executions.access.is_open(sandbox) and not node.services.processes.executions.table.of(sandbox).live
         )
 
 
@@ -143,7 +143,7 @@ async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, 
         assert guest.requests("process.signal") == []
         await following.close()
         await settled(
-            lambda: not node.services.processes.executions.access.is_open(sandbox) and not node.services.processes.executions.of(sandbox).live
+            lambda: not node.services.processes.executions.access.is_open(sandbox) and not node.services.processes.executions.table.of(sandbox).live
         )
 
 
@@ -159,7 +159,7 @@ async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, 
 
         await settled(lambda: [call["signal"] for call in guest.requests("process.signal")][:1] == [signal.SIGTERM])
         await settled(
-            lambda: not node.services.processes.executions.access.is_open(sandbox) and not node.services.processes.executions.of(sandbox).live
+            lambda: not node.services.processes.executions.access.is_open(sandbox) and not node.services.processes.executions.table.of(sandbox).live
         )
 
 
@@ -183,7 +183,7 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
 
         await settled(lambda: not node.guest(sandbox).processes.running and not node.services.processes.executions.access.is_open(sandbox))
         assert cleaned.is_set()
-        assert not node.services.processes.executions.of(sandbox).live
+        assert not node.services.processes.executions.table.of(sandbox).live
         assert (await node.services.history.execution(OPERATOR, made.id)).status == "killed"
 
 

@@ -73,7 +73,7 @@ def of_guest(node: MemoryNode, sandbox: Sandbox, running: set[object]) -> int:
 
 def is_settled(node: MemoryNode, sandbox: Sandbox, running: set[object]) -> bool:
     """Return True if no execution of a sandbox is being started or stopped, and the service knows all that run."""
-    live = node.services.code.executions.of(sandbox).live.values()
+    live = node.services.code.executions.table.of(sandbox).live.values()
     return all(each.state is State.UNATTENDED for each in live) and of_guest(node, sandbox, running) == len(live)
 
 

@@ -66,7 +66,7 @@ async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, dri
         sandbox = await found(second, sandbox)
         await until(lambda: status_is(second, left.id, "killed"))
         assert (await second.node.code.collect(sandbox, left.id, wait_s=None)).outcome.status == "error"
-        assert set(second.node.code.executions.of(sandbox).live) == {kept}
+        assert set(second.node.code.executions.table.of(sandbox).live) == {kept}
         assert (sandbox.activity.held, await status(second, kept)) == (1, "running"), (
             "the one in the background goes on, and it alone keeps the sandbox"
         )

@@ -31,13 +31,13 @@ async def test_a_connection_that_breaks_interrupts_nothing(at: Bench, http: http
             f"POST {path} HTTP/1.1\r\nhost: x\r\n{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n{content}".encode()
         )
         await writer.drain()
-        await until(lambda: bool(at.node.code.executions.of(sandbox).recent))
-        (execution,) = at.node.code.executions.of(sandbox).recent
+        await until(lambda: bool(at.node.code.executions.table.of(sandbox).recent))
+        (execution,) = at.node.code.executions.table.of(sandbox).recent
         running = at.node.code.executions.get(sandbox, execution)
         assert running is not None
         writer.transport.abort()
         await until(lambda: len(running.clients) == 0)
         done = (await tcp.post(path, json=body, headers={"Idempotency-Key": "mine"})).json()
         assert (done["status"], done["stdout"].splitlines()[-1], done["error"]) == ("ok", "end", None)
-        assert [done["execution"]] == list(at.node.code.executions.of(sandbox).recent)
+        assert [done["execution"]] == list(at.node.code.executions.table.of(sandbox).recent)
     del reader
