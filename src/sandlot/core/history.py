@@ -50,7 +50,7 @@ ItemT = TypeVar("ItemT")
 
 
 class HistoryService:
-    """Reads the history. An execution that was started a moment ago is found."""
+    """Reads the history. The results include executions whose records are not saved in the store yet."""
 
     def __init__(self, *, registry: SandboxRegistry, executions: ExecutionRepository, execution_log: ExecutionLog, events: EventFeed) -> None:
         self._registry = registry

@@ -1,6 +1,6 @@
-"""Operations on sandboxes for callers of the node: they take ids and return values.
+"""Operations on sandboxes for callers outside of core. Each operation takes ids and returns plain values of ``model``.
 
-The managers of the lifecycle, of forks, mounts and snapshots work with live sandboxes, which do not leave core.
+Only core itself, such as the managers of the lifecycle, forks, mounts and snapshots, works with live sandboxes.
 """
 
 from __future__ import annotations

@@ -502,10 +502,11 @@ class Driver(Protocol):
         ...
 
     async def restore_headroom(self, snapshot: Path, limits: Limits) -> HeadroomRange:
-        """Return the headroom for a restore of a snapshot.
+        """Return the headroom for a restore: the bytes of memory above its limit that the sandbox may use meanwhile.
 
         Args:
-            snapshot: Folder of the snapshot. For a folder that is not a complete snapshot, any range may be returned: ``restore`` refuses it.
+            snapshot: Folder of the snapshot. If the folder is not a complete snapshot, any range may be returned, because ``restore`` refuses the
+                folder.
             limits: Limits of the sandbox into which the snapshot is restored.
         """
         ...

@@ -123,7 +123,7 @@ def step(state: State, event: Event) -> Outcome:
 
 
 def holds_activity(state: State, kind: Kind) -> bool:
-    """Return True if an execution keeps its sandbox from being idle even without clients. A process that no client owns does not."""
+    """Return True if an execution keeps its sandbox from being idle while no client is attached. An unattended process never does."""
     if state is State.UNATTENDED:
         return kind is Kind.CELL
     return state in _LIVE

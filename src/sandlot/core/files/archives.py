@@ -59,7 +59,7 @@ class ArchiveStream:
 
 
 async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = False) -> ArchiveStream:
-    """Start to pack a folder or a file of a live sandbox: :meth:`sandlot.core.files.files.FileService.pack`."""
+    """Start to pack a folder or a file of a live sandbox. For arguments and errors see :meth:`sandlot.core.files.files.FileService.pack`."""
     check_path(path)
     helper = await helpers.start(sandbox, PACK, {"path": path, "gzip": compress}, user=user)
     try:

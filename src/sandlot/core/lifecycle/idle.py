@@ -150,7 +150,7 @@ class IdleMonitor:
                 return
         if 0 < background.missed < MISSES:
             return
-        # A client may have begun to use or suspended the sandbox while the guest responded, so both are checked again.
+        # While the guest responded, a client may have begun to use the sandbox, or may have suspended it. Both are checked again.
         if sandbox.state is State.RUNNING and not self._is_held(sandbox) and has_idled(limit_s, self._quiet_s(sandbox), background.seen_s(), tasks):
             _log.info("sandbox.idle", sandbox=sandbox.id, idle_timeout_s=limit_s)
             if sandbox.spec.on_timeout is OnTimeout.KILL:

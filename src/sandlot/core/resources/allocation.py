@@ -135,8 +135,9 @@ class Allocation:
             volumes: Volumes of the sandbox, mounted on the host.
             prepared: Prepared sandbox without volumes, into which the image is restored. None: the driver prepares a sandbox.
             check_end: Function that raises an error if the end of the sandbox was requested. Called before each restore.
-            is_template: True for the image of a template snapshot, which contains no program of an owner. No headroom is reserved then, and the
-                method returns when the headroom is withdrawn. False: headroom is reserved until it is withdrawn.
+            is_template: True for the image of a template snapshot, which contains no program of an owner. The driver then grants headroom (memory
+                above the limit) that is not reserved on the node, and the method returns once the driver has withdrawn it. False: the headroom is
+                reserved until the driver has withdrawn it, which may be after the return.
 
         Raises:
             UnavailableError: The node has no room for the headroom now; code ``busy``.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -38,12 +38,13 @@ from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots import restore, writer
 from sandlot.core.snapshots.leases import FolderLeases
+from sandlot.core.snapshots.records import SnapshotRecords
 from sandlot.core.snapshots.sources import SnapshotSources
 from sandlot.core.snapshots.verify import SnapshotVerifier
-from sandlot.model.access import OwnerId, Principal, Quota
+from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import SNAPSHOT_ID, NodeId, SnapshotId, new_snapshot_id
-from sandlot.model.records import NewEvent, SnapshotRecord
+from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position, Store
 from sandlot.model.sandboxes import NAME
 from sandlot.model.specs import SandboxSpec, SnapshotKind
@@ -84,13 +85,12 @@ class SnapshotManager:
         self._images = memory_images
         self._templates = templates
         self._reservations = reservations
-        self._api_keys = api_keys
         self._events = events
         self._key_locks = KeyedLock()
         """Locks by owner and idempotency key."""
         self._clock = clock
         self._node = node
-        self._admission_lock = asyncio.Lock()
+        self._records = SnapshotRecords(table=store.snapshots, leases=leases, api_keys=api_keys, events=events, clock=clock)
         self._tasks = TaskSet("snapshot.internal_error")
         self._verification = TaskSet("snapshot.internal_error")
         self._leases = leases
@@ -99,7 +99,7 @@ class SnapshotManager:
             memory_images=memory_images,
             leases=leases,
             sources=sources,
-            snapshots=self,
+            records=self._records,
             drivers=drivers,
             templates=templates,
             reservations=reservations,
@@ -203,38 +203,11 @@ class SnapshotManager:
             NotFoundError: The snapshot does not exist or belongs to another owner (``snapshot_not_found``).
         """
         record = await self.get(principal, id_or_name)
-        if await self._table.remove(record.id, self._event("snapshot.deleted", record)):
+        if await self._table.remove(record.id, self._records.event("snapshot.deleted", record)):
             self._events.notify(record.owner)
         self.verifier.cancel(record.id)
         self._leases.delete(record.id)
         _log.info("snapshot.deleted", snapshot=record.id)
-
-    async def current(self, id_: SnapshotId) -> SnapshotRecord | None:
-        """Return the record of a snapshot; None if the snapshot was deleted."""
-        return None if self._leases.is_deleted(id_) else await self._table.get(id_)
-
-    async def check_layer_quota(self, record: SnapshotRecord) -> None:
-        """Refuse to pack the files of a snapshot whose owner has used up the quota.
-
-        Raises:
-            LimitError: The quota is used up (``quota_exceeded``).
-        """
-        await self._check_quota(self._api_keys.quota_of(record.owner), record.owner)
-
-    async def save_layer(self, record: SnapshotRecord, size_bytes: int) -> None:
-        """Record that the files of a snapshot were packed, unless the snapshot was deleted.
-
-        Raises:
-            LimitError: The packed files would exceed the quota of the snapshot's owner (``quota_exceeded``). Nothing is recorded.
-        """
-        async with self._admission_lock:
-            await self._check_quota(self._api_keys.quota_of(record.owner), record.owner, size_bytes)
-            await self._table.update(replace(record, layer=True, size_bytes=record.size_bytes + size_bytes))
-
-    async def save_problem(self, record: SnapshotRecord) -> None:
-        """Save the problem of a snapshot that cannot be restored, unless the snapshot was deleted."""
-        if await self._table.update(record, self._event("snapshot.unusable", record, reason=record.problem)):
-            self._events.notify(record.owner)
 
     async def _create_once(
         self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, request: IdempotencyKey | None
@@ -264,7 +237,10 @@ class SnapshotManager:
             idempotency_key=None if request is None else request.key,
             request_digest=None if request is None else request.digest,
         )
-        async with self._admission_lock:  # otherwise two concurrent requests could both pass the quota check before either snapshot is recorded
+        async with (
+            self._records.admission_lock
+            # Otherwise two concurrent requests could both pass the quota check before either snapshot is recorded.
+        ):
             quotas.check_stored(principal.quota, "snapshot", *await self._table.totals(sandbox.owner))
             await self._check_name_is_free(sandbox.owner, name)
             await self._table.save(intent)
@@ -272,9 +248,9 @@ class SnapshotManager:
             async with writer.reserve_disk(self._reservations, sandbox, kind), pin_mounts(sandbox):
                 size_bytes, spec = await self._write(sandbox, intent), _current_spec(sandbox)
             done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)
-            async with self._admission_lock:
-                await self._check_quota(principal.quota, sandbox.owner, size_bytes)
-                await self._table.update(done, self._event("snapshot.created", done, size_bytes=size_bytes))
+            async with self._records.admission_lock:
+                await self._records.check_quota(principal.quota, sandbox.owner, size_bytes)
+                await self._table.update(done, self._records.event("snapshot.created", done, size_bytes=size_bytes))
         except BaseException:
             await self._discard(intent)
             raise
@@ -283,11 +259,6 @@ class SnapshotManager:
         if kind is SnapshotKind.MEMORY:
             self.verifier.submit(done.id)
         return done
-
-    async def _check_quota(self, quota: Quota, owner: OwnerId, more_bytes: int = 0) -> None:
-        """Refuse more bytes for a snapshot that is already among the owner's snapshots."""
-        count, total_bytes = await self._table.totals(owner)
-        quotas.check_stored(quota, "snapshot", count - 1, total_bytes, more_bytes)
 
     async def _write(self, sandbox: Sandbox, record: SnapshotRecord) -> int:
         into = await self._images.make(record.id)
@@ -313,10 +284,6 @@ class SnapshotManager:
         except SandlotError as error:
             _log.warning("snapshot.record_not_removed", snapshot=record.id, error=str(error))
         await self._images.remove(record.id)
-
-    def _event(self, type_: str, record: SnapshotRecord, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
-        fields = {"snapshot": record.id, "name": record.name, "kind": str(record.kind), **data}
-        return NewEvent(type_, self._clock.now(), record.owner, record.spec.id, fields)
 
 
 def _current_spec(sandbox: Sandbox) -> SandboxSpec:

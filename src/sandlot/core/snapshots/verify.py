@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
@@ -30,6 +30,7 @@ from sandlot.core.resources.reservations import Reservations
 from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.leases import FolderLeases
+from sandlot.core.snapshots.records import SnapshotRecords
 from sandlot.core.snapshots.restore import MEMORY
 from sandlot.core.snapshots.sources import SnapshotSources
 from sandlot.model.access import OPERATOR
@@ -39,9 +40,6 @@ from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams
-
-if TYPE_CHECKING:
-    from sandlot.core.snapshots.manager import SnapshotManager
 
 PAUSE_S: Final = 10.0
 """Seconds until a verification is tried again."""
@@ -81,7 +79,7 @@ class SnapshotVerifier:
         memory_images: MemoryImages,
         leases: FolderLeases,
         sources: SnapshotSources,
-        snapshots: SnapshotManager,
+        records: SnapshotRecords,
         drivers: Drivers,
         templates: TemplateResolver,
         reservations: Reservations,
@@ -90,7 +88,7 @@ class SnapshotVerifier:
         self._images = memory_images
         self._leases = leases
         self._sources = sources
-        self._snapshots = snapshots
+        self._records = records
         self._drivers = drivers
         self._templates = templates
         self._reservations = reservations
@@ -131,13 +129,13 @@ class SnapshotVerifier:
 
     async def _handle(self, snapshot: SnapshotId, tries: int) -> None:
         with self._leases.lease(snapshot):
-            record = await self._snapshots.current(snapshot)
+            record = await self._records.current(snapshot)
             if record is None:
                 return
             try:
                 await self._verify(record)
             except SandlotError as error:
-                if error.code in _STOPPING or await self._snapshots.current(snapshot) is None:
+                if error.code in _STOPPING or await self._records.current(snapshot) is None:
                     return  # the service is stopping and the next service verifies the snapshot, or the snapshot was deleted
                 if error.code not in _TEMPORARY | _DAMAGED:
                     _log.warning("snapshot.not_verified", snapshot=snapshot, error=str(error))
@@ -150,7 +148,7 @@ class SnapshotVerifier:
                     return
                 _log.error("snapshot.unusable", snapshot=snapshot, error=str(error))
                 problem = f"it could not be restored when it was verified: {error.message}"
-                await self._snapshots.save_problem(replace(record, problem=problem))
+                await self._records.save_problem(replace(record, problem=problem))
 
     async def _verify(self, record: SnapshotRecord) -> None:
         """Restore a snapshot once, and pack its files if the quota of its owner allows them."""
@@ -181,11 +179,11 @@ class SnapshotVerifier:
 
     async def _pack_files(self, record: SnapshotRecord, sandbox: Sandbox) -> None:
         layer = self._images.layer(record.id)
-        await self._snapshots.check_layer_quota(record)
+        await self._records.check_layer_quota(record)
         base = await self._templates.resolve(sandbox.spec.template)
         size_bytes = await overlay.pack_overlay(sandbox, layer, base.root.tree)
         try:
-            await self._snapshots.save_layer(record, size_bytes)
+            await self._records.save_layer(record, size_bytes)
         except LimitError:
             await asyncio.to_thread(layer.unlink, missing_ok=True)
             raise
