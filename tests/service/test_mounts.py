@@ -66,9 +66,11 @@ async def is_mounted(node: Node, sandbox: Sandbox, path: str = "/data") -> bool:
 @asynccontextmanager
 async def running(node: Node, command: str, sandbox: Sandbox, user: User = User.USER) -> AsyncIterator[None]:
     """A command that says ``ready`` and goes on until the end of the block."""
-    started, _ = await node.processes.launch_in(
-        sandbox, ProcessSpec(("/bin/sh", "-c", f"{command}\ntouch /tmp/ready; sleep 1000"), user=user, timeout_s=None)
-    )
+    started = (
+        await node.processes.launch(
+            OPERATOR, sandbox.id, ProcessSpec(("/bin/sh", "-c", f"{command}\ntouch /tmp/ready; sleep 1000"), user=user, timeout_s=None)
+        )
+    ).process
 
     async def ready() -> bool:
         return "ready" in await shell(node, sandbox, "ls /tmp")
@@ -77,7 +79,7 @@ async def running(node: Node, command: str, sandbox: Sandbox, user: User = User.
     try:
         yield
     finally:
-        await node.processes.signal_in(sandbox, started, 9)
+        await node.processes.signal(OPERATOR, sandbox.id, started, 9)
         await shell(node, sandbox, "rm -f /tmp/ready")
 
 
@@ -155,12 +157,14 @@ async def test_nothing_inside_writes_to_what_was_taken_away_however_it_was_reach
     hidden = "import os,time; f = os.open('/.sandlot/volumes/0/word', os.O_WRONLY | os.O_CREAT); open('/tmp/ready', 'w'); time.sleep(1000)"
     bound = "import ctypes,os; os.mkdir('/tmp/x'); print(ctypes.CDLL(None).mount(b'/data', b'/tmp/x', None, 4096, None))"
     undone = "import ctypes; print(ctypes.CDLL(None).umount2(b'/tmp/x', 2))"
-    started, _ = await service.node.processes.launch_in(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", hidden), user=User.ROOT, timeout_s=None))
+    started = (
+        await service.node.processes.launch(OPERATOR, sandbox.id, ProcessSpec((*INTERPRETER_ARGV, "-c", hidden), user=User.ROOT, timeout_s=None))
+    ).process
     await until(lambda: _there(service.node, sandbox, "/tmp/ready"))
     with pytest.raises(ConflictError, match="in use"):
         await detach(service, sandbox)
     assert await is_mounted(service.node, sandbox)
-    await service.node.processes.signal_in(sandbox, started, 9)
+    await service.node.processes.signal(OPERATOR, sandbox.id, started, 9)
     await until(lambda: _ended(service.node, sandbox, "time.sleep"))
     assert "0" in await _root(service.node, sandbox, bound)
     with pytest.raises(ConflictError, match="in use"):
@@ -183,7 +187,7 @@ async def _ended(node: Node, sandbox: Sandbox, word: str) -> bool:
 
 
 async def _root(node: Node, sandbox: Sandbox, text: str) -> str:
-    done = await node.processes.run_in(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", text), user=User.ROOT, timeout_s=60))
+    done = await node.processes.run(OPERATOR, sandbox.id, ProcessSpec((*INTERPRETER_ARGV, "-c", text), user=User.ROOT, timeout_s=60))
     assert done.outcome.exit_code == 0, done.stderr.text()
     return done.stdout.text()
 

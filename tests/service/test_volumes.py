@@ -73,7 +73,7 @@ async def made(service: Service, name: str = "data") -> str:
 
 async def fails(node: Node, sandbox: Sandbox, command: str, user: User = User.USER) -> str:
     """What a command line says that must not succeed."""
-    done = await node.processes.run_in(sandbox, ProcessSpec(("/bin/sh", "-c", command), user=user, timeout_s=60))
+    done = await node.processes.run(OPERATOR, sandbox.id, ProcessSpec(("/bin/sh", "-c", command), user=user, timeout_s=60))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
     assert done.outcome.exit_code != 0, output
     return output
@@ -122,7 +122,7 @@ async def test_read_only_volume_is_read_only_for_root_too(service: Service, base
     for command in ("touch /data/x", "rm /data/word", "echo two > /data/word", "chmod 777 /data"):
         assert "Read-only file system" in await fails(service.node, reader, command, User.ROOT)
     tried = "import ctypes; c = ctypes.CDLL(None); [c.mount(b'/data', b'/data', None, f, None) for f in (4096, 4096 | 32, 32)]"
-    await service.node.processes.run_in(reader, ProcessSpec((*INTERPRETER_ARGV, "-c", tried), user=User.ROOT))
+    await service.node.processes.run(OPERATOR, reader.id, ProcessSpec((*INTERPRETER_ARGV, "-c", tried), user=User.ROOT))
     await fails(service.node, reader, "touch /data/x", User.ROOT)
     await shell(service.node, writer, "echo two > /data/word; echo three > /data/new")
     assert await shell(service.node, reader, "cat /data/word /data/new") == "two\nthree\n"
@@ -136,8 +136,8 @@ async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(servi
     targets = {"host": state_dir, "root": "/", "up": "../../../../../../etc/machine-id", "image": state_dir / "volumes" / f"{id_}.img"}
     links = "; ".join(f"ln -s {target} /data/{name}" for name, target in targets.items())
     await shell(service.node, sandbox, f"{links}; cp /usr/bin/id /data/id; chmod 6755 /data/id; mkfifo /data/pipe")
-    planted = await service.node.processes.run_in(
-        sandbox, ProcessSpec(("/bin/sh", "-c", "chown 0:0 /data/id; chmod 6755 /data/id; mknod /data/disk b 7 0; true"), user=User.ROOT)
+    planted = await service.node.processes.run(
+        OPERATOR, sandbox.id, ProcessSpec(("/bin/sh", "-c", "chown 0:0 /data/id; chmod 6755 /data/id; mknod /data/disk b 7 0; true"), user=User.ROOT)
     )
     assert planted.outcome.exit_code == 0
     for name in ("host/sandlot.db", "image", "disk"):

@@ -106,7 +106,7 @@ async def make(service: Service, params: CreateSandboxParams = BASE, principal: 
 
 async def shell(node: Node, sandbox: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:
     """What a command line prints; it must succeed."""
-    done = await node.processes.run_in(sandbox, ProcessSpec(("/bin/sh", "-c", command), timeout_s=timeout_s))
+    done = await node.processes.run(OPERATOR, sandbox.id, ProcessSpec(("/bin/sh", "-c", command), timeout_s=timeout_s))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
     assert done.outcome.exit_code == 0, output
     return output
@@ -114,7 +114,7 @@ async def shell(node: Node, sandbox: Sandbox, command: str, *, timeout_s: float 
 
 async def cell(node: Node, sandbox: Sandbox, text: str) -> str:
     """What code prints in the sandbox's own kernel; it must succeed."""
-    done = await node.code.run_in(sandbox, CellSpec(text, timeout_s=120.0))
+    done = await node.code.run(OPERATOR, sandbox.id, CellSpec(text, timeout_s=120.0))
     assert done.outcome.status == "ok", done.error
     return done.stdout.text()
 

@@ -27,7 +27,7 @@ async def sandbox(node: MemoryNode) -> Sandbox:
 async def test_call_that_is_cut_off_reports_the_drivers_reason(node: MemoryNode, sandbox: Sandbox) -> None:
     guest = node.guest(sandbox)
     guest.drop_next("process.list")
-    call = asyncio.create_task(node.services.processes.list_in(sandbox))
+    call = asyncio.create_task(node.services.processes.list(OPERATOR, sandbox.id))
     await settled(lambda: bool(guest.requests("process.list")))
 
     guest.break_link()
@@ -44,11 +44,11 @@ async def test_call_beyond_the_limit_of_a_link_fails_as_busy(node: MemoryNode, s
     guest = node.guest(sandbox)
     for _ in range(HOST_STREAMS_MAX):
         guest.drop_next("process.list")
-    calls = [asyncio.create_task(node.services.processes.list_in(sandbox)) for _ in range(HOST_STREAMS_MAX)]
+    calls = [asyncio.create_task(node.services.processes.list(OPERATOR, sandbox.id)) for _ in range(HOST_STREAMS_MAX)]
     await settled(lambda: len(guest.requests("process.list")) == HOST_STREAMS_MAX)
 
     with pytest.raises(UnavailableError) as refused:
-        await node.services.processes.list_in(sandbox)
+        await node.services.processes.list(OPERATOR, sandbox.id)
     assert refused.value.code is ErrorCode.BUSY
 
     for call in calls:

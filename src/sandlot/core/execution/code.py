@@ -30,7 +30,7 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
-from sandlot.model.access import OPERATOR, Principal
+from sandlot.model.access import Principal
 from sandlot.model.errors import LimitError, NotFoundError, SandlotError, TimeoutExceededError
 from sandlot.model.executions import (
     NATIVE,
@@ -73,7 +73,7 @@ class CodeExecution(ExecutionStream[CellCall, Event]):
     async def outcome(self) -> CodeStatus:
         """Wait for the end of the cell and return its status.
 
-        If :meth:`CodeService.follow_in` opened the stream with ``to_end=False``, return the current status without waiting.
+        If :meth:`CodeService.follow` opened the stream with ``to_end=False``, return the current status without waiting.
         """
         result = await self.result()
         return CodeStatus(self.id, result.status, result.execution_count, result.duration_s)
@@ -211,7 +211,19 @@ class CodeService:
         live = self._registry.find(sandbox, principal)
         if idempotency_key is not None:
             options = replace(options, id=execution_id(live.id, idempotency_key, "background", cell))
-        return await self.launch_in(live, cell, options)
+        id_, known = options.id, self.executions.table.of(live)
+        if id_ is not None and id_ not in known.live and (id_ in known.recent or known.guest_knows_more) and await _is_known(live, id_):
+            return id_
+        background = {each.id for each in known.live.values() if each.mode == BACKGROUND and each.kind is Kind.CELL}
+        if len(background) >= MAX_BACKGROUND and id_ not in background:
+            raise LimitError(
+                f"Sandbox {live.id} runs {len(background)} executions in the background; at most {MAX_BACKGROUND} are allowed.",
+                hint="Wait until some of these executions have ended, or interrupt some of them.",
+                fields={"sandbox": live.id, "max_background": MAX_BACKGROUND},
+            )
+
+        options = replace(options, language=cell.language or "python", code=cell.code)
+        return (await self.executions.launch(live, Kind.CELL, options, partial(self._submit, cell, confirm=True))).id
 
     async def follow(
         self, principal: Principal, sandbox: str, execution: str, start: CodePosition | None = None, *, to_end: bool = True
@@ -232,8 +244,7 @@ class CodeService:
         at = start or CodePosition()
         async with reaching(live) as link:
             await _find_cell(link, check_id(execution))
-        followed = await self.follow_in(live, execution, events_from=at.events, stdout_from=at.stdout, stderr_from=at.stderr, to_end=to_end)
-        return CodeStream(followed)
+        return CodeStream(await self._attach(live, execution, at, to_end=to_end))
 
     async def read(
         self, principal: Principal, sandbox: str, execution: str, start: CodePosition | None = None, *, wait_s: float | None = 0
@@ -247,7 +258,18 @@ class CodeService:
             NotFoundError: The guest has no such cell (code ``execution_not_found``).
         """
         live, at = self._registry.find(sandbox, principal), start or CodePosition()
-        return await self.collect(live, execution, events_from=at.events, stdout_from=at.stdout, stderr_from=at.stderr, wait_s=wait_s)
+        output = OutputCollector(live.buffers)
+        try:
+            if wait_s != 0:
+                followed = await self._attach(live, execution, at)
+                try:
+                    return await _collect(followed, output, wait_s)
+                except TimeoutError:
+                    at = followed.position
+            rest = await self._attach(live, execution, at, to_end=False)
+            return await _collect(rest, output, None)
+        finally:
+            output.close()
 
     async def interrupt(self, principal: Principal, sandbox: str, execution: str) -> bool:
         """Interrupt a running cell as Ctrl-C would, or abort a cell that waits for its context. Return False if the cell had ended.
@@ -259,10 +281,6 @@ class CodeService:
             return await link.kernels.interrupt(execution=check_id(execution))
 
     # Operations on a live sandbox -------------------------------------------------------------------------------------
-
-    async def run_in(self, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE) -> CodeResult:
-        """Run a cell to its end and collect its output. See :meth:`run`."""
-        return await self.run(OPERATOR, sandbox.id, cell, options)
 
     async def start(
         self, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE, *, idempotency_key: str | None = None
@@ -292,87 +310,13 @@ class CodeService:
         )
         return CodeExecution(sandbox, call, client)
 
-    async def launch_in(self, sandbox: Sandbox, cell: CellSpec, options: ExecutionOptions = NATIVE) -> ProcessId:
-        """Start a cell in the background. See :meth:`launch`."""
-        id_, known = options.id, self.executions.table.of(sandbox)
-        if id_ is not None and id_ not in known.live and (id_ in known.recent or known.guest_knows_more) and await _is_known(sandbox, id_):
-            return id_
-        background = self.background(sandbox)
-        if len(background) >= MAX_BACKGROUND and id_ not in background:
-            raise LimitError(
-                f"Sandbox {sandbox.id} runs {len(background)} executions in the background; at most {MAX_BACKGROUND} are allowed.",
-                hint="Wait until some of these executions have ended, or interrupt some of them.",
-                fields={"sandbox": sandbox.id, "max_background": MAX_BACKGROUND},
-            )
-
-        options = replace(options, language=cell.language or "python", code=cell.code)
-        return (await self.executions.launch(sandbox, Kind.CELL, options, partial(self._submit, cell, confirm=True))).id
-
-    def background(self, sandbox: Sandbox) -> set[ProcessId]:
-        """Return the ids of the background cells that have not ended."""
-        return {each.id for each in self.executions.table.of(sandbox).live.values() if each.mode == BACKGROUND and each.kind is Kind.CELL}
-
-    async def follow_in(
-        self,
-        sandbox: Sandbox,
-        execution: str,
-        *,
-        events_from: int = 0,
-        stdout_from: int | None = 0,
-        stderr_from: int | None = 0,
-        to_end: bool = True,
-    ) -> CodeExecution:
-        """Read the events of a cell that was started earlier. The cell may have ended already. Closing the stream does not interrupt the cell.
-
-        Args:
-            sandbox: Sandbox of the cell.
-            execution: Id of the cell.
-            events_from: Number of start, display, clear and error events to skip.
-            stdout_from: Byte offset from which standard output is read; None reads from the oldest byte that the guest keeps.
-            stderr_from: The same for standard error.
-            to_end: False to read only events that exist already; if the cell has not ended, its status is ``running``.
-
-        Raises:
-            NotFoundError: The guest has no such cell (code ``execution_not_found``). The iteration raises this error.
-        """
-        async with sandbox.connection() as link:
+    async def _attach(self, live: Sandbox, execution: str, start: CodePosition, *, to_end: bool = True) -> CodeExecution:
+        """Read the events of a cell from a position, to the end of the cell or to the last event that exists."""
+        async with live.connection() as link:
             call = await link.kernels.attach(
-                check_id(execution), events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait=to_end
+                check_id(execution), events_from=start.events, stdout_from=start.stdout, stderr_from=start.stderr, wait=to_end
             )
-        start = CodePosition(events_from, stdout_from, stderr_from)
-        return CodeExecution(sandbox, call, self.executions.enter(sandbox, call.id), start=start)
-
-    async def collect(
-        self,
-        sandbox: Sandbox,
-        execution: str,
-        *,
-        events_from: int = 0,
-        stdout_from: int | None = None,
-        stderr_from: int | None = None,
-        wait_s: float | None = 0,
-    ) -> CodeResult:
-        """Collect the output and the results of a cell from a position, which is given as for :meth:`follow`.
-
-        ``wait_s`` is the number of seconds to wait for the end of the cell; None waits until the end. If the cell has not ended by then, its status
-        is ``running``.
-
-        Raises:
-            NotFoundError: The guest has no such cell (code ``execution_not_found``).
-        """
-        output = OutputCollector(sandbox.buffers)
-        try:
-            if wait_s != 0:
-                followed = await self.follow_in(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
-                try:
-                    return await _collect(followed, output, wait_s)
-                except TimeoutError:
-                    at = followed.position
-                    events_from, stdout_from, stderr_from = at.events, at.stdout, at.stderr
-            rest = await self.follow_in(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
-            return await _collect(rest, output, None)
-        finally:
-            output.close()
+        return CodeExecution(live, call, self.executions.enter(live, call.id), start=start)
 
     async def _submit(self, cell: CellSpec, execution: Execution, link: Link, *, confirm: bool) -> CellCall:
         """Send a cell to the guest. If ``confirm`` is True, wait until the guest has accepted the cell."""

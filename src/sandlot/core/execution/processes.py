@@ -36,7 +36,7 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox, SandboxLocal
 from sandlot.link.client import Link
 from sandlot.link.processes import ProcessCall
-from sandlot.model.access import OPERATOR, Principal
+from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ConflictError, NotFoundError
 from sandlot.model.executions import (
@@ -297,7 +297,27 @@ class ProcessService:
         self, principal: Principal, sandbox: str, spec: ProcessSpec, *, stdin: bytes | None = None, options: ExecutionOptions = NATIVE
     ) -> ProcessInfo:
         """Start a process in the background. If the caller is cancelled during the start, the process is killed, unless the client chose its id."""
-        return self._started(spec, *await self.launch_in(self._registry.find(sandbox, principal), spec, stdin=stdin, options=options))
+        live = self._registry.find(sandbox, principal)
+        feeding: asyncio.Task[None] | None = None
+
+        async def send(execution: Execution, link: Link) -> ProcessCall:
+            nonlocal feeding
+            call = await self._send(execution, link, spec, stdin, attach=stdin is not None)
+            if stdin is None:
+                await call.aclose()
+            else:
+                # The call stays open because it carries the input. The output of the call is drained: unread output would block the process.
+                live.tasks.spawn(self.stdin.drain(call))
+                feeding = self.stdin.feed(live, call, stdin)
+            return call
+
+        options = replace(options, argv=options.argv or spec.argv)
+        execution = await self.executions.launch(live, Kind.PROCESS, options, send)
+        if not isinstance(execution.call, ProcessCall):
+            return self._started(spec, execution.id, (await self.get(principal, sandbox, execution.id)).pid)
+        if feeding is not None and stdin is not None:
+            await self.stdin.confirm_fed(live, feeding, execution.call, len(stdin))
+        return self._started(spec, execution.id, execution.call.pid)
 
     async def restart(self, principal: Principal, sandbox: str, process: str, *, options: ExecutionOptions = NATIVE) -> ProcessInfo:
         """Start a process again in the background, under a new id. If the process still runs, it is killed first. See :meth:`launch`.
@@ -307,7 +327,7 @@ class ProcessService:
             ConflictError: The parameters of the process are no longer known, or the process does not end after SIGKILL.
         """
         live, id_ = self._registry.find(sandbox, principal), check_id(process)
-        known = await self.get_in(live, id_)
+        known = await self.get(principal, sandbox, id_)
         details = self.state.of(live).details.get(id_)
         if details is None or details.spec is None:
             raise ConflictError(
@@ -316,14 +336,14 @@ class ProcessService:
                 fields={"process": id_},
             )
         if known.running:
-            await self.signal_in(live, id_, int(signals.SIGKILL))
-            if await self.wait_in(live, id_, CALL_TIMEOUT_S) is None:
+            await self.signal(principal, sandbox, id_, int(signals.SIGKILL))
+            if await self.wait(principal, sandbox, id_, timeout_s=CALL_TIMEOUT_S) is None:
                 raise ConflictError(
                     f"Process {id_} had not ended {CALL_TIMEOUT_S:g} s after SIGKILL.",
                     hint="Wait until the process has ended, and restart it again.",
                     fields={"process": id_},
                 )
-        return self._started(details.spec, *await self.launch_in(live, details.spec, options=options))
+        return await self.launch(principal, sandbox, details.spec, options=options)
 
     async def follow(
         self,
@@ -360,11 +380,23 @@ class ProcessService:
         Returns:
             The outcome (None if the process still runs), the standard output and the standard error.
         """
-        return await self.read_in(self._registry.find(sandbox, principal), process, stdout_from=stdout_from, stderr_from=stderr_from)
+        live = self._registry.find(sandbox, principal)
+        run = await self.follow_in(live, process, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
+        output = OutputCollector(live.buffers)
+        try:
+            async with live.connection():
+                async for event in run:
+                    output.add(event)
+                return None if run.is_running else await run.outcome(), output.captures[Channel.STDOUT], output.captures[Channel.STDERR]
+        finally:
+            output.close()
+            await run.detach()
 
     async def list(self, principal: Principal, sandbox: str) -> tuple[ProcessInfo, ...]:
         """Return the running processes that clients started, and the latest processes that ended. Sandlot's helpers are not listed."""
-        return await self.list_in(self._registry.find(sandbox, principal))
+        live = self._registry.find(sandbox, principal)
+        async with live.connection() as link:
+            return tuple(self._detailed(live, info) for info in await link.processes.list() if not is_helper(info.argv))
 
     async def get(self, principal: Principal, sandbox: str, process: str) -> ProcessInfo:
         """Return the state of one process.
@@ -372,7 +404,9 @@ class ProcessService:
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
         """
-        return await self.get_in(self._registry.find(sandbox, principal), process)
+        live = self._registry.find(sandbox, principal)
+        async with live.connection() as link:
+            return self._detailed(live, await link.processes.get(check_id(process)))
 
     async def wait(self, principal: Principal, sandbox: str, process: str, *, timeout_s: float | None = None) -> ProcessOutcome | None:
         """Wait for the end of a process without reading its output. Return None if the process still runs after ``timeout_s`` seconds.
@@ -382,7 +416,17 @@ class ProcessService:
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
         """
-        return await self.wait_in(self._registry.find(sandbox, principal), process, timeout_s)
+        id_ = check_id(process)
+        async with self._registry.find(sandbox, principal).connection(None) as link:
+            if timeout_s == 0:
+                if (await link.processes.get(id_)).running:
+                    return None
+                timeout_s = CALL_TIMEOUT_S
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return process_outcome(id_, await link.processes.wait(id_))
+            except TimeoutError:
+                return None
 
     async def signal(self, principal: Principal, sandbox: str, process: str, number: int) -> bool:
         """Send a signal to the process group of a process. Return False if the process had ended.
@@ -390,7 +434,8 @@ class ProcessService:
         Raises:
             NotFoundError: The sandbox has no such process (code ``process_not_found``).
         """
-        return await self.signal_in(self._registry.find(sandbox, principal), process, number)
+        async with self._registry.find(sandbox, principal).connection() as link:
+            return await link.processes.signal(check_id(process), number)
 
     async def write_stdin(self, principal: Principal, sandbox: str, process: str, chunks: AsyncIterable[bytes], *, offset: int | None = None) -> int:
         """Write to a process's standard input. Waits while the process does not read. See :meth:`StdinManager.write`."""
@@ -401,10 +446,6 @@ class ProcessService:
         await self.stdin.close(self._registry.find(sandbox, principal), process)
 
     # Operations on a live sandbox -------------------------------------------------------------------------------------
-
-    async def run_in(self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, options: ExecutionOptions = NATIVE) -> CommandResult:
-        """Run a process to its end and collect its output. See :meth:`run`."""
-        return await self.run(OPERATOR, sandbox.id, spec, stdin=stdin, options=options)
 
     async def start(
         self,
@@ -447,35 +488,6 @@ class ProcessService:
             *await self.executions.open(sandbox, kind, options, send, find=None if options.id is None else find, attach=attach, mode=mode),
         )
 
-    async def launch_in(
-        self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, options: ExecutionOptions = NATIVE
-    ) -> tuple[ProcessId, int]:
-        """Start a process in the background. If the caller is cancelled during the start, the process is killed, unless the client chose its id.
-
-        Returns:
-            Id of the process, and its process number inside the sandbox.
-        """
-        feeding: asyncio.Task[None] | None = None
-
-        async def send(execution: Execution, link: Link) -> ProcessCall:
-            nonlocal feeding
-            call = await self._send(execution, link, spec, stdin, attach=stdin is not None)
-            if stdin is None:
-                await call.aclose()
-            else:
-                # The call stays open because it carries the input. The output of the call is drained: unread output would block the process.
-                sandbox.tasks.spawn(self.stdin.drain(call))
-                feeding = self.stdin.feed(sandbox, call, stdin)
-            return call
-
-        options = replace(options, argv=options.argv or spec.argv)
-        execution = await self.executions.launch(sandbox, Kind.PROCESS, options, send)
-        if not isinstance(execution.call, ProcessCall):
-            return execution.id, (await self.get_in(sandbox, execution.id)).pid
-        if feeding is not None and stdin is not None:
-            await self.stdin.confirm_fed(sandbox, feeding, execution.call, len(stdin))
-        return execution.id, execution.call.pid
-
     async def _send(self, execution: Execution, link: Link, spec: ProcessSpec, stdin: bytes | None, *, attach: bool = True) -> ProcessCall:
         """Send the start of a process to the guest. The memory of the input is reserved; :meth:`StdinManager.feed` gives it back."""
         sandbox, size = execution.sandbox, len(stdin or b"")
@@ -511,58 +523,6 @@ class ProcessService:
             call = await link.processes.attach(process, stdout_from=stdout_from, stderr_from=stderr_from)
         return ProcessExecution(self, sandbox, call, self.executions.enter(sandbox, process), until)
 
-    async def read_in(
-        self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None
-    ) -> tuple[ProcessOutcome | None, OutputCapture, OutputCapture]:
-        """Collect the output that a process has written until now, without waiting for more output.
-
-        Returns:
-            The outcome (None if the process still runs), the standard output and the standard error.
-
-        Raises:
-            NotFoundError: The sandbox has no such process (code ``process_not_found``).
-        """
-        process = await self.follow_in(sandbox, id_, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
-        output = OutputCollector(sandbox.buffers)
-        try:
-            async with sandbox.connection():
-                async for event in process:
-                    output.add(event)
-                return None if process.is_running else await process.outcome(), output.captures[Channel.STDOUT], output.captures[Channel.STDERR]
-        finally:
-            output.close()
-            await process.detach()
-
-    async def wait_in(self, sandbox: Sandbox, id_: str, timeout_s: float | None = None) -> ProcessOutcome | None:
-        """Wait for the end of a process without reading its output. Return None if the process still runs after ``timeout_s`` seconds.
-
-        ``timeout_s`` None waits until the end, 0 does not wait.
-
-        Raises:
-            NotFoundError: The sandbox has no such process (code ``process_not_found``).
-        """
-        process = check_id(id_)
-        async with sandbox.connection(None) as link:
-            if timeout_s == 0:
-                if (await link.processes.get(process)).running:
-                    return None
-                timeout_s = CALL_TIMEOUT_S
-            try:
-                async with asyncio.timeout(timeout_s):
-                    return process_outcome(process, await link.processes.wait(process))
-            except TimeoutError:
-                return None
-
-    async def list_in(self, sandbox: Sandbox) -> tuple[ProcessInfo, ...]:
-        """Return the processes that clients started. See :meth:`list`."""
-        async with sandbox.connection() as link:
-            return tuple(self._detailed(sandbox, info) for info in await link.processes.list() if not is_helper(info.argv))
-
-    async def get_in(self, sandbox: Sandbox, id_: str) -> ProcessInfo:
-        """Return the state of one process. See :meth:`get`."""
-        async with sandbox.connection() as link:
-            return self._detailed(sandbox, await link.processes.get(check_id(id_)))
-
     def _detailed(self, sandbox: Sandbox, info: ProcessInfo) -> ProcessInfo:
         state = self.state.get(sandbox)
         known = None if state is None else state.details.get(info.process)
@@ -589,12 +549,3 @@ class ProcessService:
             env=spec.env,
             started_at=self._clock.now(),
         )
-
-    async def signal_in(self, sandbox: Sandbox, id_: str, number: int) -> bool:
-        """Send a signal to the process group of a process. Return False if the process had ended.
-
-        Raises:
-            NotFoundError: The sandbox has no such process (code ``process_not_found``).
-        """
-        async with sandbox.connection() as link:
-            return await link.processes.signal(check_id(id_), number)

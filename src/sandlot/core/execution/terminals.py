@@ -51,7 +51,10 @@ class TerminalService:
             ConflictError: The process has no terminal.
         """
         live = self._registry.find(sandbox, principal)
-        return Terminal(live, await attach(self._processes, live, process, offset=offset), self._processes.executions.log)
+        if not (await self._processes.get(principal, sandbox, process)).pty:
+            raise ConflictError(f"Process {process} has no terminal.", code=ErrorCode.CONFLICT, hint="Start the process with `pty`.")
+        output = await self._processes.follow_in(live, process, stdout_from=offset, stderr_from=None)
+        return Terminal(live, output, self._processes.executions.log)
 
     async def resize(self, principal: Principal, sandbox: str, process: str, rows: int, cols: int) -> bool:
         """Change the size of a process's terminal. Return False if the process had ended.
@@ -61,7 +64,9 @@ class TerminalService:
             ConflictError: The process has no terminal.
             InvalidRequestError: The size is not valid.
         """
-        return await resize(self._registry.find(sandbox, principal), process, rows, cols)
+        check_terminal_size(rows, cols)
+        async with self._registry.find(sandbox, principal).connection() as link:
+            return await link.processes.resize(check_id(process), rows, cols)
 
 
 class Terminal(ProcessStream):
@@ -88,33 +93,6 @@ class Terminal(ProcessStream):
         self._writing.cancel()
         self._input.close()
         await super().aclose()
-
-
-async def attach(processes: ProcessService, sandbox: Sandbox, id_: str, *, offset: int | None = None) -> ProcessExecution:
-    """Attach to a process that runs on a terminal, to read its output from a byte offset and to send input.
-
-    ``offset`` None is the oldest byte that the guest keeps.
-
-    Raises:
-        NotFoundError: The sandbox has no such process (code ``process_not_found``).
-        ConflictError: The process has no terminal.
-    """
-    if not (await processes.get_in(sandbox, id_)).pty:
-        raise ConflictError(f"Process {id_} has no terminal.", code=ErrorCode.CONFLICT, hint="Start the process with `pty`.")
-    return await processes.follow_in(sandbox, id_, stdout_from=offset, stderr_from=None)
-
-
-async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
-    """Change the size of a process's terminal. Return False if the process had ended.
-
-    Raises:
-        NotFoundError: The sandbox has no such process (code ``process_not_found``).
-        ConflictError: The process has no terminal.
-        InvalidRequestError: The size is not valid.
-    """
-    check_terminal_size(rows, cols)
-    async with sandbox.connection() as link:
-        return await link.processes.resize(check_id(id_), rows, cols)
 
 
 class TerminalInput:

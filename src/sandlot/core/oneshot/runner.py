@@ -32,7 +32,7 @@ from sandlot.core.manager import SandboxManager
 from sandlot.core.oneshot.verdict import Observation, grade
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import GRACE_S, Sandbox
-from sandlot.model.access import Principal
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.buffer_budget import RETRY_AFTER_S
 from sandlot.model.errors import ErrorCode, InternalError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.executions import Channel, ExecutionOptions, Output, OutputGap
@@ -167,7 +167,7 @@ class OneShotRunner:
                             if not observation.output_exceeded and not _keep(output, event, params.output_bytes):
                                 observation.output_exceeded = True
                                 until_killed.reschedule(loop.time() + _KILL_TIMEOUT_S)
-                                await self._processes.signal_in(sandbox, process.id, int(signals.SIGKILL))
+                                await self._processes.signal(OPERATOR, sandbox.id, process.id, int(signals.SIGKILL))
                         observation.outcome = await process.outcome()
             if observation.outcome is not None and observation.outcome.exit_code and sandbox.instance is not None:
                 observation.oom_kills = (await sandbox.instance.usage()).oom_kills

@@ -8,6 +8,7 @@ import pytest
 
 from sandlot.core.execution import changes
 from sandlot.core.files import files
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, InvalidRequestError
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.protocol import values
@@ -63,6 +64,6 @@ async def test_forged_report_without_end_is_cut_off(at: Bench) -> None:
         (program,) = await link.processes.list()
         await link.processes.signal(program.process, int(signal.SIGSTOP))  # before it can report
     forging = f"while :; do cat /tmp/forged; done > /proc/{program.pid}/fd/2"
-    _, _ = await at.node.processes.launch_in(sandbox, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
+    _ = (await at.node.processes.launch(OPERATOR, sandbox.id, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))).process
     with pytest.raises(ConflictError, match="invalid report"):
         await tracker.changed()

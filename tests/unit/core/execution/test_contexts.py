@@ -12,7 +12,7 @@ from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnsupportedError
-from sandlot.model.executions import CodeResult, Display, Output
+from sandlot.model.executions import CodeEnded, CodePosition, CodeResult, Display, Output
 from sandlot.model.specs import CellSpec
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, Bench, serving
@@ -23,20 +23,20 @@ OPEN = "open('/tmp/gate', 'w').close()"
 
 
 async def done(node: Node, sandbox: Sandbox, execution: str) -> CodeResult:
-    return await node.code.collect(sandbox, execution, wait_s=None)
+    return await node.code.read(OPERATOR, sandbox.id, execution, wait_s=None)
 
 
 async def test_context_is_created_listed_used_restarted_and_removed(at: Bench, sandbox: Sandbox) -> None:
     made = await at.node.contexts.create(OPERATOR, sandbox.id, "python3", cwd="/tmp", env={"WHICH": "mine"})
     assert (made.language, made.cwd) == ("python", "/tmp")
-    ran = await at.node.code.run_in(sandbox, CellSpec("import os; kept = 1; print(os.getcwd(), os.environ['WHICH'])", context=made.id))
+    ran = await at.node.code.run(OPERATOR, sandbox.id, CellSpec("import os; kept = 1; print(os.getcwd(), os.environ['WHICH'])", context=made.id))
     assert ran.stdout.text() == "/tmp mine\n"
     known = await at.node.contexts.get(OPERATOR, sandbox.id, made.id)
     assert (known.state, known.execution_count) == ("idle", 1)
     assert known.pid
     assert made.id in {context.id for context in await at.node.contexts.list(OPERATOR, sandbox.id)}
     await at.node.contexts.restart(OPERATOR, sandbox.id, made.id)
-    failed = await at.node.code.run_in(sandbox, CellSpec("kept", context=made.id, language=None))
+    failed = await at.node.code.run(OPERATOR, sandbox.id, CellSpec("kept", context=made.id, language=None))
     assert failed.error is not None
     assert failed.error.name == "NameError"
     assert not await at.node.contexts.interrupt(OPERATOR, sandbox.id, made.id), "nothing runs"
@@ -46,9 +46,9 @@ async def test_context_is_created_listed_used_restarted_and_removed(at: Bench, s
         lambda: at.node.contexts.restart(OPERATOR, sandbox.id, made.id),
         lambda: at.node.contexts.delete(OPERATOR, sandbox.id, made.id),
         lambda: at.node.contexts.interrupt(OPERATOR, sandbox.id, made.id),
-        lambda: at.node.code.run_in(sandbox, CellSpec("1", context=made.id)),
+        lambda: at.node.code.run(OPERATOR, sandbox.id, CellSpec("1", context=made.id)),
         lambda: at.node.code.start(sandbox, CellSpec("1", context=made.id)),
-        lambda: at.node.code.launch_in(sandbox, CellSpec("1", context=made.id)),
+        lambda: at.node.code.launch(OPERATOR, sandbox.id, CellSpec("1", context=made.id)),
         lambda: at.node.contexts.get(OPERATOR, sandbox.id, "no id of one"),
     ]
     for call in calls:
@@ -59,13 +59,13 @@ async def test_context_is_created_listed_used_restarted_and_removed(at: Bench, s
 
 @pytest.mark.real_guest
 async def test_languages_have_contexts_of_their_own(at: Bench, sandbox: Sandbox) -> None:
-    await at.node.code.run_in(sandbox, CellSpec("x=from-bash", language="sh"))
-    assert (await at.node.code.run_in(sandbox, CellSpec("echo $x", language="bash"))).stdout.text() == "from-bash\n"
-    await at.node.code.run_in(sandbox, CellSpec("let x = 'from js'", language="js"))
-    assert (await at.node.code.run_in(sandbox, CellSpec("console.log(x)", language="javascript"))).stdout.text() == "from js\n"
+    await at.node.code.run(OPERATOR, sandbox.id, CellSpec("x=from-bash", language="sh"))
+    assert (await at.node.code.run(OPERATOR, sandbox.id, CellSpec("echo $x", language="bash"))).stdout.text() == "from-bash\n"
+    await at.node.code.run(OPERATOR, sandbox.id, CellSpec("let x = 'from js'", language="js"))
+    assert (await at.node.code.run(OPERATOR, sandbox.id, CellSpec("console.log(x)", language="javascript"))).stdout.text() == "from js\n"
     assert {context.id for context in await at.node.contexts.list(OPERATOR, sandbox.id)} >= {"bash", "javascript"}
     with pytest.raises(ConflictError):
-        await at.node.code.run_in(sandbox, CellSpec("1", language="python", context="bash"))
+        await at.node.code.run(OPERATOR, sandbox.id, CellSpec("1", language="python", context="bash"))
 
 
 @pytest.mark.real_guest
@@ -79,22 +79,24 @@ async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_pa
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.internals.manager.create(OPERATOR, BASE)
         mine = (await first.node.contexts.create(OPERATOR, sandbox.id, "python")).id
-        await first.node.code.run_in(sandbox, CellSpec("kept = 41", context=mine))
-        running = await first.node.code.launch_in(sandbox, CellSpec(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None))
-        waiting = await first.node.code.launch_in(sandbox, CellSpec("print('its turn')", context=mine))
+        await first.node.code.run(OPERATOR, sandbox.id, CellSpec("kept = 41", context=mine))
+        running = await first.node.code.launch(
+            OPERATOR, sandbox.id, CellSpec(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None)
+        )
+        waiting = await first.node.code.launch(OPERATOR, sandbox.id, CellSpec("print('its turn')", context=mine))
 
         async def has_begun() -> bool:
-            return (await first.node.code.collect(sandbox, running)).stdout.text() == "begun\n"
+            return (await first.node.code.read(OPERATOR, sandbox.id, running)).stdout.text() == "begun\n"
 
         await until(has_begun)
     async with serving(tmp_path, driver) as second:
         again = second.internals.registry.find(sandbox.id, OPERATOR)
         assert (await second.node.contexts.get(OPERATOR, again.id, mine)).state == "busy"
-        follower = await second.node.code.follow_in(again, running, stdout_from=len("begun\n"), events_from=1)
-        await second.node.code.run_in(again, CellSpec(OPEN))
+        follower = await second.node.code.follow(OPERATOR, again.id, running, CodePosition(events=1, stdout=len("begun\n")))
+        await second.node.code.run(OPERATOR, again.id, CellSpec(OPEN))
         told = [event async for event in follower]
-        assert (await follower.outcome()).status == "ok"
-        await follower.close()
+        assert isinstance(told[-1], CodeEnded)
+        assert told[-1].status.status == "ok"
         assert [event.data for event in told if isinstance(event, Output)] == [b"over\n"]
         assert [event.data["text/plain"] for event in told if isinstance(event, Display)] == ["42"]
         assert (await done(second.node, again, waiting)).stdout.text() == "its turn\n"

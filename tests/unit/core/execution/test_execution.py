@@ -181,7 +181,7 @@ async def test_clients_of_a_start_that_fails_get_its_error(place: Place) -> None
     place.guest.fail_next("process.start", "path_not_found")
     options = ExecutionOptions(id=new_process_id())
 
-    both = [place.node.services.processes.run_in(place.sandbox, PROGRAM, options=options) for _ in range(2)]
+    both = [place.node.services.processes.run(OPERATOR, place.sandbox.id, PROGRAM, options=options) for _ in range(2)]
     errors = await asyncio.gather(*both, return_exceptions=True)
 
     assert [type(error) for error in errors] == [NotFoundError, NotFoundError]
@@ -191,7 +191,10 @@ async def test_clients_of_a_start_that_fails_get_its_error(place: Place) -> None
 
 async def test_output_is_logged_once_although_several_clients_read_it(place: Place) -> None:
     id_ = new_process_id()
-    both = [asyncio.ensure_future(place.node.services.processes.run_in(place.sandbox, PROGRAM, options=ExecutionOptions(id=id_))) for _ in range(2)]
+    both = [
+        asyncio.ensure_future(place.node.services.processes.run(OPERATOR, place.sandbox.id, PROGRAM, options=ExecutionOptions(id=id_)))
+        for _ in range(2)
+    ]
     await settled(lambda: place.is_live(id_) and place.found(id_).state is State.FOLLOWED)
     place.gate.set()
 
@@ -223,10 +226,10 @@ async def test_only_the_first_absence_after_a_restart_may_last_long(tmp_path: Pa
         await run_pending()
         assert place.found(id_).state is State.LINGERING
 
-        follower = await place.node.services.code.follow_in(place.sandbox, id_)
+        follower = await place.node.services.code.follow(OPERATOR, place.sandbox.id, id_)
         await run_pending()
         assert place.found(id_).state is State.FOLLOWED
-        await follower.close()
+        await follower.aclose()
 
         await settled(lambda: not place.is_live(id_))
         assert (place.interrupts(), await place.status(id_)) == (1, "killed")
@@ -299,8 +302,8 @@ async def test_end_takes_package_access_although_a_client_stays(place: Place) ->
 async def test_execution_that_the_guest_has_forgotten_is_lost(tmp_path: Path) -> None:
     state = NodeState(tmp_path)
     async with opened(state) as first:
-        process, _ = await first.node.services.processes.launch_in(first.sandbox, PROGRAM)
-        cell = await first.node.services.code.launch_in(first.sandbox, WAIT)
+        process = (await first.node.services.processes.launch(OPERATOR, first.sandbox.id, PROGRAM)).process
+        cell = await first.node.services.code.launch(OPERATOR, first.sandbox.id, WAIT)
         guest = first.guest
         guest.processes.by_id.clear()
         guest.kernels.contexts.clear()
@@ -309,4 +312,4 @@ async def test_execution_that_the_guest_has_forgotten_is_lost(tmp_path: Path) ->
         await settled(lambda: not place.is_live(process) and not place.is_live(cell))
         assert [await place.status(id_) for id_ in (process, cell)] == ["lost", "lost"]
         with pytest.raises(NotFoundError):
-            await place.node.services.processes.get_in(place.sandbox, process)
+            await place.node.services.processes.get(OPERATOR, place.sandbox.id, process)

@@ -40,11 +40,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 async def put(node: Node, sandbox: Sandbox, manager: str) -> None:
     """A program in the package manager's place."""
     spec = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
-    assert (await node.processes.run_in(sandbox, spec, stdin=manager.encode())).outcome.exit_code == 0
+    assert (await node.processes.run(OPERATOR, sandbox.id, spec, stdin=manager.encode())).outcome.exit_code == 0
 
 
 async def running(node: Node, sandbox: Sandbox, id_: str) -> bool:
-    return (await node.processes.get_in(sandbox, id_)).running
+    return (await node.processes.get(OPERATOR, sandbox.id, id_)).running
 
 
 async def begun(node: Node, sandbox: Sandbox) -> ProcessExecution:

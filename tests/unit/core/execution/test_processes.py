@@ -20,21 +20,21 @@ from tests.support.until import until
 
 
 async def test_wait_returns_the_end_of_a_process_whose_output_is_not_read(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.node.processes.launch_in(sandbox, sh("sleep 0.3; head -c 4000000 /dev/zero; exit 3"))
-    assert await at.node.processes.wait_in(sandbox, id_, 0.01) is None
-    assert await at.node.processes.wait_in(sandbox, id_, 0) is None
-    waited = await asyncio.gather(at.node.processes.wait_in(sandbox, id_), at.node.processes.wait_in(sandbox, id_, 60))
+    id_ = (await at.node.processes.launch(OPERATOR, sandbox.id, sh("sleep 0.3; head -c 4000000 /dev/zero; exit 3"))).process
+    assert await at.node.processes.wait(OPERATOR, sandbox.id, id_, timeout_s=0.01) is None
+    assert await at.node.processes.wait(OPERATOR, sandbox.id, id_, timeout_s=0) is None
+    waited = await asyncio.gather(at.node.processes.wait(OPERATOR, sandbox.id, id_), at.node.processes.wait(OPERATOR, sandbox.id, id_, timeout_s=60))
     assert {outcome.exit_code for outcome in waited if outcome is not None} == {3}
-    assert await at.node.processes.wait_in(sandbox, id_, 0) == waited[0], "also afterwards"
+    assert await at.node.processes.wait(OPERATOR, sandbox.id, id_, timeout_s=0) == waited[0], "also afterwards"
     with pytest.raises(NotFoundError):
-        await at.node.processes.wait_in(sandbox, "0" * 32)
+        await at.node.processes.wait(OPERATOR, sandbox.id, "0" * 32)
 
 
 async def test_wait_returns_while_another_client_reads_slowly(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.node.processes.launch_in(sandbox, sh("head -c 700000 /dev/zero"))
+    id_ = (await at.node.processes.launch(OPERATOR, sandbox.id, sh("head -c 700000 /dev/zero"))).process
     slow = await at.node.processes.follow_in(sandbox, id_, stdout_from=0, stderr_from=0)
     try:
-        done = await at.node.processes.wait_in(sandbox, id_, 60)
+        done = await at.node.processes.wait(OPERATOR, sandbox.id, id_, timeout_s=60)
         assert done is not None
         assert done.exit_code == 0
     finally:
@@ -46,7 +46,7 @@ async def test_process_whose_client_disconnects_during_its_start_is_killed(tmp_p
         sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
         guest = node.guest(sandbox)
         start = guest.hold("process.start")
-        running = asyncio.create_task(node.services.processes.run_in(sandbox, sh("sleep 1000")))
+        running = asyncio.create_task(node.services.processes.run(OPERATOR, sandbox.id, sh("sleep 1000")))
         await start.reached.wait()
 
         running.cancel()
@@ -67,16 +67,16 @@ async def test_client_lost_by_a_hibernation_kills_no_process(tmp_path: Path) -> 
         await settled(lambda: not sandbox.tasks)
 
         assert sandbox.state is State.HIBERNATED
-        assert (await node.services.processes.get_in(sandbox, run.id)).running
+        assert (await node.services.processes.get(OPERATOR, sandbox.id, run.id)).running
 
 
 async def test_write_to_a_process_without_input_is_refused(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.node.processes.launch_in(sandbox, sh("sleep 4325", timeout_s=None))
+    id_ = (await at.node.processes.launch(OPERATOR, sandbox.id, sh("sleep 4325", timeout_s=None))).process
     with pytest.raises(ConflictError):
         await at.service.internals.stdin.write(sandbox, id_, pieces(b"x"))
     with pytest.raises(ConflictError):
         await at.service.internals.stdin.close(sandbox, id_)
-    await at.node.processes.signal_in(sandbox, id_, 9)
+    await at.node.processes.signal(OPERATOR, sandbox.id, id_, 9)
 
 
 @pytest.mark.parametrize("asked,number", [("SIGTERM", 15), ("term", 15), ("Kill", 9), (2, 2), (64, 64)])
@@ -90,32 +90,33 @@ def sh(command: str, *, stdin: bool = False, timeout_s: float | None = 60, user:
 
 async def test_restart_kills_the_process_and_starts_the_same_again(at: Bench, sandbox: Sandbox) -> None:
     spec = ProcessSpec(("sh", "-c", 'echo "$A"; pwd; exec sleep 1000'), env={"A": "again"}, cwd="/tmp", tag="mine", timeout_s=None)
-    first, first_pid = await at.node.processes.launch_in(sandbox, spec)
+    started = await at.node.processes.launch(OPERATOR, sandbox.id, spec)
+    first, first_pid = started.process, started.pid
     restarted = await at.node.processes.restart(OPERATOR, sandbox.id, first)
     second = restarted.process
     assert first != second
     assert first_pid != restarted.pid
-    assert (await at.node.processes.get_in(sandbox, first)).signal == 9
+    assert (await at.node.processes.get(OPERATOR, sandbox.id, first)).signal == 9
     found = await at.node.processes.get(OPERATOR, sandbox.id, second)
     assert [(each.argv, each.env, each.cwd, each.tag) for each in (restarted, found)] == [(spec.argv, spec.env, spec.cwd, spec.tag)] * 2
 
     async def has_written() -> bool:
-        return (await at.node.processes.read_in(sandbox, second, stdout_from=None, stderr_from=None))[1].text() == "again\n/tmp\n"
+        return (await at.node.processes.read(OPERATOR, sandbox.id, second, stdout_from=None, stderr_from=None))[1].text() == "again\n/tmp\n"
 
     await until(has_written)
-    await at.node.processes.signal_in(sandbox, second, 9)
-    await at.node.processes.wait_in(sandbox, second)
+    await at.node.processes.signal(OPERATOR, sandbox.id, second, 9)
+    await at.node.processes.wait(OPERATOR, sandbox.id, second)
     third = (await at.node.processes.restart(OPERATOR, sandbox.id, second)).process
-    assert (await at.node.processes.get_in(sandbox, third)).running
-    await at.node.processes.signal_in(sandbox, third, 9)
+    assert (await at.node.processes.get(OPERATOR, sandbox.id, third)).running
+    await at.node.processes.signal(OPERATOR, sandbox.id, third, 9)
 
 
 async def test_restart_without_known_parameters_leaves_the_process_alone(at: Bench, sandbox: Sandbox) -> None:
-    process, _ = await at.node.processes.launch_in(sandbox, ProcessSpec(("sleep", "1000"), timeout_s=None))
+    process = (await at.node.processes.launch(OPERATOR, sandbox.id, ProcessSpec(("sleep", "1000"), timeout_s=None))).process
     at.node.processes.state.of(sandbox).close()
     with pytest.raises(ConflictError):
         await at.node.processes.restart(OPERATOR, sandbox.id, process)
-    assert (await at.node.processes.get_in(sandbox, process)).running
-    await at.node.processes.signal_in(sandbox, process, 9)
+    assert (await at.node.processes.get(OPERATOR, sandbox.id, process)).running
+    await at.node.processes.signal(OPERATOR, sandbox.id, process, 9)
     with pytest.raises(NotFoundError):
         await at.node.processes.restart(OPERATOR, sandbox.id, "0" * 32)

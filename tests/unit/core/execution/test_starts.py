@@ -27,12 +27,14 @@ CELL = CellSpec("wait", timeout_s=None)
 SLEEP = ProcessSpec(("sleep", "1000"), timeout_s=None)
 
 STARTS: dict[str, Start] = {
-    "launched process": lambda node, sandbox, options: node.services.processes.launch_in(sandbox, SLEEP, options=options),
-    "launched process with input": lambda node, sandbox, options: node.services.processes.launch_in(sandbox, SLEEP, stdin=b"x", options=options),
-    "foreground process": lambda node, sandbox, options: node.services.processes.run_in(sandbox, SLEEP, options=options),
+    "launched process": lambda node, sandbox, options: node.services.processes.launch(OPERATOR, sandbox.id, SLEEP, options=options),
+    "launched process with input": lambda node, sandbox, options: node.services.processes.launch(
+        OPERATOR, sandbox.id, SLEEP, stdin=b"x", options=options
+    ),
+    "foreground process": lambda node, sandbox, options: node.services.processes.run(OPERATOR, sandbox.id, SLEEP, options=options),
     "install": lambda node, sandbox, options: node.services.packages.install(OPERATOR, sandbox.id, InstallParams(Manager.PIP, ("a",)), options),
-    "launched cell": lambda node, sandbox, options: node.services.code.launch_in(sandbox, CELL, options),
-    "foreground cell": lambda node, sandbox, options: node.services.code.run_in(sandbox, CELL, options),
+    "launched cell": lambda node, sandbox, options: node.services.code.launch(OPERATOR, sandbox.id, CELL, options),
+    "foreground cell": lambda node, sandbox, options: node.services.code.run(OPERATOR, sandbox.id, CELL, options),
 }
 TURNS = 40
 """Turns of the event loop after which a start in memory has returned."""
@@ -124,7 +126,7 @@ async def test_process_whose_start_a_hibernation_interrupts_is_counted_and_logge
     async with opened(tmp_path) as (node, _):
         sandbox = await made(node)
         start = node.guest(sandbox).hold("process.start")
-        launching = asyncio.ensure_future(node.services.processes.launch_in(sandbox, SLEEP))
+        launching = asyncio.ensure_future(node.services.processes.launch(OPERATOR, sandbox.id, SLEEP))
         await start.reached.wait()
 
         await node.sandboxes.hibernate(OPERATOR, sandbox.id)
@@ -145,7 +147,7 @@ async def test_process_that_the_guest_refuses_is_neither_counted_nor_killed(tmp_
         guest.fail_next("process.start", "not_found")
 
         with pytest.raises(SandlotError):
-            await node.services.processes.launch_in(sandbox, SLEEP)
+            await node.services.processes.launch(OPERATOR, sandbox.id, SLEEP)
         await settled(lambda: not sandbox.tasks)
 
         assert guest.requests("process.signal") == []

@@ -52,7 +52,7 @@ async def test_input_can_be_written_after_a_restart_of_the_service(tmp_path: Pat
 
 async def test_no_request_is_sent_while_a_process_does_not_read(node: MemoryNode) -> None:
     sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
-    id_, _ = await node.services.processes.launch_in(sandbox, ProcessSpec(shell_argv("sleep 60; wc -c"), stdin=True, timeout_s=None))
+    id_ = (await node.services.processes.launch(OPERATOR, sandbox.id, ProcessSpec(shell_argv("sleep 60; wc -c"), stdin=True, timeout_s=None))).process
     guest = node.guest(sandbox)
     await settled(lambda: bool(guest.requests("process.wait")))
     before = requests(guest)
@@ -83,13 +83,13 @@ async def test_write_is_confirmed_although_the_output_is_not_read(node: MemoryNo
 @pytest.mark.parametrize("end", ["kill", "close"])
 async def test_write_that_waits_ends_when_the_input_is_closed(node: MemoryNode, end: str) -> None:
     sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
-    id_, _ = await node.services.processes.launch_in(sandbox, ProcessSpec(("sleep", "1000"), stdin=True, timeout_s=None))
+    id_ = (await node.services.processes.launch(OPERATOR, sandbox.id, ProcessSpec(("sleep", "1000"), stdin=True, timeout_s=None))).process
     guest = node.guest(sandbox)
     writing = asyncio.create_task(node.internals.stdin.write(sandbox, id_, pieces(b"x" * 300_000)))
     await settled(lambda: received(guest, id_) == WINDOW_BYTES)
 
     if end == "kill":
-        await node.services.processes.signal_in(sandbox, id_, 9)
+        await node.services.processes.signal(OPERATOR, sandbox.id, id_, 9)
     else:
         async with sandbox.connection() as link:
             (await link.processes.open_input(ProcessId(id_))).close_stdin()
@@ -100,21 +100,21 @@ async def test_write_that_waits_ends_when_the_input_is_closed(node: MemoryNode, 
 
 
 async def test_write_waits_for_a_process_that_does_not_read_and_can_be_cancelled(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.node.processes.launch_in(sandbox, ProcessSpec(shell_argv("sleep 4331; wc -c"), stdin=True, timeout_s=None))
+    id_ = (await at.node.processes.launch(OPERATOR, sandbox.id, ProcessSpec(shell_argv("sleep 4331; wc -c"), stdin=True, timeout_s=None))).process
     writing = asyncio.create_task(at.service.internals.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
     await asyncio.sleep(0.3)
     assert not writing.done()
-    assert (await at.node.processes.run_in(sandbox, ProcessSpec(("true",)))).outcome.exit_code == 0, "nobody else waits"
+    assert (await at.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(("true",)))).outcome.exit_code == 0, "nobody else waits"
     writing.cancel()
     await asyncio.wait({writing})
-    come = (await at.node.processes.get_in(sandbox, id_)).stdin_bytes
+    come = (await at.node.processes.get(OPERATOR, sandbox.id, id_)).stdin_bytes
     assert 0 < come < 1_000_000
-    await at.node.processes.signal_in(sandbox, id_, 9)
+    await at.node.processes.signal(OPERATOR, sandbox.id, id_, 9)
 
 
 @pytest.mark.real_guest
 async def test_write_to_an_ended_process_is_refused(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.node.processes.launch_in(sandbox, ProcessSpec(shell_argv("head -c 3"), stdin=True, timeout_s=None))
+    id_ = (await at.node.processes.launch(OPERATOR, sandbox.id, ProcessSpec(shell_argv("head -c 3"), stdin=True, timeout_s=None))).process
     with pytest.raises(ConflictError):
         await at.service.internals.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000))
     with pytest.raises(NotFoundError):
@@ -132,7 +132,7 @@ async def test_write_refused_as_busy_has_written_nothing(node: MemoryNode) -> No
 
 async def test_cancelled_write_makes_room_for_the_next(node: MemoryNode) -> None:
     sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
-    id_, _ = await node.services.processes.launch_in(sandbox, ProcessSpec(shell_argv("sleep 60; wc -c"), stdin=True, timeout_s=None))
+    id_ = (await node.services.processes.launch(OPERATOR, sandbox.id, ProcessSpec(shell_argv("sleep 60; wc -c"), stdin=True, timeout_s=None))).process
     guest = node.guest(sandbox)
     first = asyncio.create_task(node.internals.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
     await settled(lambda: received(guest, id_) == WINDOW_BYTES)
@@ -186,8 +186,7 @@ def received(guest: MemoryGuest, id_: str) -> int:
 
 
 async def cat(node: Node, sandbox: Sandbox) -> ProcessId:
-    id_, _ = await node.processes.launch_in(sandbox, ProcessSpec(("cat",), stdin=True, timeout_s=None))
-    return id_
+    return (await node.processes.launch(OPERATOR, sandbox.id, ProcessSpec(("cat",), stdin=True, timeout_s=None))).process
 
 
 async def ending(node: Node, sandbox: Sandbox, id_: str) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import SandlotError
 from sandlot.model.executions import Output, OutputGap
 from sandlot.model.specs import MIB, ProcessSpec, User, shell_argv
@@ -28,7 +29,7 @@ async def test_program_leads_a_session_on_its_own_terminal(at: Bench, sandbox: S
     assert (size, term, err) == ("24 80", "xterm-256color", "err"), "standard error too is what is shown"
     assert session == pid, "it leads a session"
     assert (await run.outcome()).exit_code == 0
-    info = await at.node.processes.get_in(sandbox, run.id)
+    info = await at.node.processes.get(OPERATOR, sandbox.id, run.id)
     assert (info.pty, info.running, info.stderr_bytes) == (True, False, 0)
 
 
@@ -50,7 +51,7 @@ async def test_end_of_a_program_hangs_up_the_processes_on_its_terminal(at: Bench
     await run.outcome()
     await until(lambda: dead(at.node, sandbox, "4342"))
     assert not await dead(at.node, sandbox, "4343"), "who was told to live on does"
-    await at.node.processes.run_in(sandbox, ProcessSpec(("pkill", "-f", "sleep 4343"), user=User.ROOT))
+    await at.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(("pkill", "-f", "sleep 4343"), user=User.ROOT))
 
 
 async def test_program_that_closes_its_terminal_keeps_its_exit_code(at: Bench, sandbox: Sandbox) -> None:
@@ -100,5 +101,5 @@ async def until_shown(shown: AsyncIterator[Output | OutputGap], wanted: bytes) -
 
 
 async def dead(node: Node, sandbox: Sandbox, word: str) -> bool:
-    done = await node.processes.run_in(sandbox, ProcessSpec(shell_argv(f"pgrep -f 'sleep {word[0]}[{word[1]}]{word[2:]}'"), user=User.ROOT))
+    done = await node.processes.run(OPERATOR, sandbox.id, ProcessSpec(shell_argv(f"pgrep -f 'sleep {word[0]}[{word[1]}]{word[2:]}'"), user=User.ROOT))
     return done.outcome.exit_code != 0

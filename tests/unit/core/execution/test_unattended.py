@@ -59,18 +59,18 @@ async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, dri
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.internals.manager.create(OPERATOR, BASE)
         left = await begun(first.node, sandbox, ENDLESS)
-        kept = await first.node.code.launch_in(
-            sandbox, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done")
+        kept = await first.node.code.launch(
+            OPERATOR, sandbox.id, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done")
         )
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
         await until(lambda: status_is(second, left.id, "killed"))
-        assert (await second.node.code.collect(sandbox, left.id, wait_s=None)).outcome.status == "error"
+        assert (await second.node.code.read(OPERATOR, sandbox.id, left.id, wait_s=None)).outcome.status == "error"
         assert set(second.node.code.executions.table.of(sandbox).live) == {kept}
         assert (sandbox.activity.held, await status(second, kept)) == (1, "running"), (
             "the one in the background goes on, and it alone keeps the sandbox"
         )
-        await second.node.processes.run_in(sandbox, OPEN)
+        await second.node.processes.run(OPERATOR, sandbox.id, OPEN)
         await until(lambda: status_is(second, kept, "ok"))
         await until(lambda: sandbox.activity.held == 0)
 
@@ -88,14 +88,14 @@ async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, dr
         await first.node.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), ExecutionOptions(id=followed))
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
-        waiting = asyncio.create_task(second.node.code.run_in(sandbox, GATED, ExecutionOptions(id=joined)))
-        follower = await second.node.code.follow_in(sandbox, followed)
+        waiting = asyncio.create_task(second.node.code.run(OPERATOR, sandbox.id, GATED, ExecutionOptions(id=joined)))
+        follower = await second.node.code.follow(OPERATOR, sandbox.id, followed)
         await asyncio.sleep(1.0)  # longer than it is waited for somebody
         assert {await status(second, id_) for id_ in (joined, followed)} == {"running"}
-        await second.node.processes.run_in(sandbox, OPEN)
+        await second.node.processes.run(OPERATOR, sandbox.id, OPEN)
         done = await waiting
         assert (done.outcome.status, done.stdout.text()) == ("ok", "end\n")
-        await follower.close()
+        await follower.aclose()
         await until(lambda: status_is(second, followed, "killed"))
         await until(lambda: sandbox.activity.held == 0)
         assert await status(second, joined) == "ok"
@@ -112,7 +112,7 @@ async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: P
         sandbox = await found(second, sandbox)
         await asyncio.sleep(1.0)
         assert (await status(second, left.id), sandbox.activity.held) == ("running", 0)
-        await second.node.processes.run_in(sandbox, OPEN)
+        await second.node.processes.run(OPERATOR, sandbox.id, OPEN)
         await until(lambda: status_is(second, left.id, "exited"))
 
 
@@ -121,14 +121,14 @@ async def test_inherited_install_has_package_access_until_its_end(tmp_path: Path
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.internals.manager.create(OPERATOR, replace(BASE, network=NetworkPolicy(NetworkMode.NONE)))
         put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
-        await first.node.processes.run_in(sandbox, put, stdin=manager.encode())
+        await first.node.processes.run(OPERATOR, sandbox.id, put, stdin=manager.encode())
         await start_install(first.node.processes, sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
-        await first.node.processes.launch_in(sandbox, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
+        await first.node.processes.launch(OPERATOR, sandbox.id, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
         assert first.node.processes.executions.access.is_open(sandbox)
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
         assert second.node.processes.executions.access.is_open(sandbox)
-        await second.node.processes.run_in(sandbox, OPEN)
+        await second.node.processes.run(OPERATOR, sandbox.id, OPEN)
         await until(lambda: not second.node.processes.executions.access.is_open(sandbox))
 
 
@@ -151,9 +151,9 @@ async def test_inherited_cell_counts_followers_before_its_sandbox_is_recovered(t
         assert running is not None
 
         recovery.set()
-        follower = await node.services.code.follow_in(again, id_)
+        follower = await node.services.code.follow(OPERATOR, again.id, id_)
         assert len(running.clients) >= 1
-        await follower.close()
+        await follower.aclose()
 
 
 async def test_inherited_install_has_package_access_before_its_sandbox_is_recovered(tmp_path: Path) -> None:
@@ -198,16 +198,18 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.internals.manager.create(OPERATOR, BASE)
         gone = await first.internals.manager.create(OPERATOR, BASE)
-        await first.node.processes.run_in(sandbox, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
-        short, _ = await first.node.processes.launch_in(sandbox, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
-        long, _ = await first.node.processes.launch_in(sandbox, background("echo long; read -r x < /tmp/second; echo $x"))
+        await first.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
+        short = (
+            await first.node.processes.launch(OPERATOR, sandbox.id, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
+        ).process
+        long = (await first.node.processes.launch(OPERATOR, sandbox.id, background("echo long; read -r x < /tmp/second; echo $x"))).process
         cell = await first.node.code.start(sandbox, CellSpec("print('cell', flush=True); print(open('/tmp/third').read(), end='')", timeout_s=None))
         events = aiter(cell)
         await anext(events)
-        lost, _ = await first.node.processes.launch_in(gone, background("sleep 1000"))
+        lost = (await first.node.processes.launch(OPERATOR, gone.id, background("sleep 1000"))).process
         # Writes to the processes and the cell while no service runs.
         helper = "sleep 0.2; echo one > /tmp/first; echo three > /tmp/third"
-        await first.node.processes.launch_in(sandbox, background(helper))
+        await first.node.processes.launch(OPERATOR, sandbox.id, background(helper))
         unknown = ExecutionRecord(
             id=ExecutionId(new_process_id()),
             owner=sandbox.owner,
@@ -231,7 +233,7 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
         assert {(await ended(second, id_)).status for id_ in (unknown.id, elsewhere.id)} == {"lost"}
         assert (await ended(second, lost)).status in {"lost", "killed"}
         again = second.internals.registry.find(sandbox.id, OPERATOR)
-        await second.node.processes.run_in(again, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
+        await second.node.processes.run(OPERATOR, again.id, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
         done = await ended(second, long)
         assert (done.status, done.stdout) == ("exited", "long\ntwo\n")
         assert done.duration_s is not None
@@ -240,7 +242,7 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
 
 
 async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox) -> None:
-    id_, _ = await at.node.processes.launch_in(sandbox, background("echo x; sleep 1000"))
+    id_ = (await at.node.processes.launch(OPERATOR, sandbox.id, background("echo x; sleep 1000"))).process
     await at.sandboxes.kill(OPERATOR, sandbox.id)
     assert (await ended(at.service, id_)).status == "killed"
 
@@ -248,7 +250,7 @@ async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox
 async def test_waits_for_many_processes_leave_calls_of_the_link_free(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "MAX_WAITS", 2)
     monkeypatch.setattr(execution, "POLL_S", 0.05)
-    ids = [(await at.node.processes.launch_in(sandbox, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
+    ids = [(await at.node.processes.launch(OPERATOR, sandbox.id, background(f"sleep 0.2; echo {number}"))).process for number in range(8)]
     waits = at.node.processes.executions.waits
     await until(lambda: waits[sandbox.id] == 2)
     assert [(await ended(at.service, id_)).stdout for id_ in ids] == [f"{number}\n" for number in range(8)]
@@ -259,8 +261,8 @@ async def test_sixteen_calls_of_a_sandbox_wait_for_process_ends_at_most(at: Benc
     guest = at.driver.guest(sandbox.ref)
 
     for _ in range(20):
-        await at.node.processes.launch_in(sandbox, background("sleep 1000"))
-    await at.node.processes.list_in(sandbox)  # after all requests that the launches caused
+        await at.node.processes.launch(OPERATOR, sandbox.id, background("sleep 1000"))
+    await at.node.processes.list(OPERATOR, sandbox.id)  # after all requests that the launches caused
 
     assert len(guest.requests("process.wait")) == 16
 
@@ -268,8 +270,8 @@ async def test_sixteen_calls_of_a_sandbox_wait_for_process_ends_at_most(at: Benc
 async def test_background_process_does_not_count_as_activity(at: Bench, sandbox: Sandbox) -> None:
     guest = at.driver.guest(sandbox.ref)
 
-    await at.node.processes.launch_in(sandbox, background("sleep 1000"))
-    await at.node.processes.list_in(sandbox)
+    await at.node.processes.launch(OPERATOR, sandbox.id, background("sleep 1000"))
+    await at.node.processes.list(OPERATOR, sandbox.id)
 
     assert len(guest.requests("process.wait")) == 1
     assert sandbox.activity.held == 0
@@ -279,7 +281,7 @@ async def test_end_of_a_sandbox_ends_the_entries_of_processes_without_a_waiting_
     at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "MAX_WAITS", 1)
-    ids = [(await at.node.processes.launch_in(sandbox, background("sleep 1000")))[0] for _ in range(4)]
+    ids = [(await at.node.processes.launch(OPERATOR, sandbox.id, background("sleep 1000"))).process for _ in range(4)]
     await until(lambda: at.node.processes.executions.waits[sandbox.id] == 1)
     await at.sandboxes.kill(OPERATOR, sandbox.id)
     assert [(await ended(at.service, id_)).status for id_ in ids] == ["killed"] * 4
@@ -288,7 +290,7 @@ async def test_end_of_a_sandbox_ends_the_entries_of_processes_without_a_waiting_
 async def test_wake_leaves_the_log_entries_of_ended_executions_alone(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
-        await node.services.processes.run_in(sandbox, ProcessSpec(("true",)))
+        await node.services.processes.run(OPERATOR, sandbox.id, ProcessSpec(("true",)))
         guest = node.guest(sandbox)
         await node.sandboxes.hibernate(OPERATOR, sandbox.id)
 

@@ -60,7 +60,7 @@ async def test_sandbox_that_is_paused_while_its_guest_is_asked_does_not_count_as
 
 async def test_work_for_a_client_keeps_a_sandbox_alive(at: Bench, clock: ManualClock) -> None:
     sandbox = await at.sandboxes.create(OPERATOR, IDLE)
-    foreground = asyncio.create_task(at.node.processes.run_in(sandbox, ProcessSpec(argv=("sleep", "1000"), timeout_s=None)))
+    foreground = asyncio.create_task(at.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(argv=("sleep", "1000"), timeout_s=None)))
     await at.pass_idly(clock, 10 * LIMIT_S)
     assert not sandbox.end_requested.is_set()
     foreground.cancel()
@@ -71,7 +71,7 @@ async def test_work_for_a_client_keeps_a_sandbox_alive(at: Bench, clock: ManualC
 
 async def test_follower_keeps_a_sandbox_alive_until_it_disconnects(at: Bench, clock: ManualClock) -> None:
     sandbox = await at.sandboxes.create(OPERATOR, IDLE)
-    process, _ = await at.node.processes.launch_in(sandbox, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
+    process = (await at.node.processes.launch(OPERATOR, sandbox.id, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))).process
     follower = await at.node.processes.follow_in(sandbox, process, stdout_from=0, stderr_from=0)
     await at.pass_idly(clock, 10 * LIMIT_S)
     assert not sandbox.end_requested.is_set()
@@ -83,14 +83,14 @@ async def test_follower_keeps_a_sandbox_alive_until_it_disconnects(at: Bench, cl
 @pytest.mark.real_guest
 async def test_busy_background_process_keeps_a_sandbox_alive_and_a_sleeping_one_does_not(at: Bench, clock: ManualClock) -> None:
     works, sleeps = await at.sandboxes.create(OPERATOR, IDLE), await at.sandboxes.create(OPERATOR, IDLE)
-    busy, _ = await at.node.processes.launch_in(works, ProcessSpec(argv=("sh", "-c", "while :; do :; done"), timeout_s=None))
-    await at.node.processes.launch_in(sleeps, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
+    busy = (await at.node.processes.launch(OPERATOR, works.id, ProcessSpec(argv=("sh", "-c", "while :; do :; done"), timeout_s=None))).process
+    await at.node.processes.launch(OPERATOR, sleeps.id, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
     for _ in range(8):
         await takes(works, 2 * BUSY_SHARE * TICK_S)
         await clock.pass_s(TICK_S, TICK_S)
     assert not works.end_requested.is_set()
     assert sleeps.end_requested.is_set()
-    await at.node.processes.signal_in(works, busy, 9)
+    await at.node.processes.signal(OPERATOR, works.id, busy, 9)
     await at.pass_idly(clock, LIMIT_S + 4 * TICK_S)
     await works.ended.wait()
 

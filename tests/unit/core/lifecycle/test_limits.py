@@ -94,7 +94,7 @@ async def test_limits_that_the_host_refuses_are_changed_nowhere(at: Bench, sandb
 async def test_limits_that_the_guest_refuses_are_changed_nowhere(at: Bench, sandbox: Sandbox) -> None:
     before = await promised(at)
     for _ in range(20):
-        await at.node.processes.launch_in(sandbox, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
+        await at.node.processes.launch(OPERATOR, sandbox.id, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match=r"The sandbox has 2\d processes and threads"):
         await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(pids=16, memory_bytes=2 * GIB)))
     assert (await inside(sandbox), sandbox.spec.limits, at.driver.booted[0].changes) == (PIDS, LIMITS, [])

@@ -37,14 +37,14 @@ ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12),
 
 async def output(service: Service, id_: str, *argv: str) -> str:
     sandbox = service.internals.registry.find(id_, OPERATOR)
-    return (await service.node.processes.run_in(sandbox, ProcessSpec(argv=argv))).stdout.text()
+    return (await service.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(argv=argv))).stdout.text()
 
 
 async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.internals.manager.create(ALICE, replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}))
-        await first.node.code.run_in(sandbox, CellSpec("x = 41"))
-        process, _ = await first.node.processes.launch_in(sandbox, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))
+        await first.node.code.run(OPERATOR, sandbox.id, CellSpec("x = 41"))
+        process = (await first.node.processes.launch(OPERATOR, sandbox.id, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))).process
 
         async def content() -> AsyncIterator[bytes]:
             yield b"kept"
@@ -54,9 +54,9 @@ async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Pat
         again = second.internals.registry.find(sandbox.id, ALICE)
         assert again is not sandbox
         assert (again.name, again.metadata, again.created_at, again.owner) == ("mine", {"k": "v"}, sandbox.created_at, ALICE.owner)
-        assert (await second.node.code.run_in(again, CellSpec("print(x + 1)"))).stdout.text() == "42\n"
+        assert (await second.node.code.run(OPERATOR, again.id, CellSpec("print(x + 1)"))).stdout.text() == "42\n"
         assert await output(second, sandbox.id, "sh", "-c", "cat /workspace/a; echo $A") == "keptof the sandbox\n"
-        outcome, stdout, _ = await second.node.processes.read_in(again, process, stdout_from=0, stderr_from=0)
+        outcome, stdout, _ = await second.node.processes.read(OPERATOR, again.id, process, stdout_from=0, stderr_from=0)
         assert (outcome, stdout.text()) == (None, "before\n")
         with pytest.raises(NotFoundError):
             second.internals.registry.find(sandbox.id, BOB)
@@ -194,9 +194,9 @@ async def test_call_is_interrupted_when_the_service_stops_and_its_process_keeps_
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.internals.manager.create(ALICE, BASE)
         spec = ProcessSpec(argv=("sh", "-c", "sleep 0.5; echo done > /workspace/proof"))
-        running = asyncio.create_task(first.node.processes.run_in(sandbox, spec))
+        running = asyncio.create_task(first.node.processes.run(OPERATOR, sandbox.id, spec))
         async with asyncio.timeout(30):
-            while not [info for info in await first.node.processes.list_in(sandbox) if info.running]:  # noqa: ASYNC110 - it is asked, not told
+            while not [info for info in await first.node.processes.list(OPERATOR, sandbox.id) if info.running]:  # noqa: ASYNC110 - it is asked, not told
                 await asyncio.sleep(0.01)
         await first.internals.manager.aclose(keep=True)
         with pytest.raises(SandlotError) as told:

@@ -47,8 +47,8 @@ async def test_timeout_of_a_sandbox_can_be_extended_and_shortened(at: Bench, san
 
 
 async def test_calls_to_a_sandbox_that_dies_fail_with_the_reason(at: Bench, sandbox: Sandbox) -> None:
-    running = asyncio.create_task(at.node.processes.run_in(sandbox, ProcessSpec(("sleep", "100"))))
-    executing = asyncio.create_task(at.node.code.run_in(sandbox, CellSpec("import time; time.sleep(100)")))
+    running = asyncio.create_task(at.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(("sleep", "100"))))
+    executing = asyncio.create_task(at.node.code.run(OPERATOR, sandbox.id, CellSpec("import time; time.sleep(100)")))
     await asyncio.sleep(0.2)
     at.driver.booted[0].crash()
     for task in (running, executing):
@@ -62,7 +62,7 @@ async def test_calls_to_a_sandbox_that_dies_fail_with_the_reason(at: Bench, sand
 
 async def test_guest_that_violates_the_link_protocol_loses_its_sandbox_and_affects_no_other(at: Bench, sandbox: Sandbox) -> None:
     other = await at.sandbox()
-    running = asyncio.create_task(at.node.processes.run_in(sandbox, ProcessSpec(("sleep", "100"))))
+    running = asyncio.create_task(at.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(("sleep", "100"))))
     await asyncio.sleep(0.01)
     at.driver.booted[0].guest.send_garbage()
     with pytest.raises(SandboxEndedError, match="violated the link protocol"):
@@ -72,7 +72,7 @@ async def test_guest_that_violates_the_link_protocol_loses_its_sandbox_and_affec
     assert sandbox.exit is not None
     assert sandbox.exit.reason is ExitReason.CRASHED
     assert "violated the link protocol" in sandbox.exit.detail
-    assert (await at.node.processes.run_in(other, ProcessSpec(("true",)))).outcome.exit_code == 0
+    assert (await at.node.processes.run(OPERATOR, other.id, ProcessSpec(("true",)))).outcome.exit_code == 0
 
 
 async def test_sandbox_ends_when_its_guest_closes_the_link(at: Bench, sandbox: Sandbox) -> None:

@@ -39,15 +39,15 @@ def is_in(sandbox: Sandbox, state: State) -> bool:
 
 
 async def test_process_of_a_paused_sandbox_gets_no_time(node: MemoryNode, sandbox: Sandbox) -> None:
-    process, _ = await node.services.processes.launch_in(sandbox, ProcessSpec(shell_argv("sleep 10")))
+    process = (await node.services.processes.launch(OPERATOR, sandbox.id, ProcessSpec(shell_argv("sleep 10")))).process
     await node.sandboxes.pause(OPERATOR, sandbox.id)
     assert node.instance(sandbox).is_paused
     node.clock.advance(60)
     await node.sandboxes.resume(OPERATOR, sandbox.id)
-    assert (await node.services.processes.get_in(sandbox, process)).running
+    assert (await node.services.processes.get(OPERATOR, sandbox.id, process)).running
 
     node.clock.advance(10)
-    outcome = await node.services.processes.wait_in(sandbox, process, 5)
+    outcome = await node.services.processes.wait(OPERATOR, sandbox.id, process, timeout_s=5)
     assert outcome is not None
     assert outcome.exit_code == 0
 
@@ -55,7 +55,9 @@ async def test_process_of_a_paused_sandbox_gets_no_time(node: MemoryNode, sandbo
 async def test_concurrent_requests_resume_a_paused_sandbox_once(node: MemoryNode, sandbox: Sandbox) -> None:
     await node.sandboxes.pause(OPERATOR, sandbox.id)
 
-    runs = await asyncio.gather(*(node.services.processes.run_in(sandbox, ProcessSpec(shell_argv(f"echo {number}"))) for number in range(5)))
+    runs = await asyncio.gather(
+        *(node.services.processes.run(OPERATOR, sandbox.id, ProcessSpec(shell_argv(f"echo {number}"))) for number in range(5))
+    )
 
     assert [run.stdout.text() for run in runs] == [f"{number}\n" for number in range(5)]
     page = await node.store.events.page(owner=None, sandbox=sandbox.id, after=0, limit=10)
@@ -86,20 +88,20 @@ async def test_failed_pause_or_resume_leaves_the_sandbox_as_it_was(node: MemoryN
         await getattr(node.sandboxes, step)(OPERATOR, sandbox.id)
 
     assert is_in(sandbox, before)
-    assert (await node.services.processes.run_in(sandbox, ProcessSpec(shell_argv("echo on")))).stdout.text() == "on\n"
+    assert (await node.services.processes.run(OPERATOR, sandbox.id, ProcessSpec(shell_argv("echo on")))).stdout.text() == "on\n"
 
 
 async def test_paused_sandbox_stays_paused_over_a_restart_of_the_service(state: NodeState) -> None:
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(OPERATOR, BASE)
-        await node.services.processes.run_in(sandbox, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
+        await node.services.processes.run(OPERATOR, sandbox.id, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
         await node.sandboxes.pause(OPERATOR, sandbox.id)
     async with open_node(state) as node:
         again = node.internals.registry.find(sandbox.id, OPERATOR)
         await again.recovered.wait()
         assert is_in(again, State.PAUSED)
         assert node.instance(again).is_paused
-        assert (await node.services.processes.run_in(again, ProcessSpec(shell_argv("cat /tmp/kept")))).stdout.text() == "kept\n"
+        assert (await node.services.processes.run(OPERATOR, again.id, ProcessSpec(shell_argv("cat /tmp/kept")))).stdout.text() == "kept\n"
         assert is_in(again, State.RUNNING)
 
 

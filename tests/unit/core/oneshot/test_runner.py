@@ -197,6 +197,6 @@ async def _writing(at: Bench) -> None:
 
     async def written() -> bool:
         (sandbox,) = at.sandboxes.list(OPERATOR)
-        return any(info.stdout_bytes for info in await at.node.processes.list_in(sandbox))
+        return any(info.stdout_bytes for info in await at.node.processes.list(OPERATOR, sandbox.id))
 
     await until(written)

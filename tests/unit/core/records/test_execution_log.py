@@ -65,7 +65,7 @@ async def logged(at: Bench, id_: str) -> ExecutionRecord:
 
 
 async def test_entry_of_a_cell_has_output_and_exception(at: Bench, sandbox: Sandbox) -> None:
-    done = await at.node.code.run_in(sandbox, CellSpec("print('out'); import sys; print('err', file=sys.stderr); 1/0"))
+    done = await at.node.code.run(OPERATOR, sandbox.id, CellSpec("print('out'); import sys; print('err', file=sys.stderr); 1/0"))
     found = await logged(at, done.outcome.execution)
     assert (found.kind, found.language, found.status, found.origin) == ("code", "python", "error", "native")
     assert (found.stdout, found.stderr, found.error) == ("out\n", "err\n", "ZeroDivisionError: division by zero")
@@ -74,11 +74,11 @@ async def test_entry_of_a_cell_has_output_and_exception(at: Bench, sandbox: Sand
 
 
 async def test_entry_of_a_command_has_exit_code_and_description(at: Bench, sandbox: Sandbox) -> None:
-    done = await at.node.processes.run_in(sandbox, ProcessSpec(argv=shell_argv("echo hi; exit 3")))
+    done = await at.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(argv=shell_argv("echo hi; exit 3")))
     found = await logged(at, done.outcome.process)
     assert (found.kind, found.argv, found.status, found.exit_code) == ("command", ("/bin/bash", "-c", "echo hi; exit 3"), "exited", 3)
     options = ExecutionOptions(origin="agentsandbox", language="bash", code="echo ho")
-    done = await at.node.processes.run_in(sandbox, ProcessSpec(argv=("sh", "/tmp/x")), options=options)
+    done = await at.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(argv=("sh", "/tmp/x")), options=options)
     at.node.history.note_files(OPERATOR, done.outcome.process, 2)
     at.node.history.note_files(SOMEBODY, done.outcome.process, 3)  # ignored
     found = await logged(at, done.outcome.process)
@@ -111,7 +111,9 @@ async def test_processes_of_the_service_are_not_logged(at: Bench, sandbox: Sandb
 
 
 async def test_beginning_and_end_of_large_output_are_kept(at: Bench, sandbox: Sandbox) -> None:
-    done = await at.node.processes.run_in(sandbox, ProcessSpec(argv=shell_argv("printf begin; head -c 3000000 /dev/zero | tr '\\0' x; printf end")))
+    done = await at.node.processes.run(
+        OPERATOR, sandbox.id, ProcessSpec(argv=shell_argv("printf begin; head -c 3000000 /dev/zero | tr '\\0' x; printf end"))
+    )
     found = await logged(at, done.outcome.process)
     assert found.stdout.startswith("beginx")
     assert found.stdout.endswith("xend")
@@ -121,7 +123,7 @@ async def test_beginning_and_end_of_large_output_are_kept(at: Bench, sandbox: Sa
 
 async def test_owner_sees_its_entries_newest_first(at: Bench, sandbox: Sandbox) -> None:
     history = at.node.history
-    made = [(await at.node.processes.run_in(sandbox, ProcessSpec(argv=("true",)))).outcome.process for _ in range(3)]
+    made = [(await at.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(argv=("true",)))).outcome.process for _ in range(3)]
     assert {str(record.id) for record in (await history.executions(OPERATOR, sandbox=sandbox.id)).items} == set(made)
     assert len((await history.executions(OPERATOR, limit=2)).items) == 2
     assert (await history.executions(SOMEBODY)).items == []
@@ -268,6 +270,6 @@ async def test_hanging_store_does_not_delay_an_execution(at: Bench, sandbox: San
 
     monkeypatch.setattr(at.service.store.executions, "save", hang)
     for _ in range(3):
-        assert (await at.node.processes.run_in(sandbox, ProcessSpec(argv=("true",)))).outcome.exit_code == 0
+        assert (await at.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(argv=("true",)))).outcome.exit_code == 0
         await asyncio.sleep(write_behind.FLUSH_S / 2)
     hangs.set()

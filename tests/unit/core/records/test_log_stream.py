@@ -41,7 +41,7 @@ async def still(clock: ManualClock) -> Sandbox:
 
 
 async def run(node: Node, sandbox: Sandbox, command: str, clock: ManualClock) -> None:
-    await node.processes.run_in(sandbox, ProcessSpec(argv=shell_argv(command), timeout_s=20))
+    await node.processes.run(OPERATOR, sandbox.id, ProcessSpec(argv=shell_argv(command), timeout_s=20))
     clock.advance(0.001)
 
 

@@ -28,7 +28,7 @@ async def sandbox(at: SharedBench) -> Sandbox:
 
 
 async def sh(node: Node, sandbox: Sandbox, command: str) -> None:
-    done = await node.processes.run_in(sandbox, ProcessSpec(("sh", "-c", command)))
+    done = await node.processes.run(OPERATOR, sandbox.id, ProcessSpec(("sh", "-c", command)))
     assert done.outcome.exit_code == 0, done.stderr.text()
 
 
