@@ -12,6 +12,7 @@ import pytest
 from sandlot.link.kernels import CellCall
 from sandlot.model.errors import NotFoundError, SandlotError, UnavailableError
 from sandlot.model.executions import Output
+from sandlot.model.ids import new_context_id
 from sandlot.model.specs import CellSpec, ProcessSpec, User, shell_argv
 from sandlot.testing.drivers.harness import take_snapshot
 from tests.support.lives import PIDS, Inside, house, wake
@@ -87,8 +88,9 @@ async def test_copies_of_one_image_draw_different_numbers(tmp_path: Path) -> Non
         fresh = "import numpy, random, tempfile; print(random.random(), numpy.random.rand(), tempfile.mktemp())"
         made = []
         for copy in (source, one, other):
-            await copy.link.kernels.create("another", "python")
-            made.append((await shown(copy, fresh, "another")).split())
+            another = new_context_id()
+            await copy.link.kernels.create(another, "python")
+            made.append((await shown(copy, fresh, another)).split())
         assert all(len(set(numbers)) == len(made) for numbers in zip(*made, strict=True)), made
 
 
