@@ -63,7 +63,9 @@ def traces(data_dir: Path, *, besides: frozenset[int] = frozenset(), keep: froze
     """
     node = node_of(data_dir)
     groups = tuple(_groups(node)) if node else ()
-    needles = [os.fsencode(data_dir), *([f"{node}-".encode(), f"/sandlot/{node}/".encode()] if node else [])]
+    needles = [os.fsencode(data_dir), *([f"/sandlot/{node}/".encode()] if node else [])]
+    # A whole ref: an option such as `--host-uds` contains the id of the node `host`.
+    sandbox_ref = re.compile(rf"\b{node}-[a-z2-7]{{16}}\b".encode()) if node else None
     processes: list[str] = []
     mounts: set[str] = set()
     for pid in _processes():
@@ -76,7 +78,7 @@ def traces(data_dir: Path, *, besides: frozenset[int] = frozenset(), keep: froze
         lives_on = any(ref.encode() in group or ref.encode() in command for ref in keep)
         # The build of the runtime that it runs on is shown to each sandbox, under a name that is no sandbox's.
         mounts.update(os.fsdecode(line) for line in shown if not (lives_on and needles[0] + b"/runtimes/" in line))
-        if shown or any(needle in command or needle in group for needle in needles):
+        if shown or any(needle in command or needle in group for needle in needles) or (sandbox_ref is not None and sandbox_ref.search(command)):
             place = next((line for line in group.splitlines() if b"sandlot" in line), b"")
             processes.append(f"{pid} {os.fsdecode(place)} {os.fsdecode(command)}")
     mounts.update(os.fsdecode(line) for line in _read("/proc/self/mountinfo").splitlines() if needles[0] in line)
