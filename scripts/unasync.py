@@ -7,7 +7,7 @@
 Laws:
 - ``async`` and ``await`` are dropped where the grammar has them; a name changes only as a whole token, by :data:`NAMES`.
 - Strings that are documentation, and comments, are treated as text: words change by the same table.
-- ``backend.py`` and ``ports/local.py`` hold what differs beyond that; they are written by hand on both sides and never touched here.
+- ``backend.py`` and ``local_listener.py`` hold what differs beyond that; they are written by hand on both sides and never touched here.
 - The result is put into the project's format by ruff, so that it passes the same checks as everything else.
 """
 
@@ -25,14 +25,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "sandlot" / "sdk" / "_async"
 TARGET = ROOT / "src" / "sandlot" / "sdk" / "_sync"
-BY_HAND = frozenset(root / name for root in (SOURCE, TARGET) for name in ("__init__.py", "backend.py", "ports/local.py"))
+BY_HAND = frozenset(root / name for root in (SOURCE, TARGET) for name in ("__init__.py", "backend.py", "local_listener.py"))
 
 #: asynchronous name -> synchronous name.
 NAMES: Mapping[str, str] = {
     "AbstractAsyncContextManager": "AbstractContextManager",
     "AsyncClient": "Client",
     "AsyncCodeHandle": "CodeHandle",
-    "AsyncCoding": "Coding",
     "AsyncCommandHandle": "CommandHandle",
     "AsyncCommands": "Commands",
     "AsyncContexts": "Contexts",
@@ -48,14 +47,11 @@ NAMES: Mapping[str, str] = {
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
     "AsyncKeys": "Keys",
-    "AsyncLasting": "Lasting",
     "AsyncOneShots": "OneShots",
     "AsyncPools": "Pools",
     "AsyncPty": "Pty",
-    "AsyncReaching": "Reaching",
     "AsyncSandbox": "Sandbox",
     "AsyncSnapshots": "Snapshots",
-    "AsyncTelling": "Telling",
     "AsyncTerminal": "Terminal",
     "AsyncTunnel": "Tunnel",
     "AsyncVolumes": "Volumes",

@@ -24,41 +24,39 @@ from sandlot.model.errors import (
 )
 from sandlot.model.specs import Limits
 from sandlot.sdk._async.client import AsyncClient
-from sandlot.sdk._async.code.contexts import AsyncContexts
-from sandlot.sdk._async.code.handle import AsyncCodeHandle
-from sandlot.sdk._async.commands import AsyncCommands
+from sandlot.sdk._async.code import AsyncCodeHandle
+from sandlot.sdk._async.commands import AsyncCommandHandle, AsyncCommands
+from sandlot.sdk._async.contexts import AsyncContexts
+from sandlot.sdk._async.events import AsyncEvents
+from sandlot.sdk._async.executions import AsyncExecutions
+from sandlot.sdk._async.file_store import AsyncFileStore
 from sandlot.sdk._async.files import AsyncFiles, AsyncFileStream
-from sandlot.sdk._async.handle import AsyncCommandHandle
-from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
 from sandlot.sdk._async.keys import AsyncKeys
-from sandlot.sdk._async.operating.pools import AsyncPools
-from sandlot.sdk._async.operating.webhooks import AsyncWebhooks
-from sandlot.sdk._async.ports.forward import AsyncForward
-from sandlot.sdk._async.ports.tunnel import AsyncTunnel
+from sandlot.sdk._async.pools import AsyncPools
+from sandlot.sdk._async.pty import AsyncPty, AsyncTerminal
 from sandlot.sdk._async.sandbox import AsyncSandbox
-from sandlot.sdk._async.saved.snapshots import AsyncSnapshots
-from sandlot.sdk._async.saved.volumes import AsyncVolumes
-from sandlot.sdk._async.store import AsyncFileStore
-from sandlot.sdk._async.terminal import AsyncPty, AsyncTerminal
-from sandlot.sdk._async.watch import AsyncFileWatch, AsyncWatchers
+from sandlot.sdk._async.snapshots import AsyncSnapshots
+from sandlot.sdk._async.tunnels import AsyncForward, AsyncTunnel
+from sandlot.sdk._async.volumes import AsyncVolumes
+from sandlot.sdk._async.watches import AsyncFileWatch, AsyncWatchers
+from sandlot.sdk._async.webhooks import AsyncWebhooks
 from sandlot.sdk._sync.client import Client
-from sandlot.sdk._sync.code.contexts import Contexts
-from sandlot.sdk._sync.code.handle import CodeHandle
-from sandlot.sdk._sync.commands import Commands
+from sandlot.sdk._sync.code import CodeHandle
+from sandlot.sdk._sync.commands import CommandHandle, Commands
+from sandlot.sdk._sync.contexts import Contexts
+from sandlot.sdk._sync.events import Events
+from sandlot.sdk._sync.executions import Executions
+from sandlot.sdk._sync.file_store import FileStore
 from sandlot.sdk._sync.files import Files, FileStream
-from sandlot.sdk._sync.handle import CommandHandle
-from sandlot.sdk._sync.history import Events, Executions
 from sandlot.sdk._sync.keys import Keys
-from sandlot.sdk._sync.operating.pools import Pools
-from sandlot.sdk._sync.operating.webhooks import Webhooks
-from sandlot.sdk._sync.ports.forward import Forward
-from sandlot.sdk._sync.ports.tunnel import Tunnel
+from sandlot.sdk._sync.pools import Pools
+from sandlot.sdk._sync.pty import Pty, Terminal
 from sandlot.sdk._sync.sandbox import Sandbox
-from sandlot.sdk._sync.saved.snapshots import Snapshots
-from sandlot.sdk._sync.saved.volumes import Volumes
-from sandlot.sdk._sync.store import FileStore
-from sandlot.sdk._sync.terminal import Pty, Terminal
-from sandlot.sdk._sync.watch import FileWatch, Watchers
+from sandlot.sdk._sync.snapshots import Snapshots
+from sandlot.sdk._sync.tunnels import Forward, Tunnel
+from sandlot.sdk._sync.volumes import Volumes
+from sandlot.sdk._sync.watches import FileWatch, Watchers
+from sandlot.sdk._sync.webhooks import Webhooks
 from sandlot.sdk.cells.charts import Chart
 from sandlot.sdk.cells.contexts import Context
 from sandlot.sdk.cells.events import Cleared, CodeEvent, Started

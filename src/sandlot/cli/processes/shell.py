@@ -26,9 +26,8 @@ import typer
 from sandlot.cli.output import Legible, note
 from sandlot.cli.passthrough import emit, exit_status, failure_status, standard_input, write_all
 from sandlot.model.errors import SandlotError
-from sandlot.sdk import AsyncClient, AsyncSandbox, wire
-from sandlot.sdk._async.code.telling import AsyncTelling
-from sandlot.sdk._async.terminal import SHELL
+from sandlot.sdk import AsyncClient, AsyncSandbox
+from sandlot.sdk._async.pty import SHELL
 from sandlot.sdk.results import Output, Stream
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ async def print_output(sandbox_id: str, process: str, *, follow: bool, as_is: bo
 async def print_logs(sandbox_id: str, *, follow: bool, as_is: bool, in_json: bool) -> int:
     """Write out what the runs of a sandbox wrote, which may have ended; the exit status."""
     async with AsyncClient(autostart=False) as client:
-        told = AsyncTelling(client, wire.segment(sandbox_id))
+        told = AsyncSandbox(client, await client.sandbox(sandbox_id))
         entries = told.follow_logs() if follow else _each(await told.logs())
         await _print((_piece(entry) async for entry in entries), as_is=as_is, in_json=in_json)
     return 0

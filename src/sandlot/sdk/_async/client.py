@@ -15,14 +15,15 @@ from sandlot import __version__
 from sandlot.model.errors import ConflictError, SandlotError
 from sandlot.sdk import local, retries, wire
 from sandlot.sdk._async import backend
-from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
+from sandlot.sdk._async.events import AsyncEvents
+from sandlot.sdk._async.executions import AsyncExecutions
+from sandlot.sdk._async.file_store import AsyncFileStore
 from sandlot.sdk._async.keys import AsyncKeys
-from sandlot.sdk._async.oneshot import AsyncOneShots
-from sandlot.sdk._async.operating.pools import AsyncPools
-from sandlot.sdk._async.operating.webhooks import AsyncWebhooks
-from sandlot.sdk._async.saved.snapshots import AsyncSnapshots
-from sandlot.sdk._async.saved.volumes import AsyncVolumes
-from sandlot.sdk._async.store import AsyncFileStore
+from sandlot.sdk._async.pools import AsyncPools
+from sandlot.sdk._async.programs import AsyncOneShots
+from sandlot.sdk._async.snapshots import AsyncSnapshots
+from sandlot.sdk._async.volumes import AsyncVolumes
+from sandlot.sdk._async.webhooks import AsyncWebhooks
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
 from sandlot.sdk.sse import Decoder, Event

@@ -14,7 +14,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, San
 from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
-from sandlot.sdk._async.watch import AsyncFileWatch, AsyncWatchers
+from sandlot.sdk._async.watches import AsyncFileWatch, AsyncWatchers
 from sandlot.sdk.info import Entry
 from sandlot.sdk.transfer import receiving, sending
 from sandlot.sdk.transfer.sending import Progress, UploadFile, UploadPlan

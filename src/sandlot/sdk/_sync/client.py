@@ -16,14 +16,15 @@ from sandlot import __version__
 from sandlot.model.errors import ConflictError, SandlotError
 from sandlot.sdk import local, retries, wire
 from sandlot.sdk._sync import backend
-from sandlot.sdk._sync.history import Events, Executions
+from sandlot.sdk._sync.events import Events
+from sandlot.sdk._sync.executions import Executions
+from sandlot.sdk._sync.file_store import FileStore
 from sandlot.sdk._sync.keys import Keys
-from sandlot.sdk._sync.oneshot import OneShots
-from sandlot.sdk._sync.operating.pools import Pools
-from sandlot.sdk._sync.operating.webhooks import Webhooks
-from sandlot.sdk._sync.saved.snapshots import Snapshots
-from sandlot.sdk._sync.saved.volumes import Volumes
-from sandlot.sdk._sync.store import FileStore
+from sandlot.sdk._sync.pools import Pools
+from sandlot.sdk._sync.programs import OneShots
+from sandlot.sdk._sync.snapshots import Snapshots
+from sandlot.sdk._sync.volumes import Volumes
+from sandlot.sdk._sync.webhooks import Webhooks
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
 from sandlot.sdk.sse import Decoder, Event

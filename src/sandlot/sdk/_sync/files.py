@@ -15,7 +15,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, San
 from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
-from sandlot.sdk._sync.watch import FileWatch, Watchers
+from sandlot.sdk._sync.watches import FileWatch, Watchers
 from sandlot.sdk.info import Entry
 from sandlot.sdk.transfer import receiving, sending
 from sandlot.sdk.transfer.sending import Progress, UploadFile, UploadPlan

@@ -4,36 +4,48 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, Literal, Self, overload
 
-from sandlot.model.errors import SandlotError
-from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, Limits
+from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, Limits
 from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
-from sandlot.sdk._sync.code.following import again
-from sandlot.sdk._sync.commands import Commands
+from sandlot.sdk._sync.code import Callbacks, CodeHandle, again, answered, finished_execution, run
+from sandlot.sdk._sync.commands import Commands, cut_short, finished_command, tell, tell_rest
+from sandlot.sdk._sync.contexts import Contexts
 from sandlot.sdk._sync.files import Files
-from sandlot.sdk._sync.handle import cut_short, ended, tell, tell_rest
-from sandlot.sdk._sync.ports.reaching import Reaching
-from sandlot.sdk._sync.terminal import Pty
+from sandlot.sdk._sync.pty import Pty
+from sandlot.sdk._sync.tunnels import Forward, Tunnel
+from sandlot.sdk.cells.contexts import Context, id_of
+from sandlot.sdk.cells.events import CodeEvent
+from sandlot.sdk.history import ListeningPort, LogEntry
 from sandlot.sdk.info import Network, SandboxInfo, Usage
-from sandlot.sdk.results import CommandResult, Output
+from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result
+from sandlot.sdk.saved.snapshots import ForkTree, SnapshotInfo
 from sandlot.sdk.transcript import Transcript
 
 CREATE_TIMEOUT_S = 30 * 60.0
 """The first sandbox of a template waits until the template's image has been built, which takes minutes."""
+BOTH = "both"
+LOCAL_HOST = "127.0.0.1"
+WRITTEN_TIMEOUT_S = 10 * 60.0
+"""How long the service may take to write a sandbox's memory to a disk, or to read it: it can be many GiB."""
 
 
-class Sandbox(Reaching):
+class Sandbox:
     """An isolated place to run code in.
 
     ``with Sandbox.create() as sb`` ends it together with the block. Otherwise :meth:`kill` does, or its timeout.
     """
 
-    def __init__(self, client: Client, info: SandboxInfo, *, owns_client: bool, users: set[str] | None = None) -> None:
-        super().__init__(client, info)
+    def __init__(self, client: Client, info: SandboxInfo, *, owns_client: bool = False, users: set[str] | None = None) -> None:
+        self._client = client
+        self._info = info
+        self._path = f"/v1/sandboxes/{info.id}"
+        self._code = f"{self._path}/code"
         self._owns_client = owns_client
         # Forks use the connections of what they came of; the last one closes them.
         self._users = set() if users is None else users
@@ -44,6 +56,8 @@ class Sandbox(Reaching):
         """Terminals: :class:`Pty`."""
         self.files = Files(client, info.id)
         """Files: :class:`Files`."""
+        self.contexts = Contexts(client, f"{self._path}/contexts")
+        """Contexts: :class:`Contexts`."""
 
     @classmethod
     def create(  # noqa: PLR0913 - all by name, and each the field's
@@ -378,11 +392,389 @@ class Sandbox(Reaching):
             if not transcript.over():
                 again(error, tries)
         tell_rest(transcript, on_stdout, on_stderr)
-        return ended(transcript)
+        return finished_command(transcript)
 
     def set_rest(self, *, on_timeout: str | None = None, auto_resume: bool | None = None) -> None:
         """Change what becomes of it at its timeout, and whether the next request resumes it; what is left out stays. As in :meth:`create`."""
         self._change(wire.given(on_timeout=on_timeout, auto_resume=auto_resume))
+
+    def ports(self) -> builtins.list[ListeningPort]:
+        """The TCP ports on which something listens inside, by number.
+
+        Raises:
+            SandboxEndedError: It has ended.
+        """
+        told = self._client.request("GET", f"{self._path}/ports")
+        return [ListeningPort(int(each["port"]), str(each["address"])) for each in told["ports"]]
+
+    def logs(self, stream: str = BOTH) -> builtins.list[LogEntry]:
+        """What its runs wrote, in the order in which they were begun: code and commands, whoever ran them and by which API.
+
+        It comes out of the log of runs, so a sandbox that has ended has it too, for as long as the service keeps that. The newest 200 runs are told,
+        of a mebibyte of text at most, and of each stream of a run its beginning and its end. What a process in the background writes is there once
+        it has ended; ``commands`` has it before.
+
+        Args:
+            stream: ``stdout``, ``stderr`` or ``both``.
+        """
+        told = self._client.request("GET", f"{self._path}/logs", params=wire.given(stream=stream))
+        return [LogEntry.parse(entry) for entry in told["entries"]]
+
+    def follow_logs(self, stream: str = BOTH) -> Iterator[LogEntry]:
+        """The same, and then what they write as they write it, until the sandbox ends or you stop iterating. It is not kept from being idle.
+
+        Args:
+            stream: ``stdout``, ``stderr`` or ``both``.
+
+        Raises:
+            UnavailableError: The service is gone, or the connection was cut.
+        """
+        with self._client.event_stream("GET", f"{self._path}/logs", params=wire.given(stream=stream)) as events:
+            for event in events:
+                if event.name in {"entry", "output", "lost"}:
+                    yield LogEntry.parse(event.data)
+                elif event.name == "ended":
+                    return
+        raise UnavailableError(
+            "The log was cut off before the sandbox ended.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Follow it again: it begins anew."
+        )
+
+    @overload
+    def run_code(
+        self,
+        code: str,
+        language: str | None = None,
+        *,
+        background: Literal[False] = False,
+        context: Context | str | None = None,
+        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        envs: Mapping[str, str] | None = None,
+        silent: bool = False,
+        store_history: bool = True,
+        stop_on_error: bool = False,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_result: backend.Callback[Result] | None = None,
+        on_error: backend.Callback[ExecutionError] | None = None,
+    ) -> Execution: ...
+
+    @overload
+    def run_code(
+        self,
+        code: str,
+        language: str | None = None,
+        *,
+        background: Literal[True],
+        context: Context | str | None = None,
+        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        envs: Mapping[str, str] | None = None,
+        silent: bool = False,
+        store_history: bool = True,
+        stop_on_error: bool = False,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_result: backend.Callback[Result] | None = None,
+        on_error: backend.Callback[ExecutionError] | None = None,
+    ) -> CodeHandle: ...
+
+    def run_code(  # noqa: PLR0913 - all by name, and each the field's
+        self,
+        code: str,
+        language: str | None = None,
+        *,
+        background: bool = False,
+        context: Context | str | None = None,
+        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        envs: Mapping[str, str] | None = None,
+        silent: bool = False,
+        store_history: bool = True,
+        stop_on_error: bool = False,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_result: backend.Callback[Result] | None = None,
+        on_error: backend.Callback[ExecutionError] | None = None,
+    ) -> Execution | CodeHandle:
+        """Run code in a context, where variables, imports and functions of the calls before are still there.
+
+        Code that raises is a result like any other: look at ``error``. Cells of one context run one after another.
+
+        Args:
+            code: The code, 4 MiB at most.
+            language: ``python``, ``bash`` or ``javascript``; by default the context's, or ``python``.
+            background: Return at once with a handle instead of waiting for the end.
+            context: Where, of ``sandbox.contexts``; by default the one of the language that is there always.
+            timeout: Seconds from when its turn came until it is interrupted, 60 by default; None sets no limit but the sandbox's.
+            envs: Environment variables for this run.
+            silent: It leaves no trace: no execution count, no history, no value of its last expression.
+            store_history: Whether it takes a place in the context's history and raises its execution count.
+            stop_on_error: Where it fails, the cells that wait behind it never run.
+            on_stdout: Called with each piece of text of standard output as it arrives; in the background by :meth:`CodeHandle.wait`.
+            on_stderr: The same for standard error.
+            on_result: Called with each rich result as it arrives.
+            on_error: Called with the exception that ended the code.
+
+        Returns:
+            What came of it; in the background, a handle.
+
+        Raises:
+            SandboxEndedError: The sandbox ended, now or before.
+            NotFoundError: ``context_not_found``.
+            UnsupportedError: The sandbox has no interpreter for this language.
+        """
+        body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
+        callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error)
+        if background:
+            answer = self._client.request("POST", self._code, body={**body, "background": True}, headers=wire.once(), once=True)
+            return CodeHandle(self._client, self._code, Transcript(id=str(answer["execution"])), callbacks)
+        if not callbacks and self._client.waits:
+            return answered(self._client, self._code, body, wire.once())
+        transcript = Transcript()
+        with closing(run(self._client, self._code, body, transcript, wire.once())) as pieces:
+            for piece in pieces:
+                callbacks.tell(transcript, piece)
+        tell_rest(transcript, on_stdout, on_stderr)
+        return finished_execution(transcript)
+
+    def stream_code(
+        self,
+        code: str,
+        language: str | None = None,
+        *,
+        context: Context | str | None = None,
+        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        envs: Mapping[str, str] | None = None,
+        silent: bool = False,
+        store_history: bool = True,
+        stop_on_error: bool = False,
+    ) -> Generator[CodeEvent]:
+        """Run code, and iterate what it tells as it comes. Who stops iterating interrupts it.
+
+        Args:
+            code: As in :meth:`run_code`.
+            language: As in :meth:`run_code`.
+            context: As in :meth:`run_code`.
+            timeout: As in :meth:`run_code`.
+            envs: As in :meth:`run_code`.
+            silent: As in :meth:`run_code`.
+            store_history: As in :meth:`run_code`.
+            stop_on_error: As in :meth:`run_code`.
+
+        Yields:
+            Started, Output, Result, Cleared and ExecutionError as they come, and the Execution as the last.
+        """
+        body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
+        transcript = Transcript()
+        with closing(run(self._client, self._code, body, transcript, wire.once())) as pieces:
+            for piece in pieces:
+                yield piece
+        yield finished_execution(transcript)
+
+    def attach_code(self, id: str, *, events_from: int = 0, stdout_from: int = 0, stderr_from: int = 0) -> CodeHandle:  # noqa: A002 - the word
+        """A handle for a cell that was begun before, running or done, also by somebody else or before a restart of the service.
+
+        Args:
+            id: The execution's id.
+            events_from: How many of its events that are no output have been seen.
+            stdout_from: Byte of its standard output that the handle reads first.
+            stderr_from: The same of its standard error.
+        """
+        transcript = Transcript(id=id, events=events_from)
+        transcript.stdout.offset, transcript.stderr.offset = stdout_from, stderr_from
+        return CodeHandle(self._client, self._code, transcript, Callbacks())
+
+    def create_code_context(self, cwd: str | None = None, language: str | None = None, envs: Mapping[str, str] | None = None) -> Context:
+        """``contexts.create`` by the name that it has elsewhere."""
+        return self.contexts.create(language or "python", cwd=cwd, envs=envs)
+
+    def pause(self) -> None:
+        """Freeze it where it is: nothing in it runs, its memory stays, its timeout stands still.
+
+        The next request to it resumes it by itself, unless it was made with ``auto_resume=False``. Pausing a paused one does no harm.
+
+        Raises:
+            SandboxEndedError: It has ended.
+            ConflictError: It is hibernated: it rests already, more deeply.
+        """
+        self._verb("pause")
+
+    def resume(self, timeout: float | None = None) -> None:
+        """Let a paused or hibernated one go on, exactly where it was; one that runs is left as it is.
+
+        Args:
+            timeout: Seconds from now until its timeout; by default as many as were last set.
+
+        Raises:
+            SandboxEndedError: It has ended.
+            UnavailableError: The node has no room for its memory now.
+        """
+        self._verb("resume", wire.given(timeout=timeout))
+
+    def hibernate(self) -> None:
+        """Write its memory to the service's disk and give it back; the next request, or :meth:`wake`, has it go on where it was.
+
+        Connections into it (streams that are read, terminals) are cut; what runs inside is not. Hibernating a hibernated one does no harm.
+
+        Raises:
+            SandboxEndedError: It has ended.
+            UnsupportedError: Its isolation cannot; says why.
+            LimitError: The disk is full; it goes on as if nothing had been asked.
+        """
+        self._verb("hibernate")
+
+    def wake(self, timeout: float | None = None) -> None:
+        """Let a hibernated one go on: :meth:`resume` by the word that goes with :meth:`hibernate`.
+
+        Args:
+            timeout: As in :meth:`resume`.
+        """
+        self._verb("wake", wire.given(timeout=timeout))
+
+    def snapshot(self, name: str | None = None, kind: str = "memory", *, idempotency_key: str | None = None) -> SnapshotInfo:
+        """Keep what it is at this moment; it goes on undisturbed. ``Sandbox.create(snapshot=...)`` starts others from it, also after its end.
+
+        Args:
+            name: What to call it: unique among your snapshots; by default nothing, and its id finds it.
+            kind: ``memory`` (memory and files: what is started from it goes on in the middle of everything) or ``files`` (what is started from
+                it boots, and finds the files).
+            idempotency_key: As in ``Sandbox.create``.
+
+        Raises:
+            SandboxEndedError: It has ended.
+            ConflictError: A snapshot of yours has that name.
+            UnsupportedError: Its isolation cannot; says why, and ``files`` may still do.
+            LimitError: The disk is full; nothing is left of the snapshot.
+        """
+        return SnapshotInfo.parse(self._made("snapshot", wire.given(name=name, kind=kind), idempotency_key))
+
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        envs: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        share_volumes: bool = False,
+        idempotency_key: str | None = None,
+    ) -> builtins.list[Self]:
+        """Make sandboxes that are what it is at this moment: kernels with their variables, processes, files. It goes on undisturbed.
+
+        From then on all of them are independent, draw random numbers of their own, and end by themselves. There are all of them, or none.
+
+        Args:
+            count: How many, 1 to 100.
+            name: A name for people; of several, ``-1``, ``-2`` and so on are added to it.
+            metadata: Words of yours, in place of its own.
+            envs: Added to its environment, for what is started in the forks.
+            timeout: Seconds until they end, by default its own.
+            share_volumes: Whether they share the volumes that it writes to; without it such a fork is refused. Read-only ones are shared.
+            idempotency_key: As in ``Sandbox.create``.
+
+        Returns:
+            They: always a list, also of one.
+
+        Raises:
+            SandboxEndedError: It has ended.
+            ConflictError: It writes to a volume, and that is not to be shared.
+            UnsupportedError: Its isolation cannot; says why.
+            UnavailableError: The node has no room for so many now.
+        """
+        body = wire.given(
+            count=count,
+            name=name,
+            metadata=None if metadata is None else dict(metadata),
+            env=None if envs is None else dict(envs),
+            timeout=timeout,
+            share_volumes=share_volumes or None,
+        )
+        answer = self._made("fork", body, idempotency_key)
+        return [self._another(SandboxInfo.parse(raw)) for raw in answer["sandboxes"]]
+
+    def attach_volume(self, volume: str, path: str, *, read_only: bool = False) -> None:
+        """Give it a volume from now on; one that rests is resumed for it. What it has so already, it has.
+
+        Args:
+            volume: Its name or id.
+            path: The folder that it is to be; made where it is not there.
+            read_only: Whether nothing is to be written to it from this sandbox.
+
+        Raises:
+            SandboxEndedError: It has ended.
+            NotFoundError: There is no such volume.
+            ConflictError: The place is another volume's, or it has this one elsewhere; or it is being forked.
+            UnsupportedError: Its isolation cannot; says why.
+        """
+        self._verb("volumes", wire.given(volume=volume, path=path, read_only=read_only or None))
+
+    def detach_volume(self, path: str) -> None:
+        """Take a volume away from it; what is in the volume stays.
+
+        Args:
+            path: The folder that it is; or the volume's name or id.
+
+        Raises:
+            SandboxEndedError: It has ended.
+            NotFoundError: It has no such volume.
+            ConflictError: Something inside has a file of it open, or works in it; or it is being forked.
+            UnsupportedError: Its isolation cannot; says why.
+        """
+        answer = self._client.request("DELETE", f"{self._path}/volumes", params={"path": path}, read_timeout_s=WRITTEN_TIMEOUT_S)
+        self._info = SandboxInfo.parse(answer)
+
+    def tree(self) -> ForkTree:
+        """The forks that it belongs to: those that it came of, and those that came of it."""
+        return ForkTree.parse(self._client.request("GET", f"{self._path}/tree"))
+
+    def promote(self) -> builtins.list[str]:
+        """Keep this one and end its siblings: the other forks of its parent, and what came of them. The parent lives on.
+
+        Returns:
+            The ids of those that were ended.
+
+        Raises:
+            ConflictError: It is nobody's fork.
+        """
+        answer = self._client.request("POST", f"{self._path}/promote", once=True, read_timeout_s=WRITTEN_TIMEOUT_S)
+        return [str(each) for each in answer["ended"]]
+
+    def _verb(self, verb: str, body: Mapping[str, Any] | None = None) -> None:
+        path = f"{self._path}/{verb}"
+        self._info = SandboxInfo.parse(self._client.request("POST", path, body=body, once=True, read_timeout_s=WRITTEN_TIMEOUT_S))
+
+    def _made(self, verb: str, body: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+        headers = wire.once() if key is None else {"Idempotency-Key": key}
+        path = f"{self._path}/{verb}"
+        return self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=WRITTEN_TIMEOUT_S)
+
+    def tunnel(self, port: int) -> Tunnel:
+        """Connect to what listens on a port inside: on the sandbox's own loopback, so that it needs no network.
+
+        Args:
+            port: 1 to 65535.
+
+        Raises:
+            InvalidRequestError: There is no such port.
+            NotFoundError: ``port_not_found``: nothing listens there.
+            LimitError: It has 64 connections already.
+            TimeoutExceededError: What listens there accepts nobody for 10 s.
+            ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
+            SandboxEndedError: It has ended.
+        """
+        return Tunnel.open(self._client, self._info.id, port)
+
+    def forward(self, port: int, local_port: int = 0, *, host: str = LOCAL_HOST, on_error: backend.Callback[SandlotError] | None = None) -> Forward:
+        """Listen on this machine, and carry every connection to a port inside.
+
+        Args:
+            port: Inside, 1 to 65535. What listens there may come later.
+            local_port: Here; 0 is any that is free, which :attr:`Forward.local_port` tells.
+            host: Where to listen; whoever reaches that reaches the port inside.
+            on_error: Called where a connection cannot be carried, for example because nothing listens inside.
+
+        Raises:
+            OSError: The local port is somebody else's.
+        """
+        return Forward(self._client, self._info.id, port, host, on_error).begin(local_port)
 
     def _another(self, info: SandboxInfo) -> Self:
         return type(self)(self._client, info, owns_client=self._owns_client, users=self._users)
@@ -392,3 +784,11 @@ class Sandbox(Reaching):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
+
+
+def _body(
+    code: str, language: str | None, context: Context | str | None, timeout: float | None, envs: Mapping[str, str] | None, **flags: bool
+) -> dict[str, Any]:
+    """The body that runs code; ``timeout`` None is sent, because it means "no limit"."""
+    words = wire.given(language=language, context=id_of(context), env=None if envs is None else dict(envs))
+    return {"code": code, "timeout": timeout, **words, **{name: flag for name, flag in flags.items() if flag is not (name == "store_history")}}

@@ -1,1 +1,0 @@
-"""Code in the contexts of a sandbox."""

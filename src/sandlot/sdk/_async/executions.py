@@ -1,0 +1,49 @@
+"""The log of executions."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from sandlot.sdk import wire
+from sandlot.sdk._async import backend
+from sandlot.sdk.history import ExecutionInfo
+
+if TYPE_CHECKING:
+    from sandlot.sdk._async.client import AsyncClient
+
+
+class AsyncExecutions:
+    """The log of runs: your own; with an operator's key everybody's.
+
+    Args:
+        client: Reaches the service.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def list(self, *, sandbox: str | None = None, limit: int | None = 100) -> builtins.list[ExecutionInfo]:
+        """What ran, newest first.
+
+        Args:
+            sandbox: What ran in that one only.
+            limit: So many at most; None is all that the service keeps.
+        """
+        return await backend.collected(self.iter(sandbox=sandbox, limit=limit))
+
+    def iter(self, *, sandbox: str | None = None, limit: int | None = None) -> AsyncIterator[ExecutionInfo]:
+        """The same, one by one: a page is asked for when the one before was used."""
+        return self._client.items("/v1/executions", "executions", ExecutionInfo.parse, params=wire.given(sandbox=sandbox), limit=limit)
+
+    async def get(self, execution: str) -> ExecutionInfo:
+        """One run: what it was, what it wrote, how it ended.
+
+        Args:
+            execution: The id of the process or cell.
+
+        Raises:
+            NotFoundError: There is none, or it is older than what is kept.
+        """
+        return ExecutionInfo.parse(await self._client.request("GET", f"/v1/executions/{wire.segment(execution)}"))

@@ -1,1 +1,0 @@
-"""What operators ask of a service."""

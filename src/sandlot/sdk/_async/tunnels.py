@@ -1,0 +1,198 @@
+"""Connections to ports inside a sandbox: one tunnel, or a local port that is forwarded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Self
+
+from sandlot.model.errors import InternalError, SandlotError, UnavailableError
+from sandlot.sdk import sockets, wire
+from sandlot.sdk._async import backend
+from sandlot.sdk._async.client import AsyncClient
+from sandlot.sdk._async.local_listener import Connection, Listener
+
+
+class AsyncTunnel:
+    """A connection to what listens on a port inside: bytes both ways. Iterate it for what the program sends.
+
+    Of two threads one may receive and the other send.
+    """
+
+    def __init__(self, client: AsyncClient, socket: backend.Socket, port: int) -> None:
+        self._client = client
+        self._socket = socket
+        self._ended = False
+        self._over = False
+        self.port = port
+        """The port inside."""
+
+    @classmethod
+    async def open(cls, client: AsyncClient, sandbox: str, port: int) -> Self:
+        """Connect; ``sandbox.tunnel`` is the way to it.
+
+        Raises:
+            InvalidRequestError: There is no such port.
+            NotFoundError: ``port_not_found``: nothing listens there.
+            LimitError: It has 64 connections already.
+            TimeoutExceededError: What listens there accepts nobody for 10 s.
+            ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
+            SandboxEndedError: It has ended.
+        """
+        return cls(client, await client.web_socket(f"/v1/sandboxes/{wire.segment(sandbox)}/ports/{port}/tunnel"), port)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def __aiter__(self) -> AsyncGenerator[bytes]:
+        while (piece := await self.receive()) is not None:
+            yield piece
+
+    async def receive(self) -> bytes | None:
+        """What the program sends next; None once it has ended its half.
+
+        Raises:
+            ConflictError: The program broke the connection off, or the sandbox came to rest.
+            SandboxEndedError: The sandbox ended.
+            UnavailableError: The connection to the service broke.
+        """
+        while not self._ended and not self._over:
+            if piece := await self._next():
+                return piece
+        return None
+
+    async def send(self, data: bytes) -> None:
+        """Send the program something; waits while it takes nothing.
+
+        Raises:
+            UnavailableError: The connection broke; who receives is told why.
+        """
+        for at in range(0, len(data), backend.CHUNK_BYTES):
+            with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+                await self._socket.send(bytes(data[at : at + backend.CHUNK_BYTES]))
+
+    async def end(self) -> None:
+        """Send no more: the program reads to the end of what there is, and may go on sending.
+
+        Raises:
+            UnavailableError: The connection broke; who receives is told why.
+        """
+        with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+            await self._socket.send(json.dumps({"end": True}))
+
+    async def wait(self) -> None:
+        """Wait until both halves have ended; what the program sends until then is passed over.
+
+        Raises:
+            SandlotError: As for :meth:`receive`.
+        """
+        while not self._over:
+            await self._next()
+
+    async def aclose(self) -> None:
+        """Close it; where a half has not ended, the program sees that it was broken off. Idempotent."""
+        await self._socket.close()
+
+    async def _next(self) -> bytes:
+        """One message: the bytes that it brought, if any."""
+        try:
+            with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+                message = await self._socket.recv()
+        except UnavailableError as error:
+            if not sockets.ended_well(error):
+                raise
+            self._ended = self._over = True
+            return b""
+        if not isinstance(message, str):
+            return bytes(message)
+        told = json.loads(message)
+        match told.get("event"):
+            case "end":
+                self._ended = True
+            case "failure":
+                raise wire.from_problem(told)
+            case str():
+                pass  # a newer service's
+            case _:
+                raise InternalError("The service sent a message that is none.", hint="Check that SANDLOT_URL is the address of a Sandlot service.")
+        return b""
+
+
+class AsyncForward:
+    """A port of this machine: each connection to it is one to a port inside. Close it, or use it as a context manager."""
+
+    def __init__(self, client: AsyncClient, sandbox: str, port: int, host: str, on_error: backend.Callback[SandlotError] | None) -> None:
+        self._client = client
+        self._sandbox = sandbox
+        self._on_error = on_error
+        self._listener = Listener(self._serve)
+        self._tunnels: set[AsyncTunnel] = set()
+        self._closed = False
+        self.port = port
+        """The port inside."""
+        self.local_host = host
+        """Where it listens."""
+        self.local_port = 0
+        """On which port."""
+
+    @property
+    def address(self) -> str:
+        """Host and port of this machine."""
+        return f"{self.local_host}:{self.local_port}"
+
+    async def begin(self, local_port: int) -> Self:
+        """Listen; whoever made it has."""
+        self.local_port = await self._listener.begin(self.local_host, local_port)
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Listen no more, and break off every connection. Idempotent."""
+        self._closed = True
+        self._listener.stop()
+        for tunnel in list(self._tunnels):
+            await tunnel.aclose()
+        await self._listener.aclose()
+
+    async def _serve(self, connection: Connection) -> None:
+        """Carry one connection until both have ended, or either is broken off."""
+        try:
+            tunnel = await AsyncTunnel.open(self._client, self._sandbox, self.port)
+        except SandlotError as error:
+            connection.cut()
+            await backend.call(self._on_error, error)
+            return
+        self._tunnels.add(tunnel)
+        try:
+            async with backend.beside() as start:
+                if self._closed:
+                    await tunnel.aclose()
+                start(self._send, connection, tunnel)
+                while (piece := await tunnel.receive()) is not None:
+                    await connection.write(piece)
+                connection.end()
+                await tunnel.wait()
+        except (SandlotError, OSError):
+            connection.cut()
+        finally:
+            self._tunnels.discard(tunnel)
+            await tunnel.aclose()
+
+    async def _send(self, connection: Connection, tunnel: AsyncTunnel) -> None:
+        """What the local client sends, to the end of its half."""
+        try:
+            while piece := await connection.read():
+                await tunnel.send(piece)
+            await tunnel.end()
+        except OSError:
+            await tunnel.aclose()
+        except SandlotError:
+            return  # whoever receives is told why

@@ -1,0 +1,283 @@
+# Made from src/sandlot/sdk/_async/code.py by scripts/unasync.py; change that file, not this one.
+"""Code that runs in a sandbox: followed to its end, however often the connection breaks, and handles of background runs.
+
+Law: A connection that breaks under a run costs nothing that the sandbox still keeps: the run is gone on with where it was, and what was never
+answered is asked again under the same Idempotency-Key, which begins nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.sdk import retries, wire
+from sandlot.sdk._sync import backend
+from sandlot.sdk._sync.client import Client
+from sandlot.sdk._sync.commands import cut_short, tell, tell_rest
+from sandlot.sdk.cells.events import CodeEvent
+from sandlot.sdk.results import Execution, ExecutionError, Output, Result
+from sandlot.sdk.transcript import Piece, Transcript
+from sandlot.sdk.transport import CutError
+
+INTERRUPT_TIMEOUT_S = 10.0
+"""How long an interrupt may take of a caller that is leaving."""
+
+
+def run(client: Client, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[Piece]:
+    """Run a cell in the foreground and give what it tells; whoever stops taking it interrupts the cell.
+
+    Args:
+        client: The service.
+        path: Of the sandbox's code.
+        body: The request.
+        transcript: Takes it all in.
+        headers: With the request's Idempotency-Key.
+    """
+    tries = 0
+    with _interrupting(client, path, body, transcript, headers):
+        while not transcript.id:
+            tries += 1
+            try:
+                with client.event_stream("POST", path, body=body, headers=headers) as events:
+                    for event in events:
+                        piece = transcript.take(event)
+                        if piece is not None:
+                            yield piece
+                if transcript.over():
+                    return
+                error: SandlotError = cut_short("code")
+            except SandlotError as caught:
+                error = caught
+            again(error, tries)
+        with closing(follow(client, path, transcript)) as pieces:
+            for piece in pieces:
+                yield piece
+
+
+def answered(client: Client, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
+    """Run a cell in the foreground and wait for its answer; whoever stops waiting interrupts the cell.
+
+    Args:
+        client: The service.
+        path: Of the sandbox's code.
+        body: The request.
+        headers: With the request's Idempotency-Key.
+    """
+    with _interrupting(client, path, body, Transcript(), headers):
+        return Execution.parse(client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+
+
+@contextmanager
+def _interrupting(client: Client, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[None]:
+    """Interrupt the cell if the body is left before the end of the cell.
+
+    An interrupt of this process may strike between two steps of httpx, which then leaves the connection open. The id of the cell may still be
+    unknown at that moment.
+    """
+    is_left_without_id = False
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        is_left_without_id = not transcript.id
+        raise
+    finally:
+        with backend.shielded(), suppress(SandlotError):
+            if is_left_without_id:
+                _leave(client, path, body, headers)
+            elif transcript.id and not transcript.over():
+                # Without this request, the service would wait some seconds for the client to come back.
+                interrupt(client, f"{path}/{wire.segment(transcript.id)}")
+
+
+def _leave(client: Client, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+    """Interrupt a cell whose id nobody has told yet: asked for again as events, its id comes first."""
+    transcript = Transcript()
+    with client.event_stream("POST", path, body=body, headers=headers) as events:
+        for event in events:
+            transcript.take(event)
+            if transcript.id:
+                break
+        if transcript.id and not transcript.over():
+            interrupt(client, f"{path}/{wire.segment(transcript.id)}")
+
+
+def follow(client: Client, path: str, transcript: Transcript) -> Generator[Piece]:
+    """What a cell tells from where a transcript stands to its end; where the connection breaks, it is gone on with.
+
+    Args:
+        client: The service.
+        path: Of the sandbox's code.
+        transcript: Takes it all in.
+    """
+    tries = 0
+    while not transcript.over():
+        tries += 1
+        params = {"events_from": transcript.events, "stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset}
+        try:
+            with client.event_stream("GET", f"{path}/{wire.segment(transcript.id)}", params=params) as events:
+                for event in events:
+                    piece = transcript.take(event)
+                    if piece is not None:
+                        tries = 0
+                        yield piece
+            if transcript.over():
+                return
+            error: SandlotError = cut_short("code")
+        except SandlotError as caught:
+            error = caught
+        again(error, max(1, tries))
+
+
+def interrupt(client: Client, path: str) -> bool:
+    """Interrupt an execution, or what runs in a context; whether there was something to interrupt."""
+    answer = client.request("POST", f"{path}/interrupt", read_timeout_s=INTERRUPT_TIMEOUT_S)
+    return bool(answer.get("running", False))
+
+
+def again(error: SandlotError, tries: int) -> None:
+    """Wait before the next try after a stream that was cut.
+
+    Args:
+        error: What ended it, raised again where that was no cut.
+        tries: How often it was tried without getting anything, 1 and more.
+    """
+    cut = isinstance(error, CutError) or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE} or wire.came_to_rest(error)
+    wait_s = retries.cut_wait_s(tries, once=cut, luck=retries.roll())
+    if wait_s is None:
+        raise error
+    backend.sleep(wait_s)
+
+
+def finished_execution(transcript: Transcript) -> Execution:
+    """What came of a cell whose events have ended.
+
+    Raises:
+        UnavailableError: They ended without an end of it.
+    """
+    execution = transcript.execution()
+    if execution is None:
+        raise cut_short("code")
+    return execution
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """Who is told of what comes of a cell."""
+
+    on_stdout: backend.Callback[str] | None = None
+    on_stderr: backend.Callback[str] | None = None
+    on_result: backend.Callback[Result] | None = None
+    on_error: backend.Callback[ExecutionError] | None = None
+
+    def __bool__(self) -> bool:
+        return any(each is not None for each in (self.on_stdout, self.on_stderr, self.on_result, self.on_error))
+
+    def over(self, other: Callbacks) -> Callbacks:
+        """These, and the other's where there is none."""
+        return Callbacks(
+            on_stdout=self.on_stdout or other.on_stdout,
+            on_stderr=self.on_stderr or other.on_stderr,
+            on_result=self.on_result or other.on_result,
+            on_error=self.on_error or other.on_error,
+        )
+
+    def tell(self, transcript: Transcript, piece: Piece) -> None:
+        """Tell whom it concerns."""
+        if isinstance(piece, Output):
+            tell(transcript, piece, self.on_stdout, self.on_stderr)
+        elif isinstance(piece, Result):
+            backend.call(self.on_result, piece)
+        elif isinstance(piece, ExecutionError):
+            backend.call(self.on_error, piece)
+
+
+class CodeHandle:
+    """A cell that runs by itself. It lives on when the handle is dropped; ``sandbox.attach_code(id)`` gives another one.
+
+    Iterate it for what it tells, from where the handle stands to its end, and the :class:`Execution` as the last; each piece is read once.
+    """
+
+    def __init__(self, client: Client, path: str, transcript: Transcript, callbacks: Callbacks) -> None:
+        self._client = client
+        self._path = path
+        self._transcript = transcript
+        self._callbacks = callbacks
+
+    @property
+    def id(self) -> str:
+        """The execution's id."""
+        return self._transcript.id
+
+    @property
+    def stdout(self) -> str:
+        """What this handle has read of its standard output so far."""
+        return self._transcript.stdout.text()
+
+    @property
+    def stderr(self) -> str:
+        """What this handle has read of its standard error so far."""
+        return self._transcript.stderr.text()
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """The results that this handle has read so far."""
+        return tuple(self._transcript.results)
+
+    @property
+    def result(self) -> Execution | None:
+        """What came of it, once :meth:`wait` or an iteration has seen the end."""
+        return self._transcript.execution()
+
+    def __iter__(self) -> Generator[CodeEvent]:
+        return self._events()
+
+    def wait(
+        self,
+        *,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_result: backend.Callback[Result] | None = None,
+        on_error: backend.Callback[ExecutionError] | None = None,
+    ) -> Execution:
+        """Wait for its end, as often as the connection breaks meanwhile.
+
+        Args:
+            on_stdout: Called with each piece of text of its standard output; by default what was given at the start.
+            on_stderr: The same for standard error.
+            on_result: The same for results.
+            on_error: The same for the exception that ended it.
+
+        Returns:
+            What came of it, with what this handle has read.
+
+        Raises:
+            SandboxEndedError: The sandbox ended first.
+            NotFoundError: ``execution_not_found``: the sandbox remembers it no more.
+        """
+        told = Callbacks(on_stdout, on_stderr, on_result, on_error).over(self._callbacks)
+        with closing(follow(self._client, self._path, self._transcript)) as pieces:
+            for piece in pieces:
+                told.tell(self._transcript, piece)
+        tell_rest(self._transcript, told.on_stdout, told.on_stderr)
+        return finished_execution(self._transcript)
+
+    def poll(self) -> Execution:
+        """All that there is of it now, also what this handle has read; its status is ``running`` until it is done."""
+        return Execution.parse(self._client.request("GET", f"{self._path}/{wire.segment(self.id)}"))
+
+    def interrupt(self) -> bool:
+        """Interrupt it, as Ctrl-C would, or take it back where it waits for its turn; False when it has ended."""
+        return interrupt(self._client, f"{self._path}/{wire.segment(self.id)}")
+
+    def _events(self) -> Generator[CodeEvent]:
+        if self._transcript.over():
+            return
+        with closing(follow(self._client, self._path, self._transcript)) as pieces:
+            for piece in pieces:
+                yield piece
+        yield finished_execution(self._transcript)

@@ -1,0 +1,76 @@
+# Made from src/sandlot/sdk/_async/contexts.py by scripts/unasync.py; change that file, not this one.
+"""The contexts of a sandbox: made, listed, begun anew, interrupted, removed."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+
+from sandlot.sdk import wire
+from sandlot.sdk._sync.client import Client
+from sandlot.sdk._sync.code import interrupt
+from sandlot.sdk.cells.contexts import Context, id_of
+
+
+class Contexts:
+    """The contexts of one sandbox: kernels, each with its own variables."""
+
+    def __init__(self, client: Client, path: str) -> None:
+        self._client = client
+        self._path = path
+
+    def create(self, language: str = "python", *, cwd: str | None = None, envs: Mapping[str, str] | None = None) -> Context:
+        """Make another context.
+
+        Args:
+            language: ``python``, ``bash`` or ``javascript``.
+            cwd: The folder to start in, absolute; by default ``/workspace``.
+            envs: Environment of everything that runs in it.
+
+        Raises:
+            InvalidRequestError: The language is none of these, or the folder or environment is none.
+            LimitError: The sandbox has as many as it may.
+            SandboxEndedError: The sandbox has ended.
+        """
+        body = {"language": language, **wire.given(cwd=cwd, env=None if envs is None else dict(envs))}
+        return Context.parse(self._client.request("POST", self._path, body=body, headers=wire.once(), once=True))
+
+    def list(self) -> builtins.list[Context]:
+        """All that there are."""
+        answer = self._client.request("GET", self._path)
+        return [Context.parse(raw) for raw in answer["contexts"]]
+
+    def get(self, context: Context | str) -> Context:
+        """One of them as it is now.
+
+        Raises:
+            NotFoundError: ``context_not_found``.
+        """
+        return Context.parse(self._client.request("GET", self._of(context)))
+
+    def remove(self, context: Context | str) -> None:
+        """End a context, and everything that runs in it. One that is there always starts anew with the next cell.
+
+        Raises:
+            NotFoundError: ``context_not_found``.
+        """
+        self._client.request("DELETE", self._of(context))
+
+    def restart(self, context: Context | str = "default") -> None:
+        """Begin anew in a context: its variables are gone, what ran in it is ended, what waited for its turn never runs.
+
+        Raises:
+            NotFoundError: ``context_not_found``.
+        """
+        self._client.request("POST", f"{self._of(context)}/restart")
+
+    def interrupt(self, context: Context | str = "default") -> bool:
+        """Interrupt what runs in a context, as Ctrl-C would; False when nothing does.
+
+        Raises:
+            NotFoundError: ``context_not_found``.
+        """
+        return interrupt(self._client, self._of(context))
+
+    def _of(self, context: Context | str) -> str:
+        return f"{self._path}/{wire.segment(id_of(context) or '')}"

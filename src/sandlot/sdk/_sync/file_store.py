@@ -1,0 +1,211 @@
+# Made from src/sandlot/sdk/_async/file_store.py by scripts/unasync.py; change that file, not this one.
+"""The file store: files that outlive sandboxes, as ``client.files``."""
+
+from __future__ import annotations
+
+import builtins
+import mimetypes
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.sdk import wire
+from sandlot.sdk._sync import backend
+from sandlot.sdk.history import StoredFile, StoredFiles
+from sandlot.sdk.info import Entry
+from sandlot.sdk.transfer import receiving, sending
+from sandlot.sdk.transfer.sending import Progress
+from sandlot.sdk.transport import translated
+
+if TYPE_CHECKING:
+    from sandlot.sdk._sync.client import Client
+
+
+class FileStore:
+    """The files of a service: uploaded once, put into any number of sandboxes.
+
+    Args:
+        client: Reaches it.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def upload(
+        self,
+        source: str | Path | backend.Data,
+        *,
+        filename: str | None = None,
+        media_type: str | None = None,
+        on_progress: backend.Callback[Progress] | None = None,
+    ) -> StoredFile:
+        """Keep a file.
+
+        Args:
+            source: A :class:`~pathlib.Path` or the text of one is that file; bytes, a file object or pieces of bytes are the content itself.
+            filename: What it is called: one path component; of a path, its last part where left out.
+            media_type: Such as ``text/csv``; guessed from the name where left out.
+            on_progress: Called with each piece that was sent.
+
+        Raises:
+            NotFoundError: There is no such file here.
+            LimitError: It is larger than the service takes, or than this key may upload.
+        """
+        if isinstance(source, str | Path):
+            path = Path(source)
+            file = (backend.in_thread(sending.plan_upload, path, "/file")).files[:1]
+            if not file:
+                raise InvalidRequestError(f"{path} is a folder.", hint="Upload its files, or an archive of it.", fields={"path": str(path)})
+            with backend.in_thread(path.open, "rb") as data:
+                return self._send(data, filename or path.name, media_type, file[0].size_bytes, on_progress)
+        name = filename or Path(str(getattr(source, "name", ""))).name
+        if not name:
+            raise InvalidRequestError("The file has no name.", hint="Give filename=.", fields={"field": "filename"})
+        return self._send(source, name, media_type, None, on_progress)
+
+    def list(self, *, limit: int = 50, offset: int = 0) -> StoredFiles:
+        """A page of files, newest first, and how many there are in all.
+
+        Args:
+            limit: Files on the page, at most; 1 to 1,000.
+            offset: Files to skip.
+        """
+        return StoredFiles.parse(self._client.request("GET", "/v1/files", params={"limit": limit, "offset": offset}))
+
+    def get(self, file: str) -> StoredFile:
+        """What is known of a file.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        return StoredFile.parse(self._client.request("GET", self._path(file)))
+
+    def read(self, file: str) -> bytes:
+        """All of a file's bytes; :meth:`stream` and :meth:`download` are for those that memory should not hold.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        content = bytearray()
+        with self.stream(file) as pieces:
+            for piece in pieces:
+                content += piece
+        return bytes(content)
+
+    @contextmanager
+    def stream(self, file: str) -> Iterator[Iterator[bytes]]:
+        """A file's bytes as they arrive; leaving the context ends the download.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        with self._client.stream("GET", f"{self._path(file)}/content", accept="*/*") as response:
+            yield self._pieces(response)
+
+    def download(self, file: str, local: str | Path, *, on_progress: backend.Callback[Progress] | None = None) -> Path:
+        """Copy a file to this machine. It appears under its name only once it is complete.
+
+        Args:
+            file: Its id.
+            local: Where to put it: a path; in a folder that is there, under the file's own name.
+            on_progress: Called with each piece that arrived.
+
+        Returns:
+            Where it is now.
+
+        Raises:
+            NotFoundError: There is none of this id.
+            SandlotError: This machine does not take it: something is in the way, or its disk is full.
+        """
+        target, known = Path(local), self.get(file)
+        done = 0
+        if backend.in_thread(target.is_dir):
+            name = known.filename
+            if name in {"", ".", ".."} or "/" in name or "\0" in name:
+                raise InvalidRequestError(f"The service names a file {name!r}, which would lie elsewhere.", hint="Give the whole path.")
+            target /= name
+        part = backend.in_thread(receiving.PartFile.create, target, False)
+        try:
+            with self.stream(file) as pieces:
+                for piece in pieces:
+                    backend.in_thread(part.write, piece)
+                    done += len(piece)
+                    backend.call(on_progress, Progress(known.filename, done, known.size_bytes, 0, 1))
+            backend.in_thread(part.finish)
+        finally:
+            part.discard()
+        return target
+
+    def delete(self, file: str) -> None:
+        """Remove a file; copies of it in sandboxes stay.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        self._client.request("DELETE", self._path(file))
+
+    def inject(self, sandbox: str, files: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[Entry]:
+        """Put files into a sandbox, each under its own name; one that is there already is replaced.
+
+        Args:
+            sandbox: Its id.
+            files: The files' ids.
+            path: The folder; made where it is not there.
+            user: Whose they will be: ``user`` (the default) or ``root``.
+
+        Returns:
+            Where they are now, in the same order.
+
+        Raises:
+            NotFoundError: There is no such sandbox, or no such file.
+        """
+        body = {"file_ids": [*files], "path": path, **wire.given(user=user)}
+        answer = self._client.request("POST", f"/v1/sandboxes/{wire.segment(sandbox)}/files/inject", body=body)
+        return [Entry.parse(raw) for raw in answer["entries"]]
+
+    def keep(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
+        """Copy a file out of a sandbox into the file store, where it outlives the sandbox.
+
+        Args:
+            sandbox: Its id.
+            path: The file, absolute.
+            filename: What it is called in the file store; the last part of its path where left out.
+            user: Whose permissions count.
+
+        Raises:
+            NotFoundError: There is no such sandbox, or no such file.
+        """
+        body = wire.given(path=path, filename=filename, user=user)
+        return StoredFile.parse(self._client.request("POST", f"/v1/sandboxes/{wire.segment(sandbox)}/files/keep", body=body))
+
+    def _send(
+        self,
+        data: backend.Data,
+        filename: str,
+        media_type: str | None,
+        total: int | None,
+        on_progress: backend.Callback[Progress] | None,
+    ) -> StoredFile:
+        kind = media_type or mimetypes.guess_type(f"./{filename}")[0]
+        params = wire.given(filename=filename, media_type=kind)
+        content = data if isinstance(data, bytes) else self._told(backend.chunks(data), filename, total, on_progress)
+        return StoredFile.parse(self._client.request("POST", "/v1/files", params=params, content=content))
+
+    def _told(self, chunks: Iterator[bytes], filename: str, total: int | None, on_progress: backend.Callback[Progress] | None) -> Iterator[bytes]:
+        done = 0
+        for piece in chunks:
+            yield piece
+            done += len(piece)
+            backend.call(on_progress, Progress(filename, done, total, 0, 1))
+
+    def _pieces(self, response: httpx.Response) -> Iterator[bytes]:
+        with translated(self._client.target):
+            for piece in response.iter_bytes():
+                yield bytes(piece)
+
+    def _path(self, file: str) -> str:
+        return f"/v1/files/{wire.segment(file)}"

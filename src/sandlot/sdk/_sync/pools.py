@@ -1,0 +1,124 @@
+# Made from src/sandlot/sdk/_async/pools.py by scripts/unasync.py; change that file, not this one.
+"""Pools of a service: sandboxes that are made before anybody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sandlot.sdk import wire
+from sandlot.sdk.operating.pools import PoolInfo
+
+if TYPE_CHECKING:
+    from sandlot.sdk._sync.client import Client
+
+
+class Pools:
+    """Pools of a service, as ``client.pools``: your own; an operator's are the node's, which serve everybody, and he sees all of them.
+
+    Args:
+        client: Reaches it.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def create(
+        self,
+        template: str | None = None,
+        *,
+        warm: int = 1,
+        max: int | None = None,  # noqa: A002 - the word
+        blank: int | None = None,
+        isolation: str | None = None,
+        cpus: float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        pids: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> PoolInfo:
+        """Keep sandboxes of a kind ready, also after a restart of the service. They take of your quota what your live sandboxes leave.
+
+        Args:
+            template: What they are made from; by default what a sandbox is made from.
+            warm: How many are always kept ready.
+            max: How many there are at most: the pool grows towards that while requests find it empty. Left out, 4, or ``warm`` where that is more.
+            blank: How many prepared ones with nothing in them are kept besides; for operators.
+            isolation: The driver that isolates them; by default the service's.
+            cpus: Cores of each. A request for a sandbox is answered from a pool where its limits are the pool's.
+            memory: Memory of each: bytes, or such as ``"2G"``.
+            disk: Disk of each, likewise.
+            pids: Processes and threads of each; a request may ask for fewer.
+            metadata: Your own words, kept with it.
+
+        Returns:
+            It. It is filled from now on.
+
+        Raises:
+            ForbiddenError: Blanks, and you are no operator.
+            LimitError: You may have no more pools, or not so many sandboxes.
+            ConflictError: You have a pool of this kind.
+            UnsupportedError: Sandboxes of that isolation cannot wait; says why.
+        """
+        limits = wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
+        body = wire.given(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, blank=blank)
+        if metadata is not None:
+            body["metadata"] = dict(metadata)
+        return PoolInfo.parse(self._client.request("POST", "/v1/pools", body=body))
+
+    def list(self) -> list[PoolInfo]:
+        """Your pools, what waits in them, and how they have fared; an operator's are all of the service."""
+        answer = self._client.request("GET", "/v1/pools")
+        return [PoolInfo.parse(each) for each in answer["pools"]]
+
+    def get(self, pool: str) -> PoolInfo:
+        """One of them.
+
+        Args:
+            pool: Its id, or its template where you have one pool only of that.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        return PoolInfo.parse(self._client.request("GET", f"/v1/pools/{wire.segment(pool)}"))
+
+    def set(
+        self,
+        pool: str,
+        *,
+        warm: int | None = None,
+        max: int | None = None,  # noqa: A002 - the word
+        blank: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> PoolInfo:
+        """Change how much a pool holds and what you say of it, also after a restart of the service.
+
+        Args:
+            pool: Its id, or its template where you have one pool only of that.
+            warm: As in :meth:`create`; what is left out stays.
+            max: Likewise.
+            blank: Likewise.
+            metadata: Your own words: these take the place of what there is; left out, it stays.
+
+        Returns:
+            It, as it is from now on.
+
+        Raises:
+            NotFoundError: There is none.
+            ForbiddenError: Blanks, and you are no operator.
+            LimitError: You may not have so many sandboxes.
+        """
+        words = None if metadata is None else dict(metadata)
+        body = wire.given(warm=warm, max=max, blank=blank, metadata=words)
+        return PoolInfo.parse(self._client.request("PATCH", f"/v1/pools/{wire.segment(pool)}", body=body))
+
+    def remove(self, pool: str) -> None:
+        """Have a pool no more, also after a restart of the service; what waits in it is removed.
+
+        Args:
+            pool: Its id, or its template where you have one pool only of that.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        self._client.request("DELETE", f"/v1/pools/{wire.segment(pool)}")

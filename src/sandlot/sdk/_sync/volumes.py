@@ -1,0 +1,71 @@
+# Made from src/sandlot/sdk/_async/volumes.py by scripts/unasync.py; change that file, not this one.
+"""Volumes of a service: made, listed, looked at and deleted, as ``client.volumes``."""
+
+from __future__ import annotations
+
+import builtins
+from typing import TYPE_CHECKING
+
+from sandlot.sdk import wire
+from sandlot.sdk.saved.volumes import VolumeInfo
+
+if TYPE_CHECKING:
+    from sandlot.sdk._sync.client import Client
+
+
+class Volumes:
+    """The volumes of a service: your own; with an operator's key everybody's. ``Sandbox.create(volumes=...)`` attaches them.
+
+    Args:
+        client: Reaches it.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def create(self, name: str, size: str | int | None = None) -> VolumeInfo:
+        """Make a volume: files that outlive the sandboxes that have it.
+
+        Args:
+            name: What to call it: up to 63 lower-case letters, digits, ``_`` and ``-``; no two of yours have one name.
+            size: What may be written to it: bytes, or such as ``"10G"``; 1 GiB by default, 16 MiB at least.
+
+        Returns:
+            It, empty.
+
+        Raises:
+            InvalidRequestError: The name is none, or the size is out of bounds.
+            ConflictError: You have one of that name.
+            LimitError: Your quota does not allow it.
+            UnavailableError: The node has no room for it now.
+        """
+        body = wire.given(name=name, size_bytes=None if size is None else wire.size_bytes(size))
+        return VolumeInfo.parse(self._client.request("POST", "/v1/volumes", body=body))
+
+    def list(self) -> builtins.list[VolumeInfo]:
+        """The volumes that there are, oldest first."""
+        answer = self._client.request("GET", "/v1/volumes")
+        return [VolumeInfo.parse(each) for each in answer["volumes"]]
+
+    def get(self, volume: str) -> VolumeInfo:
+        """What is known of a volume.
+
+        Args:
+            volume: Its id, or its name.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        return VolumeInfo.parse(self._client.request("GET", f"/v1/volumes/{wire.segment(volume)}"))
+
+    def delete(self, volume: str) -> None:
+        """Delete a volume, and all that is in it.
+
+        Args:
+            volume: Its id, or its name.
+
+        Raises:
+            NotFoundError: There is none.
+            ConflictError: A sandbox has it.
+        """
+        self._client.request("DELETE", f"/v1/volumes/{wire.segment(volume)}")
