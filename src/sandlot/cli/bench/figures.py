@@ -37,6 +37,7 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "noop": Kind("a request that does nothing", "a handler of a few lines, same server, same client"),
+    "stat": Kind("files.stat('/workspace'), warm", "a handler of a few lines, same server, same client"),
     "create_cold": Kind("create() of base where nothing was prepared", "the client's python, -c 'print(1)', on the host"),
     "claim_run_code": Kind("create() out of a pool, and run_code('print(1)')", "the client's python, -c 'print(1)', on the host"),
     "claim_command": Kind("create() out of a pool, and commands.run('true')", "sh -c true on the host"),

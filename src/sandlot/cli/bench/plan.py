@@ -36,6 +36,7 @@ class Step:
 
 STEPS = (
     Step(warm.noop, ("noop",)),
+    Step(warm.stat, ("stat",)),
     Step(warm.run_code, ("run_code",)),
     Step(warm.command, ("command",)),
     Step(warm.kernel_new, ("kernel_new",)),

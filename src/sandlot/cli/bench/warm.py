@@ -30,6 +30,17 @@ async def noop(rig: Rig) -> None:
                 await rig.client.request("GET", "/healthz")
 
 
+async def stat(rig: Rig) -> None:
+    """The smallest request that reaches the guest: the status of a directory."""
+    sandbox = await rig.warm(CODE)
+    for _ in range(rig.times(30, 2)):
+        for _ in range(TURN):
+            await rig.native("stat", rig.natives.http)
+        for _ in range(TURN):
+            with rig.clock("stat"):
+                await sandbox.files.stat("/workspace")
+
+
 async def run_code(rig: Rig) -> None:
     """A cell in a kernel that has run one before."""
     box = await rig.warm(CODE)

@@ -12,6 +12,7 @@ from tests.meta.tree import ROOT
 
 KEYS = [
     "noop",
+    "stat",
     "create_cold",
     "claim_run_code",
     "claim_command",

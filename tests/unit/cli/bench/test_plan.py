@@ -26,7 +26,7 @@ def test_every_row_is_measured_by_one_step() -> None:
 def test_steps_are_those_that_the_rows_need() -> None:
     assert plan.steps(None) == plan.STEPS
     assert [step.keys for step in plan.steps(["wake", "noop"])] == [("noop",), ("hibernate", "wake")]
-    with pytest.raises(ValueError, match=r"no row 'nonsense'.*noop, create_cold"):
+    with pytest.raises(ValueError, match=r"no row 'nonsense'.*noop, stat, create_cold"):
         plan.steps(["noop", "nonsense"])
 
 
