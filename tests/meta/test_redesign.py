@@ -1,12 +1,15 @@
 """Packages that are rewritten in plain English and with the usual terms stay that way; the others are listed until they are.
 
 The test finds two kinds of offence: docstrings that begin with a question word or a pronoun or have the heading ``Laws:``, and names with a word of
-the old vocabulary. Only names that a file defines count, so a package can be done before those that it uses.
+the old vocabulary. Only names that a file defines count, so a package can be done before those that it uses. The same holds for the texts of the API
+and the help of the commands; vendors' formats belong to the vendors and are not read.
 """
 
 from __future__ import annotations
 
 import ast
+import configparser
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.meta.tree import PACKAGE, modules, name
+from tests.meta.tree import PACKAGE, ROOT, modules, name
 
 NOT_DONE = {
     "cli",
@@ -34,25 +37,14 @@ NOT_DONE = {
 SPLIT = {"compat", "core", "doors"}
 """Packages whose subfolders are listed separately. Their own name stands for the files directly in them."""
 
-INSTEAD = {
-    "asked": "request",
-    "births": "admission",
-    "box": "sandbox",
-    "boxes": "sandboxes",
-    "conceive": "admission",
-    "conceived": "admitted",
-    "door": "compatibility API",
-    "doors": "compat",
-    "journal": "execution log",
-    "law": "invariant",
-    "laws": "invariants",
-    "litter": "fork batch",
-    "rooms": "packages",
-    "roster": "registry",
-    "told": "response, notification",
-    "who": "principal, owner",
-}
-"""Word of the old vocabulary -> what to use. Words that have a good use as well are missing: `make_room`, a guest that `is_asleep`."""
+VOCABULARY = configparser.ConfigParser()
+VOCABULARY.read_string("[everywhere]\n" + (ROOT / "scripts" / "vocabulary.txt").read_text(encoding="utf-8"))
+IN_TEXTS = dict(VOCABULARY["everywhere"])
+INSTEAD = {**IN_TEXTS, **VOCABULARY["names"]}
+"""Word of the old vocabulary -> what to use."""
+
+GENERATED = {"docs/openapi.json": ("server",), "docs/cli.md": ("cli",)}
+"""Page that users read -> packages whose docstrings its texts are. The page is checked once these packages are done."""
 
 ALLOWED_NAMES = {"_JOURNAL_BYTES", "_LARGE_JOURNAL_BYTES", "journal_bytes"}
 """The journal of an ext4 file system."""
@@ -112,6 +104,43 @@ def test_offences_are_found(source: str, found: list[tuple[int, str]]) -> None:
 @pytest.mark.parametrize("path, found", [("births.py", "births"), ("doors/__init__.py", "doors"), ("doors/common.py", None)])
 def test_names_of_modules_and_packages_count(path: str, found: str | None) -> None:
     assert offences("", Path(path)) == ([] if found is None else [(1, f"'{found}' in '{found}'; use {INSTEAD[found]}")])
+
+
+@pytest.mark.parametrize("page", GENERATED)
+def test_texts_that_users_read_have_no_offence(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    texts = list(_texts(json.loads(text))) if page.endswith(".json") else text.splitlines()
+    found = [found for text in texts for found in offences_of_text(text)]
+    assert found == [] or not NOT_DONE.isdisjoint(GENERATED[page])
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("Whether it is read-only.", ["'Whether it is read-only.' begins with 'Whether'"]),
+        ("Where the boxes are.", ["'Where the boxes are.' begins with 'Where'", "'boxes' in 'Where the boxes are.'; use sandboxes"]),
+        ("Which pool is full?", []),
+        ("A user who is asked for a key. What it is.", []),
+    ],
+)
+def test_offences_of_texts_are_found(text: str, found: list[str]) -> None:
+    assert offences_of_text(text) == found
+
+
+def offences_of_text(text: str) -> list[str]:
+    """Return the offences of a sentence or paragraph that users read."""
+    found = [f"{text!r} begins with {opening[0]!r}"] if (opening := OPENING.match(text)) and not text.endswith("?") else []
+    return found + [f"{word!r} in {text!r}; use {IN_TEXTS[word]}" for word in WORD.findall(text) if word in IN_TEXTS]
+
+
+def _texts(node: object) -> Iterator[str]:
+    """Yield the summaries and descriptions of an OpenAPI document."""
+    if isinstance(node, dict):
+        yield from (node[key] for key in ("summary", "description") if isinstance(node.get(key), str))
+        node = list(node.values())
+    if isinstance(node, list):
+        for part in node:
+            yield from _texts(part)
 
 
 def package_of(path: Path) -> str:
