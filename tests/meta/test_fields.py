@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 from sandlot.doors.door import Door
 from sandlot.server.app import DOORS
-from sandlot.web.bodies import Body, Query
+from sandlot.web.models import QueryModel, RequestModel
 from tests.meta.test_doors import TEST
 from tests.meta.tree import PACKAGE, ROOT
 
@@ -33,8 +33,13 @@ def taken(door: Door) -> set[tuple[str, str]]:
     return {(body.__name__, body.model_fields[name].alias or name) for body, name in fields}
 
 
-def _is_body(each: object, package: str) -> TypeGuard[type[Body | Query]]:
-    return isinstance(each, type) and issubclass(each, (Body, Query)) and each.__module__.startswith(package) and "__annotations__" in vars(each)
+def _is_body(each: object, package: str) -> TypeGuard[type[RequestModel | QueryModel]]:
+    return (
+        isinstance(each, type)
+        and issubclass(each, (RequestModel, QueryModel))
+        and each.__module__.startswith(package)
+        and "__annotations__" in vars(each)
+    )
 
 
 def rows(door: Door) -> list[re.Match[str]]:

@@ -23,7 +23,7 @@ from sandlot.server.app import create_app
 from sandlot.server.compose import Service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
-from sandlot.web import listen
+from sandlot.web import listener
 from sandlot.web.auth import OWNER
 from tests.support.http import unix_client
 from tests.support.scripted_node import ScriptedNode
@@ -88,7 +88,7 @@ async def serve_scripted(
     """
     service = scripted_service(node.services, replace(settings or Settings(), data_dir=folder / "data"), keys)
     service.settings.socket.parent.mkdir(parents=True)
-    async with answering(service, [listen.unix_socket(service.settings.socket), *listeners]):
+    async with answering(service, [listener.unix_socket(service.settings.socket), *listeners]):
         yield service
 
 

@@ -27,7 +27,7 @@ from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
-from sandlot.web import listen
+from sandlot.web import listener
 from tests.support import marks
 from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
@@ -173,14 +173,14 @@ async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
 async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
     """The service's HTTP on its unix socket, and a client of it."""
     path = service.settings.socket
-    async with answering(service, [listen.unix_socket(path)]), unix_client(path) as http:
+    async with answering(service, [listener.unix_socket(path)]), unix_client(path) as http:
         yield http
 
 
 @asynccontextmanager
 async def tcp_client(service: Service, key: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """The service's HTTP on TCP, and a client of it; without a key unless one is given."""
-    listener = listen.tcp_socket("127.0.0.1", 0)
-    base, headers = f"http://127.0.0.1:{listener.getsockname()[1]}", {} if key is None else {"Authorization": f"Bearer {key}"}
-    async with answering(service, [listener]), httpx.AsyncClient(base_url=base, headers=headers, timeout=60, trust_env=False, verify=NO_TLS) as http:
+    tcp = listener.tcp_socket("127.0.0.1", 0)
+    base, headers = f"http://127.0.0.1:{tcp.getsockname()[1]}", {} if key is None else {"Authorization": f"Bearer {key}"}
+    async with answering(service, [tcp]), httpx.AsyncClient(base_url=base, headers=headers, timeout=60, trust_env=False, verify=NO_TLS) as http:
         yield http

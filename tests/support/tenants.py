@@ -28,7 +28,7 @@ from sandlot.server.serve import answering
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.guest import PortConnection
 from sandlot.testing.memory.process import ProgramContext
-from sandlot.web import listen
+from sandlot.web import listener
 from tests.support.service import serving
 
 PORT = 7000
@@ -64,10 +64,10 @@ class Two:
 @asynccontextmanager
 async def tenants(service: Service) -> AsyncIterator[Two]:
     """Two of a service, over TCP."""
-    listener = listen.tcp_socket("127.0.0.1", 0)
-    port = listener.getsockname()[1]
+    tcp = listener.tcp_socket("127.0.0.1", 0)
+    port = tcp.getsockname()[1]
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(answering(service, [listener]))
+        await stack.enter_async_context(answering(service, [tcp]))
         secrets = [(await service.api_keys.create(name))[1] for name in ("owner", "stranger")]
         owner, stranger = [
             await stack.enter_async_context(

@@ -23,7 +23,7 @@ from starlette.types import Scope
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, SandlotError, UnsupportedError
-from sandlot.web.telling import Told, pattern, wait_s
+from sandlot.web.error_formats import RenderedError, path_pattern, retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Failure:
         code: Ours; stable.
         request_id: The request's.
         retryable: Whether the same request may succeed later.
-        wait_s: Seconds after which it may; None where waiting does not help, or nobody knows for how long.
+        retry_after_s: Seconds after which it may; None where waiting does not help, or nobody knows for how long.
     """
 
     kind: Kind
@@ -126,7 +126,7 @@ class Failure:
     code: ErrorCode
     request_id: str
     retryable: bool
-    wait_s: int | None = None
+    retry_after_s: int | None = None
 
 
 class Below(APIRouter):
@@ -162,8 +162,8 @@ class Door:
         help: What somebody should do who asked for what there is not.
         raw: Paths below the prefix whose bodies are used as they come; a part in braces stands for any one part.
         at_root: Routes that its client asks for without the prefix; they belong to this door all the same.
-        admit: Who sends a request that shows no key of ours but something that this service gave the vendor's client in its place; None where it
-            shows neither, and its key is asked for. It sees what ASGI knows of the request before anything of its body is read.
+        authenticate: Returns the principal of a request that has a credential of the vendor's client, which this service issued, in place of an API
+            key; None if the request has none. It gets the ASGI scope, before the body is read.
         headers: Makes what more of headers an error has that its client looks at; ``Retry-After`` every answer has that knows when.
     """
 
@@ -175,7 +175,7 @@ class Door:
     help: str
     raw: Collection[str] = field(default_factory=frozenset)
     at_root: APIRouter | None = None
-    admit: Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None = None
+    authenticate: Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None = None
     headers: Callable[[Failure], Mapping[str, str]] = lambda _: {}
 
     @cached_property
@@ -186,15 +186,17 @@ class Door:
 
     @cached_property
     def _raw(self) -> re.Pattern[str]:
-        return pattern(self.raw)
+        return path_pattern(self.raw)
 
-    def tell(self, error: SandlotError, request_id: str, status: int | None) -> Told:
+    def render_error(self, error: SandlotError, request_id: str, status: int | None) -> RenderedError:
         """An error in the vendor's words."""
         kind = self.table[error.code]
         if status == HTTPStatus.METHOD_NOT_ALLOWED:  # all others that HTTP itself has are codes of ours as well
             kind = Kind(status, kind.word)
-        failure = Failure(kind=kind, message=str(error), code=error.code, request_id=request_id, retryable=error.retryable, wait_s=wait_s(error))
-        return Told(kind.status, self.body(failure), headers=self.headers(failure))
+        failure = Failure(
+            kind=kind, message=str(error), code=error.code, request_id=request_id, retryable=error.retryable, retry_after_s=retry_after_s(error)
+        )
+        return RenderedError(kind.status, self.body(failure), headers=self.headers(failure))
 
     def takes_raw(self, path: str) -> bool:
         """Whether what is sent to that path is used as it comes."""

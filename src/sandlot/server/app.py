@@ -20,16 +20,16 @@ from sandlot.server.native.saved import resting, snapshots
 from sandlot.server.native.volumes import mounts, volumes
 from sandlot.server.native.webhooks import webhooks
 from sandlot.web import errors
-from sandlot.web.errors import PROBLEMS
-from sandlot.web.frame import Frame
-from sandlot.web.telling import Tellers
+from sandlot.web.error_formats import ErrorFormatSelector
+from sandlot.web.errors import PROBLEM_FORMAT
+from sandlot.web.middleware import RequestMiddleware
 
 if TYPE_CHECKING:
     from sandlot.server.compose import Service
 
 DOORS = (agentsandbox.DOOR, e2b.DOOR, pandastack.DOOR, sandbase.DOOR, sandboxapi.DOOR, tensorlake.DOOR)
 """Each under its own prefix, and none of them in the API's document."""
-TELLERS = Tellers(PROBLEMS, DOORS)
+TELLERS = ErrorFormatSelector(PROBLEM_FORMAT, DOORS)
 
 _ROOMS = (
     service,
@@ -71,12 +71,12 @@ def create_app(serving: Service) -> FastAPI:
     app.state.service = serving
     app.state.node = serving.node
     app.add_middleware(
-        Frame,
+        RequestMiddleware,
         keys=serving.api_keys,
         upload_max_bytes=serving.settings.upload_max_bytes,
         buffers=serving.node.buffers,
         metrics=serving.metrics,
-        tellers=TELLERS,
+        error_formats=TELLERS,
         signatures=serving.node.tokens,
         node=serving.node,
     )
@@ -128,5 +128,5 @@ def _empty_app() -> FastAPI:
         # Its logs would hold what a request held: code and environments.
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
-    errors.install(app, TELLERS)
+    errors.install_error_handlers(app, TELLERS)
     return app

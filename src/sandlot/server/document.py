@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute
 
 from sandlot import __version__
 from sandlot.server.native.common import PROBLEM
-from sandlot.server.native.schemas.base import Answer, Problem
+from sandlot.server.native.schemas.base import Problem, ResponseModel
 from sandlot.server.native.schemas.events import STREAMS
 from sandlot.web.auth import OPEN_PATHS
 
@@ -165,7 +165,7 @@ def _socket(route: RouteContext) -> dict[str, Any]:
 
 def _models() -> dict[str, Any]:
     """The schemas that answers beside JSON refer to: failures, and what events carry."""
-    models: set[type[Answer]] = {Problem, *(model for stream in STREAMS.values() for model in stream.values())}
+    models: set[type[ResponseModel]] = {Problem, *(model for stream in STREAMS.values() for model in stream.values())}
     _, made = models_json_schema([(model, "validation") for model in sorted(models, key=lambda model: model.__name__)], ref_template=_SCHEMAS)
     found: dict[str, Any] = made["$defs"]
     return found

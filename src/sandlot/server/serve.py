@@ -33,7 +33,7 @@ from sandlot.server import logs
 from sandlot.server.app import create_app
 from sandlot.server.compose import Service, control_groups, open_service
 from sandlot.server.settings import Settings
-from sandlot.web import listen, sockets
+from sandlot.web import listener, websocket
 
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2
@@ -98,16 +98,16 @@ async def serve(settings: Settings, *, local: bool) -> None:
 
 async def _listen(service: Service, *, local: bool) -> None:
     settings = service.settings
-    listeners = [listen.unix_socket(settings.socket)]
+    listeners = [listener.unix_socket(settings.socket)]
     try:
         if settings.host is not None and not local:
-            listeners.append(listen.tcp_socket(settings.host, settings.port))
+            listeners.append(listener.tcp_socket(settings.host, settings.port))
         _log.info("listening", socket=str(settings.socket), tcp=[_address(each) for each in listeners[1:]], version=__version__, node=service.node.id)
         await Server(service).until_stopped(listeners, idle_exit_s=settings.idle_exit_s if local else None)
     finally:
         settings.socket.unlink(missing_ok=True)
-        for listener in listeners:
-            listener.close()
+        for each in listeners:
+            each.close()
 
 
 @asynccontextmanager
@@ -140,11 +140,11 @@ class Server(uvicorn.Server):
             _log.warning("connections_bounded", asked=asked, given=connections, hint="Raise the hard limit of open files (ulimit -Hn).")
         config = uvicorn.Config(
             create_app(service),
-            http=cast("type[asyncio.Protocol]", functools.partial(listen.Protocol, max_connections=connections)),
-            ws=sockets.Socket,
-            ws_max_size=sockets.MESSAGE_MAX_BYTES,
-            ws_ping_interval=sockets.PING_S,
-            ws_ping_timeout=sockets.STALL_TIMEOUT_S,
+            http=cast("type[asyncio.Protocol]", functools.partial(listener.SandlotHttpProtocol, max_connections=connections)),
+            ws=websocket.SandlotWebSocketProtocol,
+            ws_max_size=websocket.MESSAGE_MAX_BYTES,
+            ws_ping_interval=websocket.PING_S,
+            ws_ping_timeout=websocket.STALL_TIMEOUT_S,
             ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
@@ -221,8 +221,8 @@ def allowed_connections(settings: Settings) -> int:
     return settings.max_connections if soft == resource.RLIM_INFINITY else min(settings.max_connections, max(1, soft // 4))
 
 
-def _address(listener: socket) -> str:
-    host, port = listener.getsockname()[:2]
+def _address(bound: socket) -> str:
+    host, port = bound.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -29,11 +29,11 @@ SIGNED_PATH = "/v1/signed/files/content"
 OWNER = "owner"
 """What the listener puts into a request's state as ``peer`` where the kernel has vouched for it."""
 
-Admission = Callable[[Mapping[str, Any]], Awaitable[Principal | None]]
+VendorAuthenticator = Callable[[Mapping[str, Any]], Awaitable[Principal | None]]
 """Who sends a request (ASGI's scope) that shows what a door gave its vendor's client in place of a key; None where it shows nothing of the kind."""
 
 
-class Verifier(Protocol):
+class KeyVerifier(Protocol):
     """Who knows the keys."""
 
     def verify(self, secret: str) -> Principal | None:
@@ -41,7 +41,7 @@ class Verifier(Protocol):
         ...
 
 
-class Keyring(Verifier, Protocol):
+class Keyring(KeyVerifier, Protocol):
     """Who also knows when a key is taken away."""
 
     def working_for(self, owner: OwnerId) -> AbstractContextManager[None]:
@@ -61,7 +61,7 @@ class Signatures(Protocol):
         ...
 
 
-def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+def request_api_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The key that a request shows, or None; one of a header that holds nothing else comes first, whatever the order; an empty one is none. Pure.
 
     Args:
@@ -79,7 +79,7 @@ def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 async def authenticate(
-    scope: Mapping[str, Any], keys: Verifier, signatures: Signatures | None = None, admit: Admission | None = None
+    scope: Mapping[str, Any], keys: KeyVerifier, signatures: Signatures | None = None, admit: VendorAuthenticator | None = None
 ) -> Principal | None:
     """Who sends a request; None for open paths.
 
@@ -102,7 +102,7 @@ async def authenticate(
     admitted = None if admit is None else await admit(scope)
     if admitted is not None:
         return admitted
-    secret = presented(scope["headers"])
+    secret = request_api_key(scope["headers"])
     if not secret:
         raise AuthenticationError(
             "This needs an API key.",

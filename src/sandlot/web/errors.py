@@ -2,7 +2,7 @@
 
 Laws:
 - Every answer that is no success has this body, whatever failed: also an unknown route, a wrong method, a body that is no JSON.
-  Under a door's prefix the door tells the same in its vendor's shape (``web/telling.py``).
+  Under a door's prefix the door tells the same in its vendor's shape (``web/error_formats.py``).
 - A client never sees a traceback, a path of the host or a name of the code; the log has them, under the same request id.
 - A validation error names the fields and says what is wrong with each, but repeats none of the values: they may be secrets.
 """
@@ -21,17 +21,17 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandlotError, TimeoutExceededError
-from sandlot.web.telling import Teller, Tellers, Told, wait_s
+from sandlot.web.error_formats import ErrorFormat, ErrorFormatSelector, RenderedError, retry_after_s
 
 MEDIA_TYPE = "application/problem+json"
 
-MOST_FIELDS = 20
+MAX_FIELDS = 20
 """That one answer names; whoever corrects those is told the next."""
 
 RAW_SUFFIXES = ("/files/content", "/files/archive", "/stdin", "/v1/files")
 """Routes of the API that stream their body into the sandbox, or the file store, instead of parsing it."""
 
-_UNSEEN = 499
+_CLIENT_DISCONNECTED = 499
 """What the log says of a request whose client went away (nginx's convention); nobody receives it."""
 
 _PLAIN: Mapping[str, str] = {
@@ -51,7 +51,7 @@ class BodyRefusedError(HTTPException):
         self.error = error
 
 
-def too_large(limit: int, *, raw: bool) -> LimitError:
+def body_too_large_error(limit: int, *, raw: bool) -> LimitError:
     """What a client is told whose body is too large."""
     if raw:
         return LimitError(
@@ -68,7 +68,7 @@ def too_large(limit: int, *, raw: bool) -> LimitError:
     )
 
 
-def problem(error: SandlotError, request_id: str) -> dict[str, Any]:
+def problem_document(error: SandlotError, request_id: str) -> dict[str, Any]:
     """The body that tells an error."""
     return {
         "type": "about:blank",
@@ -83,33 +83,38 @@ def problem(error: SandlotError, request_id: str) -> dict[str, Any]:
     }
 
 
-class Problems:
+class ProblemFormat:
     """Tells failures as problem+json, for all that is no door's."""
 
     prefix = ""
     roots: Collection[str] = ()
-    admit = None
+    authenticate = None
     help = "GET /openapi.json lists what there is."
 
-    def tell(self, error: SandlotError, request_id: str, status: int | None) -> Told:
+    def render_error(self, error: SandlotError, request_id: str, status: int | None) -> RenderedError:
         """The problem that an error is."""
-        body = problem(error, request_id)
+        body = problem_document(error, request_id)
         if status is not None:
             body["status"], body["title"] = status, HTTPStatus(status).phrase
-        return Told(body["status"], body, MEDIA_TYPE)
+        return RenderedError(body["status"], body, MEDIA_TYPE)
 
     def takes_raw(self, path: str) -> bool:
         """Whether that route streams its body into the sandbox or the file store."""
         return path.endswith(RAW_SUFFIXES)
 
 
-PROBLEMS = Problems()
-OURS = Tellers(PROBLEMS)
+PROBLEM_FORMAT = ProblemFormat()
+NATIVE_FORMATS = ErrorFormatSelector(PROBLEM_FORMAT)
 """Of a service without doors."""
 
 
-def answer(
-    error: SandlotError, request_id: str, *, status: int | None = None, headers: Mapping[str, str] | None = None, teller: Teller = PROBLEMS
+def problem_response(
+    error: SandlotError,
+    request_id: str,
+    *,
+    status: int | None = None,
+    headers: Mapping[str, str] | None = None,
+    error_format: ErrorFormat = PROBLEM_FORMAT,
 ) -> Response:
     """The response that tells an error.
 
@@ -118,11 +123,11 @@ def answer(
         request_id: The request's.
         status: Where HTTP has a better one than the error's code.
         headers: More of them.
-        teller: Who tells it.
+        error_format: Who tells it.
     """
-    told = teller.tell(error, request_id, status)
+    told = error_format.render_error(error, request_id, status)
     more = {**(headers or {}), **told.headers}
-    if (seconds := wait_s(error)) is not None:
+    if (seconds := retry_after_s(error)) is not None:
         more["Retry-After"] = str(seconds)
     if told.status == HTTPStatus.UNAUTHORIZED:
         more["WWW-Authenticate"] = "Bearer"
@@ -130,11 +135,11 @@ def answer(
     return Response(content, status_code=told.status, headers=more, media_type=told.media_type)
 
 
-def validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
+def validation_error(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
     """What pydantic found, as one error: ``fields`` has dotted names and what is wrong with each. Pure."""
     fields: dict[str, str] = {}
     for found in errors:
-        if len(fields) == MOST_FIELDS:
+        if len(fields) == MAX_FIELDS:
             break
         where = [str(part) for part in found.get("loc", ())]
         kind = str(found.get("type", ""))
@@ -154,17 +159,17 @@ def validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
     )
 
 
-def install(app: FastAPI, tellers: Tellers = OURS) -> None:
+def install_error_handlers(app: FastAPI, error_formats: ErrorFormatSelector = NATIVE_FORMATS) -> None:
     """Make an app answer every failure like this.
 
     Args:
         app: It.
-        tellers: Who tells what.
+        error_formats: Who tells what.
     """
 
     def said(request: Request, error: SandlotError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
-        note(request.scope, error)
-        return answer(error, request_id(request), status=status, headers=headers, teller=tellers.of(request.scope["path"]))
+        record_failure(request.scope, error)
+        return problem_response(error, request_id(request), status=status, headers=headers, error_format=error_formats.select(request.scope["path"]))
 
     async def on_sandlot_error(request: Request, error: Exception) -> Response:
         if not isinstance(error, SandlotError):
@@ -174,17 +179,17 @@ def install(app: FastAPI, tellers: Tellers = OURS) -> None:
     async def on_validation(request: Request, error: Exception) -> Response:
         if not isinstance(error, RequestValidationError):
             raise error
-        return said(request, validation(error.errors()))
+        return said(request, validation_error(error.errors()))
 
     async def on_http(request: Request, error: Exception) -> Response:
         if isinstance(error, BodyRefusedError):
             return said(request, error.error)
         if not isinstance(error, HTTPException):
             raise error
-        return said(request, _from_http(request, error, tellers.of(request.scope["path"]).help), error.status_code, error.headers)
+        return said(request, _from_http(request, error, error_formats.select(request.scope["path"]).help), error.status_code, error.headers)
 
     async def on_disconnect(_request: Request, _error: Exception) -> Response:
-        return Response(status_code=_UNSEEN)
+        return Response(status_code=_CLIENT_DISCONNECTED)
 
     app.add_exception_handler(SandlotError, on_sandlot_error)
     app.add_exception_handler(RequestValidationError, on_validation)
@@ -192,19 +197,19 @@ def install(app: FastAPI, tellers: Tellers = OURS) -> None:
     app.add_exception_handler(ClientDisconnect, on_disconnect)
 
 
-def note(scope: Scope, error: SandlotError) -> None:
+def record_failure(scope: Scope, error: SandlotError) -> None:
     """Let the frame around a request know what its client was told; the frame counts it."""
     scope.setdefault("state", {})["failure"] = error.code
 
 
-def stalled(seconds: float) -> TimeoutExceededError:
+def body_timeout_error(seconds: float) -> TimeoutExceededError:
     """What a client is told whose body stopped half-way."""
     return TimeoutExceededError(
         f"Nothing came of the request's body for {seconds:g} s.", code=ErrorCode.TIMEOUT, hint="Send it again, without pauses as long as that."
     )
 
 
-def defect() -> InternalError:
+def internal_error() -> InternalError:
     """What a client is told of a defect in Sandlot: nothing but that there is one."""
     return InternalError("Sandlot failed by a defect of its own.", hint="The service's log has the details under this request id. Please report it.")
 

@@ -18,7 +18,7 @@ _UNSATISFIABLE = 416
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ByteRange:
     """One part of something.
 
     Args:
@@ -32,12 +32,12 @@ class Range:
     size: int
 
     @property
-    def said(self) -> str:
+    def content_range(self) -> str:
         """As the answer says it (Content-Range)."""
         return f"bytes {self.start}-{self.start + self.length - 1}/{self.size}"
 
 
-def wanted(header: str, size: int) -> Range | None:
+def parse_range(header: str, size: int) -> ByteRange | None:
     """The part that a request asks for; None is the whole.
 
     Args:
@@ -59,4 +59,4 @@ def wanted(header: str, size: int) -> Range | None:
             return None
     if start >= size or not end - start:
         raise HTTPException(_UNSATISFIABLE, f"There is nothing in {header[:100]} of {size} bytes.", headers={"Content-Range": f"bytes */{size}"})
-    return Range(start, end - start, size)
+    return ByteRange(start, end - start, size)

@@ -21,7 +21,7 @@ from sandlot.server.compose import open_service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
-from sandlot.web import listen
+from sandlot.web import listener
 from tests.support.node import MemoryTemplates, NoPackages
 from tests.support.service import Bench, bench
 
@@ -69,7 +69,7 @@ async def at(tmp_path: Path, keys: Command) -> AsyncIterator[Bench]:
     del keys
     # Its log would be on the command's standard output, which is this process's.
     with capture_logs():
-        async with bench(tmp_path) as made, answering(made.service, [listen.unix_socket(made.service.settings.socket)]):
+        async with bench(tmp_path) as made, answering(made.service, [listener.unix_socket(made.service.settings.socket)]):
             yield made
 
 
@@ -123,8 +123,8 @@ async def test_with_a_service_a_key_holds_at_once(at: Bench, keys: Command) -> N
 
 
 async def test_the_synchronous_client_has_the_same_verbs_and_the_right_to_them_is_asked_for(at: Bench) -> None:
-    listener = listen.tcp_socket("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    tcp = listener.tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{tcp.getsockname()[1]}"
     _, plain = await at.service.api_keys.create("plain", quota=Quota(sandboxes=7))
     _, boss = await at.service.api_keys.create("boss", operator=True)
 
@@ -139,7 +139,7 @@ async def test_the_synchronous_client_has_the_same_verbs_and_the_right_to_them_i
             assert client.keys.create("third").key.startswith("sandlot_")
             client.keys.revoke("third")
 
-    async with answering(at.service, [listener]):
+    async with answering(at.service, [tcp]):
         await asyncio.to_thread(use)
 
 

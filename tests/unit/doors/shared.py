@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from sandlot.server.serve import answering
-from sandlot.web import listen
+from sandlot.web import listener
 from tests.support.http import unix_client
 from tests.support.service import Bench, bench
 
@@ -41,11 +41,11 @@ async def shared_bench(folder: Path) -> AsyncIterator[SharedBench]:
     Args:
         folder: Where its data is.
     """
-    listener = listen.tcp_socket("127.0.0.1", 0)
+    tcp = listener.tcp_socket("127.0.0.1", 0)
     async with bench(folder) as made:
         path = made.service.settings.socket
-        async with answering(made.service, [listen.unix_socket(path), listener]), unix_client(path) as http:
-            yield SharedBench(made.service, made.driver, int(listener.getsockname()[1]), http)
+        async with answering(made.service, [listener.unix_socket(path), tcp]), unix_client(path) as http:
+            yield SharedBench(made.service, made.driver, int(tcp.getsockname()[1]), http)
 
 
 def ok(response: httpx.Response, status: int = 200) -> Any:  # noqa: ANN401 - JSON

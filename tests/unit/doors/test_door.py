@@ -17,7 +17,7 @@ from starlette.routing import Match
 from sandlot.doors.door import Below, Door
 from sandlot.model.errors import CODES, ErrorCode, error_class
 from sandlot.server.app import DOORS, TELLERS
-from sandlot.web.errors import answer
+from sandlot.web.errors import problem_response
 from tests.meta.test_fields import taken
 from tests.support.cases import cases
 from tests.unit.doors.shared import SharedBench
@@ -42,7 +42,7 @@ def test_error_tables_are_total(door: Door) -> None:
 @cases("door, code", list(product(DOORS, ErrorCode)))
 def test_every_error_has_a_json_body_with_message_and_hint(door: Door, code: ErrorCode) -> None:
     error = error_class(code)("It happened.", code=code, hint="Do this.", fields={"retry_after_s": 7})
-    told = answer(error, "abc", teller=door)
+    told = problem_response(error, "abc", error_format=door)
     assert told.media_type == "application/json"
     assert told.headers["retry-after"] == "7"
     assert "It happened. Do this." in json.dumps(json.loads(bytes(told.body)))
@@ -94,9 +94,9 @@ async def test_unknown_paths_get_the_vendors_not_found(door: Door, http: httpx.A
 def test_root_paths_select_the_vendor_by_the_whole_path(door: Door) -> None:
     for path in door.roots:
         there = re.sub(r"{\w+}", "x", path)
-        assert TELLERS.of(there) is door
-        assert TELLERS.of(f"{there}/more/than/that") is not door
-        assert TELLERS.of(f"/v1{there}") is not door
+        assert TELLERS.select(there) is door
+        assert TELLERS.select(f"{there}/more/than/that") is not door
+        assert TELLERS.select(f"/v1{there}") is not door
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=20) | st.sampled_from(["", "..", "\0", "\ud800"])
@@ -135,6 +135,6 @@ async def test_any_request_gets_a_json_response_and_no_internal_error(
 def assert_told(door: Door, response: httpx.Response, code: ErrorCode) -> None:
     assert response.headers["content-type"] == "application/json"
     error = error_class(code)("?", code=code)
-    expected = door.tell(error, "x", None).body
+    expected = door.render_error(error, "x", None).body
     assert response.json().keys() == expected.keys()
     assert response.status_code == door.table[code].status

@@ -14,7 +14,7 @@ from sandlot.core.sandbox import SandboxLocal
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, LimitError
 from sandlot.server.app import create_app
-from sandlot.web.asking import node_of, principal_of
+from sandlot.web.dependencies import get_node, get_principal
 from tests.support.http import problem
 from tests.support.scripted_app import KnownKeys, local_client, scripted_service
 from tests.support.scripted_node import Call, ScriptedNode
@@ -48,9 +48,9 @@ class NoteBody(BaseModel):
 @router.post("/v1/sandboxes/{sandbox}/notes", status_code=201)
 async def add(sandbox: str, body: NoteBody, request: Request) -> dict[str, int]:
     """Add a note to a sandbox."""
-    node = node_of(request)
+    node = get_node(request)
     assert isinstance(node, NotesNode)  # not needed for a field of Node itself
-    return {"notes": await node.notes.add(principal_of(request), sandbox, body.text)}
+    return {"notes": await node.notes.add(get_principal(request), sandbox, body.text)}
 
 
 # The lines in Node, open_service and create_app.

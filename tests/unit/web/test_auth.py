@@ -8,7 +8,7 @@ import pytest
 
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import AuthenticationError
-from sandlot.web.auth import OWNER, authenticate, presented
+from sandlot.web.auth import OWNER, authenticate, request_api_key
 
 KEY = "sandlot_x"
 ANYBODY = Principal(owner=OwnerId("0123456789ab"), name="a")
@@ -45,7 +45,7 @@ PRESENTED: list[tuple[list[tuple[bytes, bytes]], str | None]] = [
 
 
 def test_key_is_read_from_any_header_that_clients_use() -> None:
-    assert [(headers, presented(headers)) for headers, _ in PRESENTED] == PRESENTED
+    assert [(headers, request_api_key(headers)) for headers, _ in PRESENTED] == PRESENTED
 
 
 async def test_owner_of_the_unix_socket_needs_no_key() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 from sandlot.model.errors import CODES, ErrorCode, error_class
-from sandlot.web.errors import MEDIA_TYPE, MOST_FIELDS, answer, validation
+from sandlot.web.errors import MAX_FIELDS, MEDIA_TYPE, problem_response, validation_error
 
 
 def test_every_code_has_its_response() -> None:
     for code, (status, is_retryable) in CODES.items():
         error = error_class(code)("What happened.", code=code, hint="What to do.", fields={"retry_after_s": 2, "path": "/x"})
-        response = answer(error, "abc")
+        response = problem_response(error, "abc")
         body = json.loads(bytes(response.body))
         assert response.status_code == body["status"] == status, code
         assert response.media_type == MEDIA_TYPE
@@ -25,16 +25,16 @@ def test_every_code_has_its_response() -> None:
 
 def test_no_header_holds_text_that_a_client_chose() -> None:
     forged = error_class(ErrorCode.BUSY)("busy", code=ErrorCode.BUSY, fields={"retry_after_s": "1\r\nSet-Cookie: a=b"})
-    assert "retry-after" not in answer(forged, "x").headers
+    assert "retry-after" not in problem_response(forged, "x").headers
 
 
 def test_text_that_utf_8_cannot_encode_is_replaced() -> None:
-    body = answer(error_class(ErrorCode.NOT_FOUND)("\ud800", code=ErrorCode.NOT_FOUND), "x").body
+    body = problem_response(error_class(ErrorCode.NOT_FOUND)("\ud800", code=ErrorCode.NOT_FOUND), "x").body
     assert json.loads(bytes(body))["detail"] == "?"
 
 
 def test_validation_names_fields_and_repeats_no_value() -> None:
-    error = validation(
+    error = validation_error(
         [
             {"type": "int_type", "loc": ("body", "limits", "pids"), "msg": "Input should be a valid integer", "input": "secret"},
             {"type": "extra_forbidden", "loc": ("body", "x"), "msg": "no", "input": "secret"},
@@ -46,12 +46,12 @@ def test_validation_names_fields_and_repeats_no_value() -> None:
 
 
 def test_many_errors_make_a_short_response() -> None:
-    error = validation([{"type": "missing", "loc": ("body", str(n) + "f" * 1000), "msg": "x"} for n in range(100)])
+    error = validation_error([{"type": "missing", "loc": ("body", str(n) + "f" * 1000), "msg": "x"} for n in range(100)])
     assert len(error.message) < 400
     assert len(error.hint) < 2000
-    assert len(error.fields) == MOST_FIELDS
+    assert len(error.fields) == MAX_FIELDS
 
 
 def test_retryable_errors_and_no_others_say_when_to_retry() -> None:
-    waits = {code: int(answer(error_class(code)("Not now.", code=code), "x").headers.get("retry-after", 0)) for code in ErrorCode}
+    waits = {code: int(problem_response(error_class(code)("Not now.", code=code), "x").headers.get("retry-after", 0)) for code in ErrorCode}
     assert {code for code, wait_s in waits.items() if wait_s > 0} == {code for code in ErrorCode if CODES[code][1]}

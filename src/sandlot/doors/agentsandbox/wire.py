@@ -9,55 +9,55 @@ from typing import Literal
 
 from pydantic import Field
 
-from sandlot.web.bodies import Answer, Body, Query, Text, Texts, Words
+from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts
 
 LanguageName = Literal["python", "bash"]
 
 
-class ExecuteBody(Body):
+class ExecuteBody(RequestModel):
     """Code to run."""
 
     code: Text
     language: LanguageName = "python"
     session_id: Text | None = None
-    env_vars: Words | None = None
+    env_vars: Metadata | None = None
     file_ids: Texts | None = None
 
 
-class SessionBody(Body):
+class SessionBody(RequestModel):
     """A session to create."""
 
-    env_vars: Words | None = None
+    env_vars: Metadata | None = None
     file_ids: Texts | None = None
 
 
-class InjectBody(Body):
+class InjectBody(RequestModel):
     """Files to put into a session."""
 
     file_ids: Texts
 
 
-class FilesQuery(Query):
+class FilesQuery(QueryModel):
     """Which part of the list of files."""
 
     limit: int = Field(default=50, ge=1, le=100)
     offset: int = Field(default=0, ge=0, lt=1 << 31)
 
 
-class UploadQuery(Query):
+class UploadQuery(QueryModel):
     """Where a file goes beside the file store."""
 
     session_id: Text | None = None
 
 
-class MadeFile(Answer):
+class MadeFile(ResponseModel):
     """A file that a run made."""
 
     file_id: str
     filename: str
 
 
-class ExecuteAnswer(Answer):
+class ExecuteAnswer(ResponseModel):
     """What a run came to. ``execution_id`` and ``files_omitted`` are ours: its client passes over them."""
 
     session_id: str
@@ -69,27 +69,27 @@ class ExecuteAnswer(Answer):
     files_omitted: int = 0
 
 
-class SessionAnswer(Answer):
+class SessionAnswer(ResponseModel):
     """One session."""
 
     session_id: str
     created: bool
 
 
-class SessionsAnswer(Answer):
+class SessionsAnswer(ResponseModel):
     """The ids of all sessions."""
 
     sessions: list[str]
 
 
-class InjectedAnswer(Answer):
+class InjectedAnswer(ResponseModel):
     """What was put into a session."""
 
     session_id: str
     file_ids: list[str]
 
 
-class FileAnswer(Answer):
+class FileAnswer(ResponseModel):
     """One file of the file store."""
 
     file_id: str
@@ -100,7 +100,7 @@ class FileAnswer(Answer):
     created_at: str = Field(description="ISO 8601, UTC.")
 
 
-class FilesAnswer(Answer):
+class FilesAnswer(ResponseModel):
     """A part of the list of files."""
 
     files: list[FileAnswer]
@@ -109,7 +109,7 @@ class FilesAnswer(Answer):
     offset: int
 
 
-class ExecutionAnswer(Answer):
+class ExecutionAnswer(ResponseModel):
     """One run, as the log keeps it."""
 
     id: str

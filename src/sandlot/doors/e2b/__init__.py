@@ -14,6 +14,6 @@ DOOR = Door(
     help="docs/howto/move-from-e2b.md of Sandlot says which of E2B's calls there are.",
     raw=routes.RAW,
     at_root=routes.ROOT,
-    admit=access.admit,
+    authenticate=access.admit,
     headers=errors.headers,
 )

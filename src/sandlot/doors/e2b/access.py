@@ -22,8 +22,8 @@ from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnsupportedError
 from sandlot.model.sandboxes import SandboxInfo
 from sandlot.model.states import SUSPENDED, State
-from sandlot.web.asking import node_of, principal_of
-from sandlot.web.auth import presented
+from sandlot.web.auth import request_api_key
+from sandlot.web.dependencies import get_node, get_principal
 
 PREFIX = "/e2b"
 FILES = "/files"
@@ -60,7 +60,7 @@ async def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
         if token and (principal := node.tokens.principal_of_token(token, sandbox)) is not None:
             scope["state"][_FOUND] = sandbox  # which of several headers a reader takes is nothing to rely on
             return principal
-    if scope["path"] not in _SIGNED or not signatures.is_signed(scope) or presented(scope["headers"]):
+    if scope["path"] not in _SIGNED or not signatures.is_signed(scope) or request_api_key(scope["headers"]):
         return None
     signer = await signatures.sandbox_for(scope, node, sandbox)
     scope["state"][_FOUND] = signer
@@ -113,7 +113,7 @@ async def sandbox_of(request: HTTPConnection) -> SandboxInfo:
             hint=f"Set E2B_SANDBOX_URL to this service's address with {PREFIX} at its end; the client then sends the header E2b-Sandbox-Id.",
             fields={"field": "E2b-Sandbox-Id"},
         )
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     try:
         found = await node.sandboxes.get(principal, sandbox)
     except NotFoundError:

@@ -49,7 +49,7 @@ def body(failure: Failure) -> Mapping[str, Any]:
 
 def headers(failure: Failure) -> Mapping[str, str]:
     """``Should-Retry: false`` where clients would ask again by themselves, and would be refused again. Pure."""
-    return {"Should-Retry": "false"} if failure.kind.status in ASKED_AGAIN and failure.wait_s is None else {}
+    return {"Should-Retry": "false"} if failure.kind.status in ASKED_AGAIN and failure.retry_after_s is None else {}
 
 
 def told(failure: Failure) -> str:

@@ -27,8 +27,8 @@ from sandlot.model.executions import ExecutionOptions, Output, OutputGap, Proces
 from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S, CellSpec, User
 from sandlot.web import errors
-from sandlot.web.asking import node_of, principal_of
-from sandlot.web.streams import EVENTS, KEEP_ALIVE, STREAM_NAMES, Stream
+from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.streaming import KEEP_ALIVE, SSE_MEDIA_TYPE, STREAM_NAMES, KeepAliveStreamResponse
 
 MOST_ENTRIES = 20_000
 """Of one folder that is listed."""
@@ -53,19 +53,19 @@ async def execute(node: Node, principal: Principal, sandbox: str, body: ExecBody
     return running.exec_answer(done)
 
 
-async def stream(request: Request, sandbox: str, body: ExecBody) -> Stream:
+async def stream(request: Request, sandbox: str, body: ExecBody) -> KeepAliveStreamResponse:
     """Run a command and tell what it writes as it writes it.
 
     Raises:
         SandlotError: It could not be started.
     """
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     async with AsyncExitStack() as stack:
         command = await stack.enter_async_context(_ready(node, principal, sandbox, body, running.DEFAULT_STREAM_S))
         events = await node.processes.stream(principal, sandbox, command.spec(), options=_label(command))
         stack.push_async_callback(events.aclose)
         close = stack.pop_all().aclose
-    return Stream(_told(request, events, command), close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
+    return KeepAliveStreamResponse(_told(request, events, command), close, media_type=SSE_MEDIA_TYPE, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
 async def run_cell(node: Node, principal: Principal, sandbox: str, session: str, body: RunBody) -> RunAnswer:
@@ -106,10 +106,10 @@ async def logs(node: Node, principal: Principal, sandbox: str, stream_: str) -> 
     return "".join(entry.text if entry.text.endswith("\n") else f"{entry.text}\n" for entry in entries)
 
 
-async def follow(node: Node, principal: Principal, sandbox: str, stream_: str) -> Stream:
+async def follow(node: Node, principal: Principal, sandbox: str, stream_: str) -> KeepAliveStreamResponse:
     """What they wrote, and what they write, line by line, until the sandbox ends."""
     items = await node.history.follow_logs(principal, sandbox, LOG_CHANNELS[stream_])
-    return Stream(_lines(items), items.aclose, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
+    return KeepAliveStreamResponse(_lines(items), items.aclose, media_type=SSE_MEDIA_TYPE, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
 async def _left_s(node: Node, principal: Principal, sandbox: str, default_s: float) -> float:
@@ -149,14 +149,14 @@ async def _told(request: Request, events: streams.Stream[ProcessEvent], command:
                 for told in _end(event.outcome, decoders, command.timeout_s):
                     yield told
     except (SandboxEndedError, UnavailableError) as error:
-        errors.note(request.scope, error)
+        errors.record_failure(request.scope, error)
         yield running.broke_off(error)
     except SandlotError as error:
-        errors.note(request.scope, error)
+        errors.record_failure(request.scope, error)
         yield running.event("error", {"error": str(error)})
     except Exception:  # noqa: BLE001 - the client is told that there was one
         _log.exception("request.defect", request=errors.request_id(request))
-        errors.note(request.scope, defect := errors.defect())
+        errors.record_failure(request.scope, defect := errors.internal_error())
         yield running.event("error", {"error": str(defect)})
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sandlot.web.bodies import Answer, Body, Query, Text, Words
+from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text
 
 MOST_CHILDREN = 16
 MOST_VOLUME_MB = 65536
@@ -17,35 +17,35 @@ MOST_VOLUME_MB = 65536
 Seconds = Annotated[float, Field(ge=0)]
 
 
-class VolumeUse(Body):
+class VolumeUse(RequestModel):
     """A volume that a sandbox is to have."""
 
     name: Text
     read_only: bool = False
 
 
-class CreateBody(Body):
+class CreateBody(RequestModel):
     """A sandbox to create."""
 
     template: Text | None = None
     ttl_seconds: int | None = None
     persistent: bool = False
-    metadata: Words = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
     from_snapshot: Text | None = None
     volumes: list[VolumeUse] = Field(default_factory=list)
 
 
-class LifecycleBody(Body):
+class LifecycleBody(RequestModel):
     """A change of how long a sandbox lives."""
 
     ttl_seconds: int | None = None
     persistent: bool | None = None
 
 
-class ForkBody(Body):
+class ForkBody(RequestModel):
     """One fork to make."""
 
-    metadata: Words | None = None
+    metadata: Metadata | None = None
 
 
 class ForkTreeBody(ForkBody):
@@ -54,66 +54,66 @@ class ForkTreeBody(ForkBody):
     count: int = Field(default=2, ge=1, le=MOST_CHILDREN)
 
 
-class PromoteBody(Body):
+class PromoteBody(RequestModel):
     """A fork to keep."""
 
     cleanup_siblings: bool = False
     tree_id: Text | None = None
 
 
-class ExecBody(Body):
+class ExecBody(RequestModel):
     """A command line to run."""
 
     cmd: Text
     timeout_seconds: Seconds | None = None
 
 
-class SessionBody(Body):
+class SessionBody(RequestModel):
     """A session to begin."""
 
     language: Text = "python"
 
 
-class RunBody(Body):
+class RunBody(RequestModel):
     """Code to run in a session."""
 
     code: Text
     timeout_ms: Annotated[int, Field(ge=0)] | None = None
 
 
-class VolumeBody(Body):
+class VolumeBody(RequestModel):
     """A volume to make."""
 
     name: Text
     size_mb: int = Field(default=256, ge=1, le=MOST_VOLUME_MB)
 
 
-class PathQuery(Query):
+class PathQuery(QueryModel):
     """A path inside."""
 
     path: Text
 
 
-class FolderQuery(Query):
+class FolderQuery(QueryModel):
     """A folder inside."""
 
     path: Text = "/"
 
 
-class LogsQuery(Query):
+class LogsQuery(QueryModel):
     """Which output to tell."""
 
     stream: Literal["stdout", "stderr", "both"] = "both"
     follow: bool = False
 
 
-class SnapshotsQuery(Query):
+class SnapshotsQuery(QueryModel):
     """Which snapshots to list."""
 
     sandbox_id: Text | None = None
 
 
-class SandboxAnswer(Answer):
+class SandboxAnswer(ResponseModel):
     """One sandbox."""
 
     id: str
@@ -130,13 +130,13 @@ class SandboxAnswer(Answer):
     boot_ms: int | None = None
 
 
-class SandboxesAnswer(Answer):
+class SandboxesAnswer(ResponseModel):
     """All sandboxes, oldest first."""
 
     items: list[SandboxAnswer]
 
 
-class LifecycleAnswer(Answer):
+class LifecycleAnswer(ResponseModel):
     """How long a sandbox lives."""
 
     ttl_seconds: int
@@ -144,13 +144,13 @@ class LifecycleAnswer(Answer):
     idle_seconds: int
 
 
-class StatusAnswer(Answer):
+class StatusAnswer(ResponseModel):
     """What a sandbox is now."""
 
     status: str
 
 
-class TreeAnswer(Answer):
+class TreeAnswer(ResponseModel):
     """The children of one fork."""
 
     tree_id: str
@@ -158,7 +158,7 @@ class TreeAnswer(Answer):
     children: list[SandboxAnswer]
 
 
-class PromotedAnswer(Answer):
+class PromotedAnswer(ResponseModel):
     """What a fork was kept over."""
 
     winner: str
@@ -167,7 +167,7 @@ class PromotedAnswer(Answer):
     failures: dict[str, str]
 
 
-class ExecAnswer(Answer):
+class ExecAnswer(ResponseModel):
     """What a command came to."""
 
     stdout: str
@@ -176,7 +176,7 @@ class ExecAnswer(Answer):
     duration_ms: int
 
 
-class SessionAnswer(Answer):
+class SessionAnswer(ResponseModel):
     """One session."""
 
     id: str
@@ -184,13 +184,13 @@ class SessionAnswer(Answer):
     language: str
 
 
-class SessionsAnswer(Answer):
+class SessionsAnswer(ResponseModel):
     """All sessions of a sandbox."""
 
     items: list[SessionAnswer]
 
 
-class RunAnswer(Answer):
+class RunAnswer(ResponseModel):
     """What a cell came to."""
 
     stdout: str
@@ -201,14 +201,14 @@ class RunAnswer(Answer):
     error: str | None
 
 
-class WrittenAnswer(Answer):
+class WrittenAnswer(ResponseModel):
     """A file that was written."""
 
     path: str
     bytes: int
 
 
-class EntryAnswer(Answer):
+class EntryAnswer(ResponseModel):
     """What is at a path."""
 
     name: str
@@ -218,20 +218,20 @@ class EntryAnswer(Answer):
     mtime: int
 
 
-class FolderAnswer(Answer):
+class FolderAnswer(ResponseModel):
     """What is in a folder."""
 
     path: str
     entries: list[EntryAnswer]
 
 
-class PortsAnswer(Answer):
+class PortsAnswer(ResponseModel):
     """What listens inside."""
 
     ports: list[int]
 
 
-class SnapshotAnswer(Answer):
+class SnapshotAnswer(ResponseModel):
     """One snapshot."""
 
     id: str
@@ -242,13 +242,13 @@ class SnapshotAnswer(Answer):
     created_at: str
 
 
-class SnapshotsAnswer(Answer):
+class SnapshotsAnswer(ResponseModel):
     """All snapshots, newest first."""
 
     snapshots: list[SnapshotAnswer]
 
 
-class VolumeAnswer(Answer):
+class VolumeAnswer(ResponseModel):
     """One volume."""
 
     id: str
@@ -258,13 +258,13 @@ class VolumeAnswer(Answer):
     created_at: str
 
 
-class VolumesAnswer(Answer):
+class VolumesAnswer(ResponseModel):
     """All volumes."""
 
     items: list[VolumeAnswer]
 
 
-class TemplateAnswer(Answer):
+class TemplateAnswer(ResponseModel):
     """Something that a sandbox can be started from."""
 
     name: str
@@ -274,19 +274,19 @@ class TemplateAnswer(Answer):
     is_global: bool = True
 
 
-class TemplatesAnswer(Answer):
+class TemplatesAnswer(ResponseModel):
     """All of them."""
 
     items: list[TemplateAnswer]
 
 
-class BuildsAnswer(Answer):
+class BuildsAnswer(ResponseModel):
     """Builds of templates that were asked for: there are none."""
 
     items: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class MeAnswer(Answer):
+class MeAnswer(ResponseModel):
     """Whose key it is."""
 
     id: str

@@ -21,9 +21,9 @@ from sandlot.doors.pandastack.wire import (
     WrittenAnswer,
 )
 from sandlot.model.specs import User
-from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
-from sandlot.web.bodies import reply
-from sandlot.web.streams import Stream
+from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.models import json_response
+from sandlot.web.streaming import KeepAliveStreamResponse
 
 router = APIRouter()
 
@@ -31,46 +31,48 @@ router = APIRouter()
 @router.post("/v1/sandboxes/{sandbox}/exec")
 async def execute(sandbox: str, body: ExecBody, request: Request) -> Response:
     """Run a command; it is killed when its client goes away."""
-    return reply(await unless_gone(request, inside.execute(node_of(request), principal_of(request), sandbox, body)))
+    return json_response(await cancel_on_disconnect(request, inside.execute(get_node(request), get_principal(request), sandbox, body)))
 
 
 @router.post("/v1/sandboxes/{sandbox}/exec/stream")
 async def stream(sandbox: str, body: ExecBody, request: Request) -> Response:
     """Run a command and tell what it writes as it writes it; it is killed when its client goes away."""
-    return await unless_gone(request, inside.stream(request, sandbox, body))
+    return await cancel_on_disconnect(request, inside.stream(request, sandbox, body))
 
 
 @router.post("/v1/sandboxes/{sandbox}/repl/sessions")
 async def create_session(sandbox: str, request: Request, body: SessionBody | None = None) -> Response:
     """Begin a session, in which variables stay."""
-    made = await unless_gone(request, node_of(request).contexts.create(principal_of(request), sandbox, (body or SessionBody()).language.lower()))
-    return reply(SessionAnswer(id=made.id, sandbox_id=sandbox, language=made.language), 201)
+    made = await cancel_on_disconnect(
+        request, get_node(request).contexts.create(get_principal(request), sandbox, (body or SessionBody()).language.lower())
+    )
+    return json_response(SessionAnswer(id=made.id, sandbox_id=sandbox, language=made.language), 201)
 
 
 @router.get("/v1/sandboxes/{sandbox}/repl/sessions")
 async def list_sessions(sandbox: str, request: Request) -> Response:
     """All sessions."""
-    found = await node_of(request).contexts.list(principal_of(request), sandbox)
-    return reply(SessionsAnswer(items=[SessionAnswer(id=each.id, sandbox_id=sandbox, language=each.language) for each in found]))
+    found = await get_node(request).contexts.list(get_principal(request), sandbox)
+    return json_response(SessionsAnswer(items=[SessionAnswer(id=each.id, sandbox_id=sandbox, language=each.language) for each in found]))
 
 
 @router.post("/v1/sandboxes/{sandbox}/repl/sessions/{context}/run")
 async def run(sandbox: str, context: str, body: RunBody, request: Request) -> Response:
     """Run code in a session; it is interrupted when its client goes away, and its variables stay."""
-    return reply(await unless_gone(request, inside.run_cell(node_of(request), principal_of(request), sandbox, context, body)))
+    return json_response(await cancel_on_disconnect(request, inside.run_cell(get_node(request), get_principal(request), sandbox, context, body)))
 
 
 @router.delete("/v1/sandboxes/{sandbox}/repl/sessions/{context}")
 async def delete_session(sandbox: str, context: str, request: Request) -> Response:
     """End a session and what runs in it."""
-    await node_of(request).contexts.delete(principal_of(request), sandbox, context)
+    await get_node(request).contexts.delete(get_principal(request), sandbox, context)
     return Response(status_code=204)
 
 
 @router.get("/v1/sandboxes/{sandbox}/logs")
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """What its runs wrote, or follow what they write; it may have ended."""
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     if query.follow:
         return await inside.follow(node, principal, sandbox, query.stream)
     return Response(await inside.logs(node, principal, sandbox, query.stream), media_type="text/plain; charset=utf-8")
@@ -79,40 +81,40 @@ async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Requ
 @router.get("/v1/sandboxes/{sandbox}/ports")
 async def ports(sandbox: str, request: Request) -> Response:
     """On which TCP ports something listens inside."""
-    found = await node_of(request).sandboxes.ports(principal_of(request), sandbox)
-    return reply(PortsAnswer(ports=sorted({each.port for each in found})))
+    found = await get_node(request).sandboxes.ports(get_principal(request), sandbox)
+    return json_response(PortsAnswer(ports=sorted({each.port for each in found})))
 
 
 @router.get("/v1/sandboxes/{sandbox}/fs")
 async def read(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """A file's bytes."""
-    reading = await node_of(request).files.read(principal_of(request), sandbox, query.path, user=User.ROOT)
-    return Stream(reading, reading.aclose, media_type="application/octet-stream")
+    reading = await get_node(request).files.read(get_principal(request), sandbox, query.path, user=User.ROOT)
+    return KeepAliveStreamResponse(reading, reading.aclose, media_type="application/octet-stream")
 
 
 @router.put("/v1/sandboxes/{sandbox}/fs")
 async def write(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Write a file, and the folders above it. Where the upload breaks off, the old file stays."""
-    work = node_of(request).files.write(principal_of(request), sandbox, query.path, body_of(request), user=User.ROOT)
-    return reply(WrittenAnswer(path=query.path, bytes=(await while_connected(request, work)).size))
+    work = get_node(request).files.write(get_principal(request), sandbox, query.path, iter_body(request), user=User.ROOT)
+    return json_response(WrittenAnswer(path=query.path, bytes=(await cancel_on_hangup(request, work)).size))
 
 
 @router.delete("/v1/sandboxes/{sandbox}/fs")
 async def remove(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Remove a file, or a folder and what is in it."""
-    await node_of(request).files.delete(principal_of(request), sandbox, query.path, user=User.ROOT, recursive=True)
+    await get_node(request).files.delete(get_principal(request), sandbox, query.path, user=User.ROOT, recursive=True)
     return Response(status_code=204)
 
 
 @router.get("/v1/sandboxes/{sandbox}/fs/dir")
 async def list_folder(sandbox: str, query: Annotated[FolderQuery, Query()], request: Request) -> Response:
     """What is in a folder."""
-    entries = await unless_gone(request, inside.folder(node_of(request), principal_of(request), sandbox, query.path))
-    return reply(FolderAnswer(path=query.path, entries=entries))
+    entries = await cancel_on_disconnect(request, inside.folder(get_node(request), get_principal(request), sandbox, query.path))
+    return json_response(FolderAnswer(path=query.path, entries=entries))
 
 
 @router.get("/v1/sandboxes/{sandbox}/fs/stat")
 async def stat(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """What is at a path; a link is told as itself."""
-    found = await node_of(request).files.stat(principal_of(request), sandbox, query.path, user=User.ROOT, follow=False)
-    return reply(translate.entry(found))
+    found = await get_node(request).files.stat(get_principal(request), sandbox, query.path, user=User.ROOT, follow=False)
+    return json_response(translate.entry(found))

@@ -20,8 +20,8 @@ from sandlot.doors.sandbase.wire import E2bListQuery, E2bSandboxBody, ResumeBody
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import UpdateSandboxParams
-from sandlot.web import cursors
-from sandlot.web.asking import node_of, principal_of
+from sandlot.web import pagination
+from sandlot.web.dependencies import get_node, get_principal
 
 router = APIRouter()
 
@@ -40,19 +40,21 @@ async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Reque
         raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="There are: running, paused.", fields={"field": "state"})
     wanted = metadata_filter(query.metadata or "")
     found = [
-        sandbox for sandbox in reversed(await live_sandboxes(node_of(request), principal_of(request), wanted)) if translate.status(sandbox) in states
+        sandbox
+        for sandbox in reversed(await live_sandboxes(get_node(request), get_principal(request), wanted))
+        if translate.status(sandbox) in states
     ]
-    if (after := cursors.understood(query.next_token)) is not None:
+    if (after := pagination.decode_cursor(query.next_token)) is not None:
         found = [sandbox for sandbox in found if (sandbox.created_at, sandbox.id) < (after.at, after.id)]
     page = found[: query.limit]
-    headers = {NEXT: cursors.told(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
+    headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
     return told([translate.sandbox(sandbox) for sandbox in page], headers=headers)
 
 
 @router.post("/v2/sandboxes/{sandbox}/connect")
 async def connect(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a sandbox go on where it is paused; one that runs lives for so many seconds at least."""
-    sandboxes, principal = node_of(request).sandboxes, principal_of(request)
+    sandboxes, principal = get_node(request).sandboxes, get_principal(request)
     found = await live(request, sandbox)
     seconds = translate.timeout(None if body is None else body.timeout)
     paused = translate.status(found) == translate.PAUSED

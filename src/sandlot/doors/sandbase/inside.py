@@ -26,9 +26,9 @@ from sandlot.doors.sandbase.wire import ContentBody, FolderBody, FolderQuery, Me
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
 from sandlot.model.executions import ExecutionOptions
 from sandlot.model.files import Download, Entry
-from sandlot.web.asking import node_of, principal_of, unless_gone, while_connected
-from sandlot.web.forms import Fields, Upload, upload_of
-from sandlot.web.streams import Stream
+from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal
+from sandlot.web.multipart import FormFields, Upload, read_upload
+from sandlot.web.streaming import KeepAliveStreamResponse
 
 RAW = frozenset({"/sandboxes/{sandbox}/files", "/sandboxes/{sandbox}/filesystem/upload"})
 
@@ -50,9 +50,9 @@ async def run(sandbox: str, body: ProcessBody, request: Request) -> Response:
     """Run a command to its end; it is killed when its client goes away."""
     found = await live(request, sandbox)
     spec = translate.process(body, found)
-    work = node_of(request).processes.run(principal_of(request), found.id, spec, options=ExecutionOptions(origin=translate.NAME))
+    work = get_node(request).processes.run(get_principal(request), found.id, spec, options=ExecutionOptions(origin=translate.NAME))
     try:
-        finished = await unless_gone(request, work)
+        finished = await cancel_on_disconnect(request, work)
     except SandlotError as error:
         if error.code not in _NOT_RUN:
             raise
@@ -72,7 +72,7 @@ def _failed(message: str, more: dict[str, Any] | None = None) -> Response:
 @router.get("/sandboxes/{sandbox}/files")
 async def read_or_list(sandbox: str, query: Annotated[FolderQuery, Query()], request: Request) -> Response:
     """Read a file, or list a folder."""
-    files, principal = node_of(request).files, principal_of(request)
+    files, principal = get_node(request).files, get_principal(request)
     try:
         return _raw(await files.read(principal, sandbox, query.path))
     except InvalidRequestError as error:
@@ -86,7 +86,7 @@ async def read_or_list(sandbox: str, query: Annotated[FolderQuery, Query()], req
 async def upload(sandbox: str, request: Request) -> Response:
     """Write a file that a form carries; where the upload breaks off, the old file stays."""
     found = await live(request, sandbox)
-    entry = await while_connected(request, _upload(request, found.id))
+    entry = await cancel_on_hangup(request, _upload(request, found.id))
     return told(translate.entry(entry))
 
 
@@ -100,7 +100,7 @@ async def list_folder(sandbox: str, query: Annotated[FolderQuery, Query()], requ
 @router.get("/sandboxes/{sandbox}/filesystem")
 async def read(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Read a file that is no larger than a MiB."""
-    reading = await node_of(request).files.read(principal_of(request), sandbox, query.path, length=translate.INLINE_BYTES + 1)
+    reading = await get_node(request).files.read(get_principal(request), sandbox, query.path, length=translate.INLINE_BYTES + 1)
     try:
         content = b"".join([piece async for piece in reading])
     finally:
@@ -119,47 +119,47 @@ async def write(sandbox: str, body: ContentBody, request: Request) -> Response:
         content = base64.b64decode(body.content, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequestError("The content is not base64.", fields={"field": "content"}) from None
-    await unless_gone(request, node_of(request).files.write(principal_of(request), sandbox, body.path, _once(content)))
+    await cancel_on_disconnect(request, get_node(request).files.write(get_principal(request), sandbox, body.path, _once(content)))
     return Response(status_code=200)
 
 
 @router.delete("/sandboxes/{sandbox}/filesystem")
 async def remove(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Remove a file, or a folder with all that is in it."""
-    await node_of(request).files.delete(principal_of(request), sandbox, query.path, recursive=True)
+    await get_node(request).files.delete(get_principal(request), sandbox, query.path, recursive=True)
     return done()
 
 
 @router.get("/sandboxes/{sandbox}/filesystem/download")
 async def download(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Read a file, as an attachment."""
-    reading = await node_of(request).files.read(principal_of(request), sandbox, query.path)
+    reading = await get_node(request).files.read(get_principal(request), sandbox, query.path)
     return _raw(reading, f"attachment; filename*=UTF-8''{quote(reading.entry.name, safe='')}")
 
 
 @router.get("/sandboxes/{sandbox}/filesystem/stat")
 async def stat(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Look at a path."""
-    return told(translate.entry(await node_of(request).files.stat(principal_of(request), sandbox, query.path)))
+    return told(translate.entry(await get_node(request).files.stat(get_principal(request), sandbox, query.path)))
 
 
 @router.post("/sandboxes/{sandbox}/filesystem/mkdir")
 async def make_folder(sandbox: str, body: FolderBody, request: Request) -> Response:
     """Make a folder, and those above it."""
-    return told(translate.entry(await node_of(request).files.make_directory(principal_of(request), sandbox, body.path)))
+    return told(translate.entry(await get_node(request).files.make_directory(get_principal(request), sandbox, body.path)))
 
 
 @router.post("/sandboxes/{sandbox}/filesystem/move")
 async def move(sandbox: str, body: MoveBody, request: Request) -> Response:
     """Move or rename."""
-    moved = await node_of(request).files.move(principal_of(request), sandbox, body.source, body.destination)
+    moved = await get_node(request).files.move(get_principal(request), sandbox, body.source, body.destination)
     return told(translate.entry(moved))
 
 
 @router.get("/sandboxes/{sandbox}/health")
 async def health(sandbox: str, request: Request) -> Response:
     """Whether what answers inside of a sandbox does."""
-    await node_of(request).sandboxes.check(principal_of(request), sandbox, timeout_s=HEALTH_S)
+    await get_node(request).sandboxes.check(get_principal(request), sandbox, timeout_s=HEALTH_S)
     return done()
 
 
@@ -169,7 +169,7 @@ async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request
     found, listed = await live(request, sandbox), by_e2b(request)
     if not listed and (query.start, query.end) != (None, None):
         raise InvalidRequestError("Only E2B's client asks for metrics of a time.", hint="Leave start and end out.", fields={"field": "start"})
-    used, now = await node_of(request).sandboxes.usage(principal_of(request), found.id), found.as_of
+    used, now = await get_node(request).sandboxes.usage(get_principal(request), found.id), found.as_of
     lived_s = (now - found.created_at).total_seconds()
     if not listed:
         return told(translate.metrics(used, now, lived_s))
@@ -184,17 +184,17 @@ async def envs(sandbox: str, request: Request) -> Response:
 
 
 async def _upload(request: Request, sandbox: str) -> Entry:
-    fields = Fields("path")
-    form = await upload_of(request, beside=fields)
+    fields = FormFields("path")
+    form = await read_upload(request, beside=fields)
     path = fields.get("path")
     if path is not None:
-        return await node_of(request).files.write(principal_of(request), sandbox, path, form.chunks)
+        return await get_node(request).files.write(get_principal(request), sandbox, path, form.chunks)
     return await _put_aside(request, sandbox, form, fields)
 
 
-async def _put_aside(request: Request, sandbox: str, form: Upload, fields: Fields) -> Entry:
+async def _put_aside(request: Request, sandbox: str, form: Upload, fields: FormFields) -> Entry:
     """Write a file whose destination comes after it: into a file beside, and from there."""
-    files, principal = node_of(request).files, principal_of(request)
+    files, principal = get_node(request).files, get_principal(request)
     beside = BESIDE + secrets.token_hex(8)
     try:
         await files.write(principal, sandbox, beside, form.chunks)
@@ -219,7 +219,7 @@ async def _listing(request: Request, sandbox: str, path: str) -> list[Entry]:
     """
     found: list[Entry] = []
     while True:
-        page = await node_of(request).files.list(principal_of(request), sandbox, path, offset=len(found))
+        page = await get_node(request).files.list(get_principal(request), sandbox, path, offset=len(found))
         found += page.entries
         if not page.more or not page.entries:
             return found
@@ -232,10 +232,10 @@ async def _listing(request: Request, sandbox: str, path: str) -> list[Entry]:
             )
 
 
-def _raw(reading: Download, disposition: str | None = None) -> Stream:
+def _raw(reading: Download, disposition: str | None = None) -> KeepAliveStreamResponse:
     """A file's bytes as an answer."""
     headers = {"X-Content-Type-Options": "nosniff", **({} if disposition is None else {"Content-Disposition": disposition})}
-    return Stream(reading, reading.aclose, media_type="application/octet-stream", headers=headers)
+    return KeepAliveStreamResponse(reading, reading.aclose, media_type="application/octet-stream", headers=headers)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

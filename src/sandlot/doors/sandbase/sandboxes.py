@@ -18,7 +18,7 @@ from sandlot.doors.sandbase.wire import PauseBody, RefreshBody, ResumeBody, Sand
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.sandboxes import SandboxFilter, SandboxInfo, UpdateSandboxParams
 from sandlot.model.service import TemplateInfo
-from sandlot.web.asking import node_of, principal_of, unless_gone
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 
 E2B = "e2b-"
 """How the clients of E2B call themselves: e2b-python-sdk/2.63.0, e2b-js-sdk/2.30.0."""
@@ -37,10 +37,10 @@ async def create(body: SandboxBody, request: Request) -> Response:
 
 async def made(body: SandboxBody, request: Request) -> Response:
     """Create a sandbox, whoever's client asks for it."""
-    node = node_of(request)
-    known = await node.templates.list(principal_of(request))
+    node = get_node(request)
+    known = await node.templates.list(get_principal(request))
     params = translate.new_sandbox(body, [each.name for each in known])
-    sandbox = await unless_gone(request, node.sandboxes.create(principal_of(request), params))
+    sandbox = await cancel_on_disconnect(request, node.sandboxes.create(get_principal(request), params))
     return told(opened(request, sandbox), 201)
 
 
@@ -50,7 +50,7 @@ async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Reques
     wanted = translate.statuses(query.status)
     states = SandboxFilter(states=frozenset(state for state, status in translate.STATUSES.items() if status in wanted))
     newest = None if translate.LIVE.issuperset(wanted) else MOST_ENDED
-    found = await all_sandboxes(node_of(request), principal_of(request), states, newest=newest)
+    found = await all_sandboxes(get_node(request), get_principal(request), states, newest=newest)
     return told([translate.sandbox(sandbox) for sandbox in reversed(found)])
 
 
@@ -59,7 +59,7 @@ async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox, also at one that has ended, for as long as it is known."""
     if by_e2b(request):
         return told(opened(request, await live(request, sandbox)))
-    found = await sandbox_by_id(node_of(request), principal_of(request), sandbox)
+    found = await sandbox_by_id(get_node(request), get_principal(request), sandbox)
     return told(translate.sandbox(found) if found.is_over else opened(request, found))
 
 
@@ -68,7 +68,7 @@ async def get(sandbox: str, request: Request) -> Response:
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox; answered when its processes are dead."""
     found = await live(request, sandbox)
-    await node_of(request).sandboxes.kill(principal_of(request), found.id)
+    await get_node(request).sandboxes.kill(get_principal(request), found.id)
     return done()
 
 
@@ -78,7 +78,7 @@ async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) 
     found = await live(request, sandbox)
     if by_e2b(request) and translate.status(found) == translate.PAUSED:
         raise ConflictError(f"Sandbox {found.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": found.id})
-    await node_of(request).sandboxes.suspend(principal_of(request), found.id)
+    await get_node(request).sandboxes.suspend(get_principal(request), found.id)
     return done()
 
 
@@ -86,7 +86,7 @@ async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) 
 @router.post("/sandboxes/{sandbox}/connect")
 async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a sandbox go on where it was, with its timeout anew; where a timeout is given, from now on that one holds."""
-    sandboxes, principal = node_of(request).sandboxes, principal_of(request)
+    sandboxes, principal = get_node(request).sandboxes, get_principal(request)
     found = await live(request, sandbox)
     if body is None or body.timeout is None:
         found = await sandboxes.resume(principal, found.id)
@@ -114,7 +114,7 @@ async def refresh(sandbox: str, body: RefreshBody, request: Request) -> Response
 @router.get("/templates")
 async def list_templates(request: Request) -> Response:
     """List what a sandbox can be started from."""
-    known = await node_of(request).templates.list(principal_of(request))
+    known = await get_node(request).templates.list(get_principal(request))
     return told([translate.template(name, about) for name, about in translate.templates(known)])
 
 
@@ -144,11 +144,11 @@ async def live(request: Request, sandbox: str) -> SandboxInfo:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
         SandboxEndedError: It has ended.
     """
-    return await live_sandbox(node_of(request), principal_of(request), sandbox)
+    return await live_sandbox(get_node(request), get_principal(request), sandbox)
 
 
 async def _template(request: Request, asked: str) -> tuple[str, TemplateInfo]:
-    known = await node_of(request).templates.list(principal_of(request))
+    known = await get_node(request).templates.list(get_principal(request))
     for name, about in translate.templates(known):
         if asked in {name, about.name}:
             return name, about
@@ -164,10 +164,10 @@ async def _prolonged(sandbox: str, request: Request, timeout_s: float) -> Respon
     found = await live(request, sandbox)
     if translate.status(found) == translate.PAUSED and not by_e2b(request):
         raise translate.not_active(found)
-    await node_of(request).sandboxes.update(principal_of(request), found.id, UpdateSandboxParams(timeout_s=timeout_s))
+    await get_node(request).sandboxes.update(get_principal(request), found.id, UpdateSandboxParams(timeout_s=timeout_s))
     return done()
 
 
 def opened(request: Request, sandbox: SandboxInfo) -> dict[str, object]:
     """A sandbox as whoever made it, or connects to it, is told of it: with what opens it to E2B's client."""
-    return translate.sandbox(sandbox, node_of(request).tokens.sandbox_token(principal_of(request), sandbox.id))
+    return translate.sandbox(sandbox, get_node(request).tokens.sandbox_token(get_principal(request), sandbox.id))

@@ -12,7 +12,7 @@ from sandlot.doors.sandbase import events, translate
 from sandlot.doors.sandbase.wire import EventsQuery, WebhookBody, WebhookChangeBody, done
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.records import WebhookChange, WebhookRecord
-from sandlot.web.asking import node_of, principal_of
+from sandlot.web.dependencies import get_node, get_principal
 
 router = APIRouter()
 
@@ -20,14 +20,14 @@ router = APIRouter()
 @router.get("/events/sandboxes")
 async def list_events(query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to sandboxes, newest first."""
-    found = await node_of(request).history.latest_events(principal_of(request), kinds=events.TYPES, limit=query.limit)
+    found = await get_node(request).history.latest_events(get_principal(request), kinds=events.TYPES, limit=query.limit)
     return told([events.event(record) for record in found])
 
 
 @router.get("/events/sandboxes/{sandbox}")
 async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to one sandbox, newest first; also to one that has ended, for as long as it is known."""
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     known = await sandbox_by_id(node, principal, sandbox)
     found = await node.history.latest_events(principal, kinds=events.TYPES, limit=query.limit, sandbox=known.id)
     return told([events.event(record) for record in found])
@@ -36,8 +36,8 @@ async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], r
 @router.post("/events/webhooks")
 async def create_webhook(body: WebhookBody, request: Request) -> Response:
     """Have an address told of what happens. Its secret is in this answer and nowhere else."""
-    made = await node_of(request).webhooks.create(
-        principal_of(request),
+    made = await get_node(request).webhooks.create(
+        get_principal(request),
         url=body.url,
         events=events.ours(body.events or ()),
         secret=body.signature_secret,
@@ -51,7 +51,7 @@ async def create_webhook(body: WebhookBody, request: Request) -> Response:
 @router.get("/events/webhooks")
 async def list_webhooks(request: Request) -> Response:
     """The webhooks that were made here, oldest first."""
-    found = await node_of(request).webhooks.list(principal_of(request))
+    found = await get_node(request).webhooks.list(get_principal(request))
     return told([events.webhook(record) for record in found if record.payload_format == translate.NAME])
 
 
@@ -66,14 +66,14 @@ async def change_webhook(webhook: str, body: WebhookChangeBody, request: Request
         secret=body.signature_secret,
         enabled=body.enabled,
     )
-    return told(events.webhook(await node_of(request).webhooks.update(principal_of(request), record.id, change)))
+    return told(events.webhook(await get_node(request).webhooks.update(get_principal(request), record.id, change)))
 
 
 @router.delete("/events/webhooks/{webhook}")
 async def remove_webhook(webhook: str, request: Request) -> Response:
     """Tell an address nothing more."""
     record = await _webhook(webhook, request)
-    await node_of(request).webhooks.delete(principal_of(request), record.id)
+    await get_node(request).webhooks.delete(get_principal(request), record.id)
     return done()
 
 
@@ -83,7 +83,7 @@ async def _webhook(webhook: str, request: Request) -> WebhookRecord:
     Raises:
         NotFoundError: There is none.
     """
-    record = await node_of(request).webhooks.get(principal_of(request), webhook)
+    record = await get_node(request).webhooks.get(get_principal(request), webhook)
     if record.payload_format != translate.NAME:
         raise NotFoundError(
             f"There is no webhook {webhook[:64]!r} of Sandbase's.",

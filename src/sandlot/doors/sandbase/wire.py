@@ -10,93 +10,93 @@ from typing import Literal
 from fastapi import Response
 from pydantic import Field
 
-from sandlot.web.bodies import Body, Query, Text, Texts, Words
+from sandlot.web.models import Metadata, QueryModel, RequestModel, Text, Texts
 
 
-class SandboxBody(Body):
+class SandboxBody(RequestModel):
     """A sandbox to create."""
 
     template_id: Text = Field(alias="templateID")
     timeout: float | None = None
-    metadata: Words | None = None
-    env_vars: Words | None = Field(default=None, alias="envVars")
+    metadata: Metadata | None = None
+    env_vars: Metadata | None = Field(default=None, alias="envVars")
     allow_internet_access: bool | None = Field(default=None, alias="allowInternetAccess")
     auto_pause: bool = Field(default=False, alias="autoPause")
 
 
-class TimeoutBody(Body):
+class TimeoutBody(RequestModel):
     """How long a sandbox lives from now on."""
 
     timeout: float
 
 
-class RefreshBody(Body):
+class RefreshBody(RequestModel):
     """The same, in the words of older pages."""
 
     duration: float
 
 
-class ResumeBody(Body):
+class ResumeBody(RequestModel):
     """How long a sandbox lives once it goes on."""
 
     timeout: float | None = None
 
 
-class ProcessBody(Body):
+class ProcessBody(RequestModel):
     """A command to run: a program and its arguments, and no shell."""
 
     cmd: Text
     args: Texts | None = None
-    env_vars: Words | None = Field(default=None, alias="envVars")
+    env_vars: Metadata | None = Field(default=None, alias="envVars")
     cwd: Text | None = None
     timeout: float | None = None
 
 
-class ContentBody(Body):
+class ContentBody(RequestModel):
     """A file to write."""
 
     path: Text
     content: Text
 
 
-class FolderBody(Body):
+class FolderBody(RequestModel):
     """A folder to make."""
 
     path: Text
 
 
-class MoveBody(Body):
+class MoveBody(RequestModel):
     """Something to move."""
 
     source: Text
     destination: Text
 
 
-class PauseBody(Body):
+class PauseBody(RequestModel):
     """How E2B's client pauses: memory is always kept."""
 
     memory: Literal[True] = True
 
 
-class PathQuery(Query):
+class PathQuery(QueryModel):
     """Where."""
 
     path: Text
 
 
-class FolderQuery(Query):
+class FolderQuery(QueryModel):
     """Where; the working folder unless it is said."""
 
     path: Text = "/workspace"
 
 
-class StatusQuery(Query):
+class StatusQuery(QueryModel):
     """Which sandboxes."""
 
     status: Text | None = None
 
 
-class MetricsQuery(Query):
+class MetricsQuery(QueryModel):
     """From when until when, in seconds since 1970, as E2B's client asks."""
 
     start: int | None = Field(default=None, ge=0)
@@ -109,7 +109,7 @@ class E2bSandboxBody(SandboxBody):
     allow_internet_access: bool | None = None
 
 
-class E2bListQuery(Query):
+class E2bListQuery(QueryModel):
     """Which sandboxes, and which part of the list, as E2B's client asks."""
 
     metadata: Text | None = None
@@ -118,13 +118,13 @@ class E2bListQuery(Query):
     next_token: Text | None = Field(default=None, alias="nextToken")
 
 
-class EventsQuery(Query):
+class EventsQuery(QueryModel):
     """How many events."""
 
     limit: int = Field(default=100, ge=1, le=1000)
 
 
-class WebhookChangeBody(Body):
+class WebhookChangeBody(RequestModel):
     """What to change of a webhook; what is left out stays as it is."""
 
     url: Text | None = None

@@ -36,8 +36,8 @@ from sandlot.doors.sandboxapi.wire import (
 from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
 from sandlot.model.programs import OneShotParams
-from sandlot.web.bodies import Answer, Body
-from sandlot.web.errors import validation
+from sandlot.web.errors import validation_error
+from sandlot.web.models import RequestModel, ResponseModel
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Revisions whose messages for tools are these, newest first."""
@@ -73,7 +73,7 @@ class Tool:
     """
 
     description: str
-    takes: type[Body]
+    takes: type[RequestModel]
     call: Callable[[Node, Principal, Any], Awaitable[str]]
 
 
@@ -127,7 +127,7 @@ async def _called(node: Node, principal: Principal, tool: Tool, arguments: Any) 
     try:
         text, failed = await tool.call(node, principal, tool.takes.model_validate(arguments)), False
     except ValidationError as error:
-        text, failed = f"invalid parameters: {validation([{**each, 'loc': ('arguments', *each['loc'])} for each in error.errors()])}", True
+        text, failed = f"invalid parameters: {validation_error([{**each, 'loc': ('arguments', *each['loc'])} for each in error.errors()])}", True
     except SandlotError as error:
         text, failed = f"execution failed: {error}", True
     return {"content": [{"type": "text", "text": text}], "isError": failed}
@@ -145,7 +145,7 @@ def _failed(id_: int | str | None, code: int, message: str, status: int = 200) -
     return Reply(status, json.dumps({"jsonrpc": "2.0", "id": id_, "error": {"code": code, "message": message}}))
 
 
-def _json(told: Answer) -> str:
+def _json(told: ResponseModel) -> str:
     return told.model_dump_json()
 
 

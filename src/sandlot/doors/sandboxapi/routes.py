@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 
 from sandlot.doors.sandboxapi import mcp, sessions, translate
 from sandlot.doors.sandboxapi.wire import CodeBody, ExecuteBody, InstallBody, LanguagesAnswer, SessionBody, SessionsAnswer
-from sandlot.web.asking import body_of, node_of, principal_of, unless_gone
-from sandlot.web.bodies import reply
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal, iter_body
+from sandlot.web.models import json_response
 
 router = APIRouter()
 
@@ -15,57 +15,59 @@ router = APIRouter()
 @router.post("/v1/execute")
 async def execute(body: ExecuteBody, request: Request) -> Response:
     """Run a program once, and grade it where something is expected; it is killed when its client goes away."""
-    return reply(await unless_gone(request, sessions.run(node_of(request), principal_of(request), body)))
+    return json_response(await cancel_on_disconnect(request, sessions.run(get_node(request), get_principal(request), body)))
 
 
 @router.get("/v1/languages")
 async def languages() -> Response:
     """What code can be in."""
-    return reply(LanguagesAnswer(languages=[translate.language_answer(each) for each in translate.LANGUAGES]))
+    return json_response(LanguagesAnswer(languages=[translate.language_answer(each) for each in translate.LANGUAGES]))
 
 
 @router.post("/v1/sessions")
 async def create_session(body: SessionBody, request: Request) -> Response:
     """Make a session. A client that goes away meanwhile leaves none behind."""
-    return reply(await unless_gone(request, sessions.create(node_of(request), principal_of(request), body)), 201)
+    return json_response(await cancel_on_disconnect(request, sessions.create(get_node(request), get_principal(request), body)), 201)
 
 
 @router.get("/v1/sessions")
 async def list_sessions(request: Request) -> Response:
     """All sessions, oldest first."""
-    return reply(SessionsAnswer(sessions=await sessions.listing(node_of(request), principal_of(request))))
+    return json_response(SessionsAnswer(sessions=await sessions.listing(get_node(request), get_principal(request))))
 
 
 @router.get("/v1/sessions/{session}")
 async def get_session(session: str, request: Request) -> Response:
     """One session."""
-    return reply(translate.session(await sessions.find(node_of(request), principal_of(request), session)))
+    return json_response(translate.session(await sessions.find(get_node(request), get_principal(request), session)))
 
 
 @router.post("/v1/sessions/{session}/execute")
 async def execute_in_session(session: str, body: CodeBody, request: Request) -> Response:
     """Run code in a session; it is interrupted when its client goes away."""
-    return reply(await unless_gone(request, sessions.execute(node_of(request), principal_of(request), session, body)))
+    return json_response(await cancel_on_disconnect(request, sessions.execute(get_node(request), get_principal(request), session, body)))
 
 
 @router.post("/v1/sessions/{session}/install")
 @router.post("/v1/sessions/{session}/packages")
 async def install(session: str, body: InstallBody, request: Request) -> Response:
     """Install packages in a session; it is ended when its client goes away."""
-    return reply(await unless_gone(request, sessions.install(node_of(request), principal_of(request), session, body)))
+    return json_response(await cancel_on_disconnect(request, sessions.install(get_node(request), get_principal(request), session, body)))
 
 
 @router.delete("/v1/sessions/{session}")
 @router.post("/v1/sessions/{session}/close")
 async def close_session(session: str, request: Request) -> Response:
     """End a session, and all that is in it."""
-    await sessions.close(node_of(request), principal_of(request), session)
+    await sessions.close(get_node(request), get_principal(request), session)
     return Response(status_code=204)
 
 
 @router.post("/mcp")
 async def model_context(request: Request) -> Response:
     """One message of a model's client, which is offered all of this as tools. What it runs is killed when it goes away."""
-    content = b"".join([chunk async for chunk in body_of(request)])
-    told = await unless_gone(request, mcp.answer(node_of(request), principal_of(request), content, request.headers.get(mcp.VERSION_HEADER)))
+    content = b"".join([chunk async for chunk in iter_body(request)])
+    told = await cancel_on_disconnect(
+        request, mcp.answer(get_node(request), get_principal(request), content, request.headers.get(mcp.VERSION_HEADER))
+    )
     return Response(told.body, told.status, media_type="application/json" if told.body else None)

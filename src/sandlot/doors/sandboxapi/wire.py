@@ -9,12 +9,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sandlot.web.bodies import Answer, Body, Text
+from sandlot.web.models import RequestModel, ResponseModel, Text
 
 Packages = Annotated[list[Text], Field(min_length=1, max_length=100)]
 
 
-class ExecuteBody(Body):
+class ExecuteBody(RequestModel):
     """A program to run once."""
 
     language: Text
@@ -24,14 +24,14 @@ class ExecuteBody(Body):
     expected_output: Text | None = None
 
 
-class SessionBody(Body):
+class SessionBody(RequestModel):
     """A session to create."""
 
     language: Text
     idle_ttl: float | None = None
 
 
-class CodeBody(Body):
+class CodeBody(RequestModel):
     """Code to run in a session."""
 
     code: Text
@@ -40,7 +40,7 @@ class CodeBody(Body):
     language: Text | None = None
 
 
-class InstallBody(Body):
+class InstallBody(RequestModel):
     """Packages to install in a session."""
 
     manager: Text = "pip"
@@ -48,17 +48,17 @@ class InstallBody(Body):
     timeout: float = 300
 
 
-class BatchBody(Body):
+class BatchBody(RequestModel):
     """Programs to run once; all of what they write is one answer."""
 
     executions: Annotated[list[ExecuteBody], Field(min_length=1, max_length=20)]
 
 
-class NothingBody(Body):
+class NothingBody(RequestModel):
     """What asks for no more than it says by its name."""
 
 
-class SessionCodeBody(Body):
+class SessionCodeBody(RequestModel):
     """Code to run in a session that is named beside it."""
 
     session_id: Text
@@ -72,13 +72,13 @@ class SessionPackagesBody(InstallBody):
     session_id: Text
 
 
-class CloseBody(Body):
+class CloseBody(RequestModel):
     """A session to close."""
 
     session_id: Text
 
 
-class ExecuteAnswer(Answer):
+class ExecuteAnswer(ResponseModel):
     """What code came to."""
 
     id: str
@@ -101,7 +101,7 @@ class CodeAnswer(ExecuteAnswer):
     result: str | None
 
 
-class SessionAnswer(Answer):
+class SessionAnswer(ResponseModel):
     """One session."""
 
     id: str
@@ -113,13 +113,13 @@ class SessionAnswer(Answer):
     expires_at: str = Field(description="When it ends if nothing more is done in it.")
 
 
-class SessionsAnswer(Answer):
+class SessionsAnswer(ResponseModel):
     """All sessions, oldest first."""
 
     sessions: list[SessionAnswer]
 
 
-class InstallAnswer(Answer):
+class InstallAnswer(ResponseModel):
     """What an installation came to."""
 
     status: str
@@ -131,7 +131,7 @@ class InstallAnswer(Answer):
     duration_ms: int
 
 
-class LanguageAnswer(Answer):
+class LanguageAnswer(ResponseModel):
     """A language that code can be in."""
 
     id: str
@@ -142,7 +142,7 @@ class LanguageAnswer(Answer):
     example: str
 
 
-class LanguagesAnswer(Answer):
+class LanguagesAnswer(ResponseModel):
     """All of them."""
 
     languages: list[LanguageAnswer]

@@ -18,5 +18,5 @@ DOOR = Door(
     help="docs/howto/move-from-tensorlake.md of Sandlot says which of Tensorlake's calls there are.",
     raw=routes.RAW,
     at_root=routes.at_root,
-    admit=routes.admit,
+    authenticate=routes.admit,
 )

@@ -21,7 +21,7 @@ from starlette.requests import HTTPConnection
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SANDBOX_ID
 from sandlot.model.sandboxes import SandboxInfo
-from sandlot.web.asking import node_of, principal_of
+from sandlot.web.dependencies import get_node, get_principal
 
 PREFIX = "/tensorlake"
 NAMESPACE = "default"
@@ -99,7 +99,7 @@ async def any_sandbox(request: HTTPConnection, id_or_name: str) -> SandboxInfo:
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    return await node_of(request).sandboxes.get(principal_of(request), id_or_name)
+    return await get_node(request).sandboxes.get(get_principal(request), id_or_name)
 
 
 async def id_of(request: HTTPConnection, id_or_name: str) -> str:

@@ -9,23 +9,23 @@ from pydantic import BaseModel
 
 from sandlot.server.compose import Service
 from sandlot.server.native.schemas.events import STREAMS
-from sandlot.web import errors, streams
-from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
-from sandlot.web.bodies import reply
+from sandlot.web import errors, streaming
+from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.models import json_response
 
 __all__ = [
     "PROBLEM",
     "IdempotencyKey",
     "also",
-    "body_of",
-    "node_of",
+    "cancel_on_disconnect",
+    "cancel_on_hangup",
+    "get_node",
+    "get_principal",
+    "iter_body",
+    "json_response",
     "only_events",
-    "principal_of",
     "raw_body",
-    "reply",
     "service_of",
-    "unless_gone",
-    "while_connected",
 ]
 
 IdempotencyKey = Annotated[
@@ -51,7 +51,7 @@ def service_of(request: Request) -> Service:
 
 
 def also(model: type[BaseModel], description: str, status: int = 200, *, events: str | None = None) -> dict[int | str, dict[str, Any]]:
-    """What a route that answers by :func:`reply` tells the OpenAPI document.
+    """What a route that answers by :func:`json_response` tells the OpenAPI document.
 
     Args:
         model: What it answers.
@@ -88,8 +88,8 @@ def _event_streams(stream: str) -> dict[str, Any]:
     sent = [_event(name, {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}) for name, schema in models.items()]
     lines = [_event(name, schema) for name, schema in models.items()]
     return {
-        streams.EVENTS: {"itemSchema": {"description": "Server-sent events.", "oneOf": sent}},
-        streams.LINES: {"itemSchema": {"description": "The same events, each a line of JSON.", "oneOf": lines}},
+        streaming.SSE_MEDIA_TYPE: {"itemSchema": {"description": "Server-sent events.", "oneOf": sent}},
+        streaming.NDJSON_MEDIA_TYPE: {"itemSchema": {"description": "The same events, each a line of JSON.", "oneOf": lines}},
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from sandlot.server.native.common import PROBLEM, also, node_of, principal_of, reply
+from sandlot.server.native.common import PROBLEM, also, get_node, get_principal, json_response
 from sandlot.server.native.schemas.pools import PoolAnswer, PoolBody, PoolChange, PoolsAnswer
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
@@ -13,33 +13,33 @@ router = APIRouter(prefix="/v1/pools", tags=["pools"])
 @router.post("", status_code=201, responses=also(PoolAnswer, "It is filled from now on.", 201))
 async def create(body: PoolBody, request: Request) -> Response:
     """Keep sandboxes of a kind ready for yourself, also after a restart; an operator keeps them ready for everybody."""
-    pools, principal = node_of(request).pools, principal_of(request)
+    pools, principal = get_node(request).pools, get_principal(request)
     told = await pools.create(principal, body.template, body.isolation, body.limits_asked(), body.sizes_asked(), body.words())
-    return reply(PoolAnswer.of(told), 201)
+    return json_response(PoolAnswer.of(told), 201)
 
 
 @router.get("", responses=also(PoolsAnswer, "Yours; an operator's are all of them."))
 async def list_pools(request: Request) -> Response:
     """List your pools, what waits in them, and how they have fared; an operator's are all of the service."""
-    return reply(PoolsAnswer(pools=[PoolAnswer.of(told) for told in await node_of(request).pools.list(principal_of(request))]))
+    return json_response(PoolsAnswer(pools=[PoolAnswer.of(told) for told in await get_node(request).pools.list(get_principal(request))]))
 
 
 @router.get("/{pool}", responses=also(PoolAnswer, "It."))
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, by its id, or by its template where you have one pool only of that."""
-    return reply(PoolAnswer.of(await node_of(request).pools.get(principal_of(request), pool)))
+    return json_response(PoolAnswer.of(await get_node(request).pools.get(get_principal(request), pool)))
 
 
 @router.patch("/{pool}", responses=also(PoolAnswer, "As it is from now on."))
 async def change(pool: str, body: PoolChange, request: Request) -> Response:
     """Change how much a pool holds, also after a restart."""
-    pools, principal = node_of(request).pools, principal_of(request)
+    pools, principal = get_node(request).pools, get_principal(request)
     words = body.words((await pools.get(principal, pool)).metadata)
-    return reply(PoolAnswer.of(await pools.update(principal, pool, warm=body.warm, max=body.max, prepared=body.blank, metadata=words)))
+    return json_response(PoolAnswer.of(await pools.update(principal, pool, warm=body.warm, max=body.max, prepared=body.blank, metadata=words)))
 
 
 @router.delete("/{pool}", status_code=204, responses=PROBLEM)
 async def remove(pool: str, request: Request) -> Response:
     """Have a pool no more, also after a restart; what waits in it is removed."""
-    await node_of(request).pools.delete(principal_of(request), pool)
+    await get_node(request).pools.delete(get_principal(request), pool)
     return Response(status_code=204)

@@ -10,7 +10,17 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.executions import Channel, ProcessEnded, ProcessEvent, ProcessStarted, signal_number
 from sandlot.model.streams import Stream
-from sandlot.server.native.common import PROBLEM, also, body_of, node_of, principal_of, raw_body, reply, unless_gone, while_connected
+from sandlot.server.native.common import (
+    PROBLEM,
+    also,
+    cancel_on_disconnect,
+    cancel_on_hangup,
+    get_node,
+    get_principal,
+    iter_body,
+    json_response,
+    raw_body,
+)
 from sandlot.server.native.schemas.processes import (
     EndedAnswer,
     ExitedAnswer,
@@ -29,7 +39,7 @@ from sandlot.server.native.schemas.processes import (
     WaitQuery,
     captured,
 )
-from sandlot.web import streams
+from sandlot.web import streaming
 
 DIGITS = 18
 
@@ -45,82 +55,84 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"
 )
 async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
     """Run a process. Unless it is in the background, it is killed when the client goes away."""
-    processes, principal, spec = node_of(request).processes, principal_of(request), body.spec()
+    processes, principal, spec = get_node(request).processes, get_principal(request), body.spec()
     stdin = None if body.stdin is None else body.stdin.encode()
     if body.background:
         info = await processes.launch(principal, sandbox, spec, stdin=stdin)
-        return reply(StartedAnswer(process=info.process, pid=info.pid), 201)
-    if body.stdin_open and not streams.wanted(request):
+        return json_response(StartedAnswer(process=info.process, pid=info.pid), 201)
+    if body.stdin_open and not streaming.accepts_events(request):
         raise InvalidRequestError(
             "Nobody could write to the input of a process whose id is told when it has ended.",
             hint="Ask for events (Accept: text/event-stream) or use background.",
             fields={"field": "stdin_open"},
         )
     track = body.track or ()
-    if streams.wanted(request):
-        stream = await unless_gone(request, processes.stream(principal, sandbox, spec, stdin=stdin, track=track))
-        return streams.events(request, told_of(stream), stream.aclose)
-    return reply(FinishedAnswer.finished(await unless_gone(request, processes.run(principal, sandbox, spec, stdin=stdin, track=track))))
+    if streaming.accepts_events(request):
+        stream = await cancel_on_disconnect(request, processes.stream(principal, sandbox, spec, stdin=stdin, track=track))
+        return streaming.event_response(request, told_of(stream), stream.aclose)
+    return json_response(
+        FinishedAnswer.finished(await cancel_on_disconnect(request, processes.run(principal, sandbox, spec, stdin=stdin, track=track)))
+    )
 
 
 @router.get("", responses=also(ProcessesAnswer, "Running ones, and the last ones that ended."))
 async def list_processes(sandbox: str, request: Request) -> Response:
     """List the processes that were started through the service."""
-    found = await node_of(request).processes.list(principal_of(request), sandbox)
-    return reply(ProcessesAnswer(processes=[ProcessAnswer.of(info) for info in found]))
+    found = await get_node(request).processes.list(get_principal(request), sandbox)
+    return json_response(ProcessesAnswer(processes=[ProcessAnswer.of(info) for info in found]))
 
 
 @router.get("/{process}", responses=also(ProcessAnswer, "What is known of it."))
 async def get(sandbox: str, process: str, request: Request) -> Response:
     """Look at one process."""
-    return reply(ProcessAnswer.of(await node_of(request).processes.get(principal_of(request), sandbox, process)))
+    return json_response(ProcessAnswer.of(await get_node(request).processes.get(get_principal(request), sandbox, process)))
 
 
 @router.get("/{process}/wait", responses=also(WaitAnswer, "It has ended, or the time is up."))
 async def wait(sandbox: str, process: str, query: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Wait until a process has ended. None of its output is read."""
-    outcome = await unless_gone(request, node_of(request).processes.wait(principal_of(request), sandbox, process, timeout_s=query.timeout))
-    return reply(WaitAnswer(process=process, running=outcome is None, exit=None if outcome is None else ExitedAnswer.of(outcome)))
+    outcome = await cancel_on_disconnect(request, get_node(request).processes.wait(get_principal(request), sandbox, process, timeout_s=query.timeout))
+    return json_response(WaitAnswer(process=process, running=outcome is None, exit=None if outcome is None else ExitedAnswer.of(outcome)))
 
 
 @router.get("/{process}/output", responses=also(KeptAnswer, "By now; with 'Accept: text/event-stream' events until it ends.", events="process"))
 async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a process writes. Nothing happens to it when the client goes away."""
-    processes, principal = node_of(request).processes, principal_of(request)
-    if streams.wanted(request):
+    processes, principal = get_node(request).processes, get_principal(request)
+    if streaming.accepts_events(request):
         stdout_from, stderr_from = gone_on(request.headers.get("last-event-id", "")) or (query.stdout_from, query.stderr_from)
         stream = await processes.follow(principal, sandbox, process, stdout_from=stdout_from, stderr_from=stderr_from, to_end=query.follow)
-        return streams.events(request, told_of(stream, {Channel.STDOUT: stdout_from or 0, Channel.STDERR: stderr_from or 0}), stream.aclose)
+        return streaming.event_response(request, told_of(stream, {Channel.STDOUT: stdout_from or 0, Channel.STDERR: stderr_from or 0}), stream.aclose)
     outcome, stdout, stderr = await processes.read(principal, sandbox, process, stdout_from=query.stdout_from, stderr_from=query.stderr_from)
-    return reply(KeptAnswer(process=process, exit=None if outcome is None else ExitedAnswer.of(outcome), **captured(stdout, stderr)))
+    return json_response(KeptAnswer(process=process, exit=None if outcome is None else ExitedAnswer.of(outcome), **captured(stdout, stderr)))
 
 
 @router.post("/{process}/stdin", responses=also(StdinAnswer, "The sandbox has it."), openapi_extra=raw_body("What to write."))
 async def write_input(sandbox: str, process: str, query: Annotated[StdinQuery, Query()], request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read. With an offset it can be sent again."""
-    work = node_of(request).processes.write_stdin(principal_of(request), sandbox, process, body_of(request), offset=query.offset)
-    return reply(StdinAnswer(stdin_bytes=await while_connected(request, work)))
+    work = get_node(request).processes.write_stdin(get_principal(request), sandbox, process, iter_body(request), offset=query.offset)
+    return json_response(StdinAnswer(stdin_bytes=await cancel_on_hangup(request, work)))
 
 
 @router.delete("/{process}/stdin", status_code=204, responses=PROBLEM)
 async def close_input(sandbox: str, process: str, request: Request) -> Response:
     """End a process's standard input."""
-    await unless_gone(request, node_of(request).processes.close_stdin(principal_of(request), sandbox, process))
+    await cancel_on_disconnect(request, get_node(request).processes.close_stdin(get_principal(request), sandbox, process))
     return Response(status_code=204)
 
 
 @router.post("/{process}/signal", responses=also(SignalAnswer, "It was sent."))
 async def send_signal(sandbox: str, process: str, body: SignalBody, request: Request) -> Response:
     """Send a signal to a process's group."""
-    running = await node_of(request).processes.signal(principal_of(request), sandbox, process, signal_number(body.signal))
-    return reply(SignalAnswer(running=running))
+    running = await get_node(request).processes.signal(get_principal(request), sandbox, process, signal_number(body.signal))
+    return json_response(SignalAnswer(running=running))
 
 
 @router.post("/{process}/restart", status_code=201, responses=also(StartedAnswer, "It runs, under another id.", 201))
 async def restart(sandbox: str, process: str, request: Request) -> Response:
     """Start a process again, in the background: it is killed where it still runs, and begins with what it was started with."""
-    info = await node_of(request).processes.restart(principal_of(request), sandbox, process)
-    return reply(StartedAnswer(process=info.process, pid=info.pid), 201)
+    info = await get_node(request).processes.restart(get_principal(request), sandbox, process)
+    return json_response(StartedAnswer(process=info.process, pid=info.pid), 201)
 
 
 def gone_on(event_id: str) -> tuple[int, int] | None:
@@ -135,20 +147,20 @@ def gone_on(event_id: str) -> tuple[int, int] | None:
     return int(stdout_from), int(stderr_from)
 
 
-async def told_of(stream: Stream[ProcessEvent], offsets: Mapping[int, int] | None = None) -> AsyncIterator[streams.Event]:
+async def told_of(stream: Stream[ProcessEvent], offsets: Mapping[int, int] | None = None) -> AsyncIterator[streaming.StreamEvent]:
     """The events that tell of a process, to its end."""
-    output = streams.OutputEvents(offsets)
+    output = streaming.OutputEvents(offsets)
     async for event in stream:
         if isinstance(event, ProcessStarted):
-            yield streams.event("started", {"process": event.process, "pid": event.pid})
+            yield streaming.StreamEvent("started", {"process": event.process, "pid": event.pid})
         elif isinstance(event, ProcessEnded):
             for told in output.end():
                 yield told
             ended = ExitedAnswer.of(event.outcome) if event.files is None else EndedAnswer.with_files(event.outcome, event.files)
-            yield streams.event("exit", ended.model_dump(mode="json"))
+            yield streaming.StreamEvent("exit", ended.model_dump(mode="json"))
             return
         else:
-            for told in output.tell(event):
+            for told in output.feed(event):
                 yield told
     for told in output.end():
         yield told

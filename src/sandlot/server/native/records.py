@@ -12,7 +12,7 @@ from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOut
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord
 from sandlot.model.repositories import Position
-from sandlot.server.native.common import also, node_of, principal_of, reply
+from sandlot.server.native.common import also, get_node, get_principal, json_response
 from sandlot.server.native.schemas.records import (
     STREAM_NAMES,
     EventAnswer,
@@ -25,7 +25,7 @@ from sandlot.server.native.schemas.records import (
     LogsAnswer,
     LogsQuery,
 )
-from sandlot.web import cursors, streams
+from sandlot.web import pagination, streaming
 
 router = APIRouter(prefix="/v1")
 
@@ -41,17 +41,19 @@ async def list_events(
     last_event_id: Annotated[str | None, Header(description="The 'id' of the last event that was seen, for a stream that goes on.")] = None,
 ) -> Response:
     """List what happened, oldest first, or follow what happens: your own; for an operator everybody's."""
-    principal, history = principal_of(request), node_of(request).history
+    principal, history = get_principal(request), get_node(request).history
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
     after = query.after if query.cursor is None else _number(query.cursor, "cursor")
-    if streams.wanted(request):
+    if streaming.accepts_events(request):
         asked = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
         begin = await history.last_sequence() if asked is None else asked
         stream = await history.follow_events(principal, sandbox=sandbox, after=begin)
-        return streams.events(request, _told(begin, stream), stream.aclose)
+        return streaming.event_response(request, _told(begin, stream), stream.aclose)
     page = await history.events(principal, sandbox=sandbox, after=after or 0, limit=query.limit)
     last = page.items[-1].sequence if page.items else after or 0
-    return reply(EventsAnswer(events=[EventAnswer.of(record) for record in page.items], next_cursor=str(last) if page.more else None, last=last))
+    return json_response(
+        EventsAnswer(events=[EventAnswer.of(record) for record in page.items], next_cursor=str(last) if page.more else None, last=last)
+    )
 
 
 @router.get("/executions", tags=["executions"], responses=also(ExecutionsAnswer, "A page of them, newest first."))
@@ -63,7 +65,7 @@ async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: R
 @router.get("/executions/{execution}", tags=["executions"], responses=also(ExecutionAnswer, "It."))
 async def get_execution(execution: str, request: Request) -> Response:
     """Look at one run: what it was, what it wrote, how it ended."""
-    return reply(ExecutionAnswer.of(await node_of(request).history.execution(principal_of(request), execution)))
+    return json_response(ExecutionAnswer.of(await get_node(request).history.execution(get_principal(request), execution)))
 
 
 @router.get(
@@ -73,41 +75,41 @@ async def get_execution(execution: str, request: Request) -> Response:
 )
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
-    history, principal, channels = node_of(request).history, principal_of(request), LOG_CHANNELS[query.stream]
-    if streams.wanted(request):
+    history, principal, channels = get_node(request).history, get_principal(request), LOG_CHANNELS[query.stream]
+    if streaming.accepts_events(request):
         stream = await history.follow_logs(principal, sandbox, channels)
-        return streams.events(request, _log_events(sandbox, stream), stream.aclose)
+        return streaming.event_response(request, _log_events(sandbox, stream), stream.aclose)
     page = await history.logs(principal, sandbox, channels)
-    return reply(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in page.items], more=page.more))
+    return json_response(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in page.items], more=page.more))
 
 
-async def _log_events(sandbox: str, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[streams.Event]:
+async def _log_events(sandbox: str, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[streaming.StreamEvent]:
     async for item in told:
         match item:
             case LogEntry():
-                yield streams.event("entry", LogEntryAnswer.of(item).model_dump(mode="json"))
+                yield streaming.StreamEvent("entry", LogEntryAnswer.of(item).model_dump(mode="json"))
             case LogOutput():
-                yield streams.event("output", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "text": item.text})
+                yield streaming.StreamEvent("output", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "text": item.text})
             case LogGap():
-                yield streams.event("lost", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "bytes": item.bytes})
+                yield streaming.StreamEvent("lost", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "bytes": item.bytes})
             case LogEnd():
-                yield streams.event("over", {"execution": item.execution})
-    yield streams.event("ended", {"sandbox": sandbox})
+                yield streaming.StreamEvent("over", {"execution": item.execution})
+    yield streaming.StreamEvent("ended", {"sandbox": sandbox})
 
 
 async def _executions(request: Request, query: ExecutionsQuery) -> Response:
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
-    before = cursors.understood(query.cursor)
-    page = await node_of(request).history.executions(principal_of(request), sandbox=sandbox, before=before, limit=query.limit)
-    following = cursors.told(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return reply(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in page.items], next_cursor=following))
+    before = pagination.decode_cursor(query.cursor)
+    page = await get_node(request).history.executions(get_principal(request), sandbox=sandbox, before=before, limit=query.limit)
+    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
+    return json_response(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in page.items], next_cursor=following))
 
 
-async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterator[streams.Event]:
+async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterator[streaming.StreamEvent]:
     # At once, so that a client that is cut off before anything happened knows where to go on.
-    yield streams.event("position", {"after": begin}, begin)
+    yield streaming.StreamEvent("position", {"after": begin}, begin)
     async for record in happens:
-        yield streams.event(record.event.type, EventAnswer.of(record).model_dump(mode="json"), record.sequence)
+        yield streaming.StreamEvent(record.event.type, EventAnswer.of(record).model_dump(mode="json"), record.sequence)
 
 
 def _number(text: str, field: str) -> int:

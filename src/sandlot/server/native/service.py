@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from sandlot import __version__
 from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.model.service import METRICS_MEDIA_TYPE
-from sandlot.server.native.common import PROBLEM, also, node_of, principal_of, reply, service_of
+from sandlot.server.native.common import PROBLEM, also, get_node, get_principal, json_response, service_of
 from sandlot.server.native.schemas.service import (
     CapabilitiesAnswer,
     CapacityAnswer,
@@ -22,7 +22,7 @@ from sandlot.server.native.schemas.service import (
     VersionAnswer,
 )
 from sandlot.web.auth import OWNER
-from sandlot.web.frame import state
+from sandlot.web.middleware import state
 
 router = APIRouter(tags=["service"])
 
@@ -35,33 +35,33 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 @router.get("/healthz", responses=also(HealthAnswer, "It answers."))
 async def health() -> Response:
     """Whether the service answers; needs no key."""
-    return reply(HealthAnswer(status="ok", version=__version__))
+    return json_response(HealthAnswer(status="ok", version=__version__))
 
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
 async def metrics(request: Request) -> Response:
     """What the service counts and measures; only for its operators."""
-    if not principal_of(request).operator:
+    if not get_principal(request).operator:
         raise ForbiddenError(
             "Only an operator may see what the service counts.",
             code=ErrorCode.FORBIDDEN,
             hint="Ask on the service's unix socket, or with an operator's key ('sandlot keys create --operator').",
         )
-    return Response(node_of(request).service.metrics(), media_type=METRICS_MEDIA_TYPE)
+    return Response(get_node(request).service.metrics(), media_type=METRICS_MEDIA_TYPE)
 
 
 @router.get("/v1/version", responses=also(VersionAnswer, "Who answers."))
 async def version(request: Request) -> Response:
     """Which service this is."""
-    info = node_of(request).service.info()
-    return reply(VersionAnswer(version=info.version, generation=info.generation, node=info.node, pid=info.pid))
+    info = get_node(request).service.info()
+    return json_response(VersionAnswer(version=info.version, generation=info.generation, node=info.node, pid=info.pid))
 
 
 @router.get("/v1/templates", responses=also(TemplatesAnswer, "All of them."))
 async def templates(request: Request) -> Response:
     """What a sandbox can be started from. One that is not built yet is built by the first sandbox that asks for it."""
-    found = await node_of(request).templates.list(principal_of(request))
-    return reply(
+    found = await get_node(request).templates.list(get_principal(request))
+    return json_response(
         TemplatesAnswer(
             templates=[
                 TemplateAnswer(
@@ -76,8 +76,8 @@ async def templates(request: Request) -> Response:
 @router.get("/v1/capabilities", responses=also(CapabilitiesAnswer, "Found by doing it."))
 async def capabilities(request: Request) -> Response:
     """What this host can do: for every ability yes, or no and why."""
-    found = await node_of(request).service.capabilities()
-    return reply(
+    found = await get_node(request).service.capabilities()
+    return json_response(
         CapabilitiesAnswer(
             drivers=[
                 DriverAnswer(
@@ -94,8 +94,8 @@ async def capabilities(request: Request) -> Response:
 @router.get("/v1/capacity", responses=also(CapacityAnswer, "As of a second ago at most."))
 async def capacity(request: Request) -> Response:
     """What this node may promise to sandboxes, what it has promised, and what is left."""
-    service = node_of(request).service
-    return reply(CapacityAnswer.of(await service.capacity(principal_of(request)), service.info().max_sandboxes))
+    service = get_node(request).service
+    return json_response(CapacityAnswer.of(await service.capacity(get_principal(request)), service.info().max_sandboxes))
 
 
 @router.post("/v1/service/stop", status_code=202, responses=also(StoppingAnswer, "It ends; its sandboxes live on.", 202))
@@ -106,5 +106,5 @@ async def stop(request: Request) -> Response:
             "The service can only be stopped by its owner, on its unix socket.", code=ErrorCode.FORBIDDEN, hint="Run 'sandlot stop' on the server."
         )
     service_of(request).stop.set()
-    info = node_of(request).service.info()
-    return reply(StoppingAnswer(pid=info.pid, sandboxes=info.sandboxes), 202)
+    info = get_node(request).service.info()
+    return json_response(StoppingAnswer(pid=info.pid, sandboxes=info.sandboxes), 202)

@@ -10,10 +10,9 @@ from pydantic import Field
 
 from sandlot.model.signed_urls import Grant
 from sandlot.model.specs import User
-from sandlot.server.native.common import also, body_of, node_of, principal_of, raw_body, reply, while_connected
+from sandlot.server.native.common import also, cancel_on_hangup, get_node, get_principal, iter_body, json_response, raw_body
 from sandlot.server.native.files import CONTENT, part_of, streamed
-from sandlot.server.native.schemas.base import Query as QueryModel
-from sandlot.server.native.schemas.base import Text, UserName
+from sandlot.server.native.schemas.base import QueryModel, Text, UserName
 from sandlot.server.native.schemas.files import EntryAnswer
 from sandlot.server.native.schemas.trees import SignBody, SignedAnswer
 from sandlot.web.auth import OWNER, SIGNED_PATH
@@ -36,10 +35,10 @@ class SignedQuery(QueryModel):
 async def sign(sandbox: str, body: SignBody, request: Request) -> Response:
     """Make a URL by which anybody can read, or write, one file for a while. It ends with the API key that made it."""
     grant = Grant(body.method, sandbox, body.path, User(body.user), body.expires_in)
-    signed = node_of(request).tokens.sign_url(principal_of(request), grant)
+    signed = get_node(request).tokens.sign_url(get_principal(request), grant)
     # Whoever came over the unix socket has no address that would mean anything elsewhere.
     base = "" if request.scope["state"].get("peer") == OWNER else str(request.base_url).rstrip("/")
-    return reply(SignedAnswer(url=f"{base}{SIGNED_PATH}?{signed.query}", method=body.method, expires_at=signed.expires_at))
+    return json_response(SignedAnswer(url=f"{base}{SIGNED_PATH}?{signed.query}", method=body.method, expires_at=signed.expires_at))
 
 
 @router.get(SIGNED_PATH, response_class=Response, responses=CONTENT)
@@ -52,11 +51,11 @@ async def read_signed(query: Annotated[SignedQuery, Query()], request: Request) 
     part = await part_of(request, query.sandbox, query.path, user, **headers)
     if part is not None:
         return part
-    return streamed(await node_of(request).files.read(principal_of(request), query.sandbox, query.path, user=user), **headers)
+    return streamed(await get_node(request).files.read(get_principal(request), query.sandbox, query.path, user=user), **headers)
 
 
 @router.put(SIGNED_PATH, responses=also(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
 async def write_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
     """Write the file that a URL was signed for; the body is its content."""
-    work = node_of(request).files.write(principal_of(request), query.sandbox, query.path, body_of(request), user=User(query.user))
-    return reply(EntryAnswer.of(await while_connected(request, work)))
+    work = get_node(request).files.write(get_principal(request), query.sandbox, query.path, iter_body(request), user=User(query.user))
+    return json_response(EntryAnswer.of(await cancel_on_hangup(request, work)))

@@ -24,9 +24,9 @@ from fastapi import APIRouter, Request, Response, WebSocket
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.model.executions import Output, OutputGap, ProcessEnded, ProcessEvent, ProcessStarted, signal_number
 from sandlot.model.streams import Duplex
-from sandlot.server.native.common import also, node_of, principal_of, reply
+from sandlot.server.native.common import also, get_node, get_principal, json_response
 from sandlot.server.native.schemas.processes import ExitedAnswer, ScreenBody, SignalAnswer, TerminalQuery
-from sandlot.web import errors, sockets
+from sandlot.web import errors, websocket
 
 _TYPED = "Send bytes to type, or a JSON object with 'resize', 'signal' or 'eof' as text."
 
@@ -37,7 +37,9 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"
 @router.post("/{process}/resize", responses=also(SignalAnswer, "It has that size."))
 async def resize(sandbox: str, process: str, body: ScreenBody, request: Request) -> Response:
     """Give a process's terminal another size."""
-    return reply(SignalAnswer(running=await node_of(request).terminals.resize(principal_of(request), sandbox, process, body.rows, body.cols)))
+    return json_response(
+        SignalAnswer(running=await get_node(request).terminals.resize(get_principal(request), sandbox, process, body.rows, body.cols))
+    )
 
 
 @router.websocket("/{process}/terminal")
@@ -48,8 +50,8 @@ async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
     `lost`, and in the end `exit` or `failure`, each as its `event`; from the client `{"resize": {"rows": 24, "cols": 80}}`, `{"signal": "SIGINT"}` or
     `{"eof": true}`. A process with a terminal is started by POST with `pty` and `background`.
     """
-    query = sockets.query_of(socket, TerminalQuery)
-    node, principal = node_of(socket), principal_of(socket)
+    query = websocket.parse_query(socket, TerminalQuery)
+    node, principal = get_node(socket), get_principal(socket)
     connected = await node.terminals.connect(principal, sandbox, process, offset=query.stdout_from)
     try:
         if query.rows is not None and query.cols is not None:
@@ -62,9 +64,9 @@ async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
 @router.get("/{process}/terminal", include_in_schema=False)
 async def plain_request(sandbox: str, process: str, request: Request) -> Response:
     """Say to somebody who asks without a WebSocket what it takes."""
-    await node_of(request).processes.get(principal_of(request), sandbox, process)
+    await get_node(request).processes.get(get_principal(request), sandbox, process)
     error = InvalidRequestError("A terminal is used over a WebSocket.", hint="Ask with a WebSocket client, or read .../output and write .../stdin.")
-    return errors.answer(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
+    return errors.problem_response(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
 
 async def _serve(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent], *, offset: int) -> None:
@@ -78,7 +80,7 @@ async def _serve(socket: WebSocket, sandbox: str, process: str, connected: Duple
         offset: Where its output begins here.
     """
     await socket.accept()
-    gone: asyncio.Event = socket.scope["state"].get(sockets.GONE) or asyncio.Event()
+    gone: asyncio.Event = socket.scope["state"].get(websocket.DISCONNECTED) or asyncio.Event()
     showing = asyncio.create_task(_show(socket, connected, offset))
     taking = asyncio.create_task(_take(socket, sandbox, process, connected))
     leaving = asyncio.create_task(gone.wait())
@@ -93,25 +95,25 @@ async def _serve(socket: WebSocket, sandbox: str, process: str, connected: Duple
     for task in (showing, taking):
         error = None if task.cancelled() else task.exception()
         if isinstance(error, SandlotError) and not gone.is_set():
-            await sockets.fail(socket, error)
+            await websocket.close_with_error(socket, error)
             return
         if error is not None and not gone.is_set():
             raise error
     if not showing.cancelled() and not gone.is_set():
-        await socket.close(sockets.NORMAL)
+        await socket.close(websocket.NORMAL)
 
 
 async def _show(socket: WebSocket, connected: Duplex[bytes, ProcessEvent], offset: int) -> None:
     async for event in connected:
         match event:
             case ProcessStarted(process, pid):
-                await sockets.tell(socket, {"event": "started", "process": process, "pid": pid, "offset": offset})
+                await websocket.send_json(socket, {"event": "started", "process": process, "pid": pid, "offset": offset})
             case OutputGap():
-                await sockets.tell(socket, {"event": "lost", "bytes": event.bytes})
+                await websocket.send_json(socket, {"event": "lost", "bytes": event.bytes})
             case Output():
                 await socket.send_bytes(event.data)
             case ProcessEnded():
-                await sockets.tell(socket, {"event": "exit", **ExitedAnswer.of(event.outcome).model_dump()})
+                await websocket.send_json(socket, {"event": "exit", **ExitedAnswer.of(event.outcome).model_dump()})
 
 
 async def _take(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent]) -> None:
@@ -130,7 +132,7 @@ async def _take(socket: WebSocket, sandbox: str, process: str, connected: Duplex
 
 
 async def _obey(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent], text: str) -> None:
-    node, principal = node_of(socket), principal_of(socket)
+    node, principal = get_node(socket), get_principal(socket)
     asked = _parsed(text)
     match asked:
         case {"resize": {"rows": int(rows), "cols": int(cols)}}:

@@ -9,7 +9,18 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.model.files import FileEventKind, FolderWatch
 from sandlot.model.specs import User
-from sandlot.server.native.common import PROBLEM, also, body_of, node_of, only_events, principal_of, raw_body, reply, unless_gone, while_connected
+from sandlot.server.native.common import (
+    PROBLEM,
+    also,
+    cancel_on_disconnect,
+    cancel_on_hangup,
+    get_node,
+    get_principal,
+    iter_body,
+    json_response,
+    only_events,
+    raw_body,
+)
 from sandlot.server.native.schemas.files import PathQuery
 from sandlot.server.native.schemas.trees import (
     FileEvent,
@@ -26,7 +37,7 @@ from sandlot.server.native.schemas.trees import (
     WatchingEvent,
     WatchQuery,
 )
-from sandlot.web import streams
+from sandlot.web import streaming
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"])
 
@@ -39,9 +50,9 @@ _ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: _BINARY, GZI
 async def pack(sandbox: str, query: Annotated[PackQuery, Query()], request: Request) -> Response:
     """Read a folder as a tar archive, its names relative to it; or one file. An answer that breaks off before its end was cut by an error."""
     compress = query.format == "tar.gz"
-    packing = node_of(request).files.pack(principal_of(request), sandbox, query.path, compress=compress, user=User(query.user))
-    packed = await unless_gone(request, packing)
-    return streams.Stream(packed, packed.aclose, media_type=GZIP if compress else TAR)
+    packing = get_node(request).files.pack(get_principal(request), sandbox, query.path, compress=compress, user=User(query.user))
+    packed = await cancel_on_disconnect(request, packing)
+    return streaming.KeepAliveStreamResponse(packed, packed.aclose, media_type=GZIP if compress else TAR)
 
 
 @router.post(
@@ -49,8 +60,8 @@ async def pack(sandbox: str, query: Annotated[PackQuery, Query()], request: Requ
 )
 async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Unpack a tar archive in a folder, which is made where it is not there. Where it breaks off, what came before stays."""
-    work = node_of(request).files.unpack(principal_of(request), sandbox, query.path, body_of(request), user=User(query.user))
-    return reply(UnpackedAnswer.of(await while_connected(request, work)))
+    work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=User(query.user))
+    return json_response(UnpackedAnswer.of(await cancel_on_hangup(request, work)))
 
 
 @router.get(
@@ -58,42 +69,42 @@ async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Re
 )
 async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Request) -> Response:
     """Watch a folder."""
-    beginning = node_of(request).watches.watch(principal_of(request), sandbox, query.path, recursive=query.recursive, user=User(query.user))
-    watched = await unless_gone(request, beginning)
-    return streams.events(request, _told(watched, query), watched.aclose)
+    beginning = get_node(request).watches.watch(get_principal(request), sandbox, query.path, recursive=query.recursive, user=User(query.user))
+    watched = await cancel_on_disconnect(request, beginning)
+    return streaming.event_response(request, _told(watched, query), watched.aclose)
 
 
 @router.post("/watchers", status_code=201, responses=also(WatcherAnswer, "It is watched.", 201))
 async def create_watcher(sandbox: str, body: WatcherBody, request: Request) -> Response:
     """Watch a folder for whoever asks later: what happens is kept, 4,096 events of it, until it is asked for."""
-    making = node_of(request).watches.create(principal_of(request), sandbox, body.path, recursive=body.recursive, user=User(body.user))
-    return reply(WatcherAnswer.of(await unless_gone(request, making)), 201)
+    making = get_node(request).watches.create(get_principal(request), sandbox, body.path, recursive=body.recursive, user=User(body.user))
+    return json_response(WatcherAnswer.of(await cancel_on_disconnect(request, making)), 201)
 
 
 @router.get("/watchers", responses=also(WatchersAnswer, "Those that were not removed."))
 async def list_watchers(sandbox: str, request: Request) -> Response:
     """List the watchers of a sandbox."""
-    watches = await node_of(request).watches.list(principal_of(request), sandbox)
-    return reply(WatchersAnswer(watchers=[WatcherAnswer.of(each) for each in watches]))
+    watches = await get_node(request).watches.list(get_principal(request), sandbox)
+    return json_response(WatchersAnswer(watchers=[WatcherAnswer.of(each) for each in watches]))
 
 
 @router.post("/watchers/{watcher}/events", responses=also(HappenedAnswer, "What has happened since the last time."))
 async def take_watcher_events(sandbox: str, watcher: str, request: Request) -> Response:
     """Take what has happened in a watched folder, oldest first; it is told once. After `gone` there is no such watcher any more."""
-    happened = await node_of(request).watches.take(principal_of(request), sandbox, watcher)
-    return reply(HappenedAnswer(events=[HappenedEventAnswer.of(event) for event in happened]))
+    happened = await get_node(request).watches.take(get_principal(request), sandbox, watcher)
+    return json_response(HappenedAnswer(events=[HappenedEventAnswer.of(event) for event in happened]))
 
 
 @router.delete("/watchers/{watcher}", status_code=204, responses=PROBLEM)
 async def remove_watcher(sandbox: str, watcher: str, request: Request) -> Response:
     """Watch no more."""
-    await node_of(request).watches.delete(principal_of(request), sandbox, watcher)
+    await get_node(request).watches.delete(get_principal(request), sandbox, watcher)
     return Response(status_code=204)
 
 
-async def _told(watched: FolderWatch, query: WatchQuery) -> AsyncIterator[streams.Event]:
+async def _told(watched: FolderWatch, query: WatchQuery) -> AsyncIterator[streaming.StreamEvent]:
     begun = {"path": query.path, "recursive": query.recursive, "by": watched.by}
-    yield streams.event("watching", WatchingEvent.model_validate(begun).model_dump())
+    yield streaming.StreamEvent("watching", WatchingEvent.model_validate(begun).model_dump())
     async for event in watched:
         match event.kind:
             case FileEventKind.GONE:
@@ -104,4 +115,4 @@ async def _told(watched: FolderWatch, query: WatchQuery) -> AsyncIterator[stream
                 told = MovedEvent.of(event).model_dump()
             case _:
                 told = FileEvent.of(event).model_dump()
-        yield streams.event(event.kind, told)
+        yield streaming.StreamEvent(event.kind, told)

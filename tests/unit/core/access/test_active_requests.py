@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 
 from sandlot.model.access import OwnerId
 from sandlot.server.serve import answering
-from sandlot.web import listen
+from sandlot.web import listener
 from tests.support.service import BASE, bench
 from tests.support.until import until
 
@@ -26,11 +26,11 @@ async def test_revoked_key_closes_open_terminals_and_streams(tmp_path: Path, els
         principal = api_keys.verify(secret)
         assert principal is not None
         sandbox = await at.sandboxes.create(principal, BASE)
-        listener = listen.tcp_socket("127.0.0.1", 0)
-        there, key = f"127.0.0.1:{listener.getsockname()[1]}", {"Authorization": f"Bearer {secret}"}
+        tcp = listener.tcp_socket("127.0.0.1", 0)
+        there, key = f"127.0.0.1:{tcp.getsockname()[1]}", {"Authorization": f"Bearer {secret}"}
         async with (
             asyncio.timeout(60),
-            answering(at.service, [listener]),
+            answering(at.service, [tcp]),
             httpx.AsyncClient(base_url=f"http://{there}", headers=key, timeout=60, trust_env=False) as http,
         ):
             url = f"/v1/sandboxes/{sandbox.id}/processes"

@@ -20,7 +20,7 @@ from sandlot.model.executions import CellError, CodeStatus, Display
 from sandlot.model.ids import ProcessId
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.states import State, is_terminal
-from sandlot.web.streams import Event
+from sandlot.web.streaming import StreamEvent
 from tests.support.cases import cases
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
@@ -112,9 +112,9 @@ def test_invalid_json_result_is_text_and_no_chart() -> None:
 
 
 def test_output_that_is_not_utf8_is_replaced() -> None:
-    said = Event("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "/w=="})
+    said = StreamEvent("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "/w=="})
     assert results.output(said, NOW) == {"type": "stdout", "text": "\ufffd", "timestamp": "2026-01-02T03:04:05.678Z"}
-    assert "5 bytes" in results.output(Event("lost", {"stream": "stderr", "bytes": 5}), NOW)["text"]
+    assert "5 bytes" in results.output(StreamEvent("lost", {"stream": "stderr", "bytes": 5}), NOW)["text"]
 
 
 def test_abnormal_ends_are_reported_as_errors() -> None:

@@ -20,6 +20,6 @@ from tests.support.cases import cases
     ],
 )
 def test_error_body_has_status_and_message(code: ErrorCode, status: int, message: str) -> None:
-    told = DOOR.tell(error_class(code)("It happened.", code=code, hint="Do this."), "abc", None)
+    told = DOOR.render_error(error_class(code)("It happened.", code=code, hint="Do this."), "abc", None)
     assert told.status == status
     assert told.body == {"code": status, "message": message, "error": "It happened. Do this."}

@@ -149,7 +149,7 @@ async def test_a_sandbox_that_ends_is_told_in_the_stream(at: Bench, http: httpx.
 
 
 async def test_an_idle_stream_says_that_it_lives(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandlot.web.streams.KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr("sandlot.web.streaming.KEEP_ALIVE_S", 0.1)
     headers = {"Accept": "text/event-stream"}
     async with http.stream("POST", url + "/processes", json={"command": "sleep 0.5"}, headers=headers) as response:
         assert [line async for line in response.aiter_lines()].count(": keep-alive") >= 3

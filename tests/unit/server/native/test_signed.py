@@ -17,7 +17,7 @@ from sandlot.model.specs import MIB
 from sandlot.server import state
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
-from sandlot.web import listen
+from sandlot.web import listener
 from tests.support.http import problem
 from tests.support.service import bench
 from tests.support.serving import folder
@@ -48,11 +48,11 @@ class Open:
 
 @pytest.fixture
 async def here(folder: Path) -> AsyncIterator[Open]:
-    listener = listen.tcp_socket("127.0.0.1", 0)
-    base = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    tcp = listener.tcp_socket("127.0.0.1", 0)
+    base = f"http://127.0.0.1:{tcp.getsockname()[1]}"
     async with AsyncExitStack() as stack:
         at = await stack.enter_async_context(bench(folder, replace(Settings(), upload_max_bytes=2 * MIB)))
-        await stack.enter_async_context(answering(at.service, [listener]))
+        await stack.enter_async_context(answering(at.service, [tcp]))
         api_keys = at.service.api_keys
         _, secret = await api_keys.create("owner", quota=Quota(upload_bytes=MIB))
         owner = httpx.AsyncClient(base_url=base, headers={"Authorization": f"Bearer {secret}"}, timeout=60)

@@ -7,20 +7,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sandlot.web.bodies import Body, Query, Text, Texts, Words
+from sandlot.web.models import Metadata, QueryModel, RequestModel, Text, Texts
 
 MOST_FORKS = 20
 """As E2B has it."""
 MOST_PAGE = 1000
 
 
-class AutoResumeBody(Body):
+class AutoResumeBody(RequestModel):
     """Whether what is asked of a paused sandbox resumes it."""
 
     enabled: bool
 
 
-class NetworkBody(Body):
+class NetworkBody(RequestModel):
     """What a sandbox may reach, and who may reach it."""
 
     allow_out: Texts | None = Field(default=None, alias="allowOut")
@@ -51,20 +51,20 @@ class NetworkUpdateBody(NetworkBody):
     allow_internet_access: bool | None = None
 
 
-class VolumeMountBody(Body):
+class VolumeMountBody(RequestModel):
     """A volume in a sandbox."""
 
     name: Text
     path: Text
 
 
-class CreateBody(Body):
+class CreateBody(RequestModel):
     """A sandbox to create."""
 
     template_id: Text = Field(alias="templateID")
     timeout: float | None = Field(default=None, ge=0)
-    metadata: Words | None = None
-    env_vars: Words | None = Field(default=None, alias="envVars")
+    metadata: Metadata | None = None
+    env_vars: Metadata | None = Field(default=None, alias="envVars")
     auto_pause: bool = Field(default=False, alias="autoPause")
     auto_pause_memory: bool = Field(default=True, alias="autoPauseMemory")
     auto_resume: AutoResumeBody | None = Field(default=None, alias="autoResume")
@@ -76,26 +76,26 @@ class CreateBody(Body):
     volume_mounts: list[VolumeMountBody] | None = Field(default=None, alias="volumeMounts")
 
 
-class TimeoutBody(Body):
+class TimeoutBody(RequestModel):
     """When a sandbox is to time out, from now on."""
 
     timeout: float = Field(ge=0)
 
 
-class RefreshBody(Body):
+class RefreshBody(RequestModel):
     """How much longer a sandbox is needed at least."""
 
     duration: float | None = Field(default=None, ge=0, le=3600)
 
 
-class PauseBody(Body):
+class PauseBody(RequestModel):
     """How to pause: its memory is always kept. A guest that does not answer is never paused; ``requireHealthyGuest`` says how that is told."""
 
     memory: bool = True
     require_healthy_guest: bool = Field(default=False, alias="requireHealthyGuest")
 
 
-class ConnectBody(Body):
+class ConnectBody(RequestModel):
     """How a sandbox is to go on."""
 
     timeout: float | None = Field(default=None, ge=0)
@@ -108,28 +108,28 @@ class ResumeBody(ConnectBody):
     auto_pause: bool | None = Field(default=None, alias="autoPause")
 
 
-class SnapshotBody(Body):
+class SnapshotBody(RequestModel):
     """A snapshot to take."""
 
     name: Text | None = None
     memory: bool = True
 
 
-class ForkBody(Body):
+class ForkBody(RequestModel):
     """Forks to make."""
 
     timeout: float | None = Field(default=None, ge=0)
     count: int = Field(default=1, ge=1, le=MOST_FORKS)
 
 
-class PageQuery(Query):
+class PageQuery(QueryModel):
     """Which part of a list."""
 
     limit: int = Field(default=100, ge=1, le=MOST_PAGE)
     next_token: Text | None = Field(default=None, alias="nextToken")
 
 
-class FilterQuery(Query):
+class FilterQuery(QueryModel):
     """Which sandboxes, for older clients."""
 
     metadata: Text | None = None
@@ -152,7 +152,7 @@ class SnapshotsQuery(PageQuery):
     name: Text | None = None
 
 
-class TeamQuery(Query):
+class TeamQuery(QueryModel):
     """Whose templates, for older clients; there are no teams."""
 
     team_id: Text | None = Field(default=None, alias="teamID")
@@ -162,27 +162,27 @@ class TemplatesQuery(TeamQuery, PageQuery):
     """Which templates."""
 
 
-class MetricsQuery(Query):
+class MetricsQuery(QueryModel):
     """From when until when, in seconds since 1970."""
 
     start: int | None = Field(default=None, ge=0)
     end: int | None = Field(default=None, ge=0)
 
 
-class ManyMetricsQuery(Query):
+class ManyMetricsQuery(QueryModel):
     """Which sandboxes' metrics."""
 
     sandbox_ids: Text
 
 
-class LogsQuery(Query):
+class LogsQuery(QueryModel):
     """Which lines, from when on, in milliseconds since 1970."""
 
     start: int | None = Field(default=None, ge=0)
     limit: int = Field(default=1000, ge=1, le=1000)
 
 
-class LogsV2Query(Query):
+class LogsV2Query(QueryModel):
     """Which lines, from when on, or backward from then."""
 
     cursor: int | None = Field(default=None, ge=0)

@@ -21,7 +21,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.model.records import ExecutionRecord
 from sandlot.model.sandboxes import SandboxInfo
-from sandlot.web.asking import node_of, principal_of
+from sandlot.web.dependencies import get_node, get_principal
 
 MOST_SANDBOXES = 100
 """Of which metrics are told at once; as E2B has it."""
@@ -35,7 +35,7 @@ router = APIRouter()
 @router.get("/sandboxes/metrics")
 async def many_metrics(query: Annotated[ManyMetricsQuery, Query()], request: Request) -> Response:
     """What some sandboxes use now; those that there are not are left out."""
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     ids = [each for each in query.sandbox_ids.split(",") if each]
     if not 0 < len(ids) <= MOST_SANDBOXES:
         raise InvalidRequestError(f"sandbox_ids has {len(ids)} ids; 1 to {MOST_SANDBOXES} are allowed.", fields={"field": "sandbox_ids"})
@@ -53,7 +53,7 @@ async def many_metrics(query: Annotated[ManyMetricsQuery, Query()], request: Req
 @router.get("/sandboxes/{sandbox}/metrics")
 async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request: Request) -> Response:
     """What a sandbox uses now, where that is asked for."""
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     found = await find(node, principal, sandbox)
     now = found.as_of.timestamp()
     wanted = (query.start is None or query.start <= now) and (query.end is None or query.end >= int(now))
@@ -76,7 +76,7 @@ async def logs_v2(sandbox: str, query: Annotated[LogsV2Query, Query()], request:
 
 
 async def _found(request: Request, sandbox: str, asked: LogsV2Query) -> list[dict[str, Any]]:
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     found = await find(node, principal, sandbox)
     return chosen((await node.history.executions(principal, sandbox=found.id, limit=MOST_RUNS)).items, asked)
 

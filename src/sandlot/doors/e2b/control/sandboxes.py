@@ -42,8 +42,8 @@ from sandlot.model.errors import (
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import SandboxInfo, UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
-from sandlot.web import cursors
-from sandlot.web.asking import node_of, principal_of, unless_gone
+from sandlot.web import pagination
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 
 OLD_TIMEOUT_S = 15.0
 """Of a sandbox that is made, resumed or refreshed by the calls of older clients, where they say none; as at E2B."""
@@ -103,8 +103,8 @@ async def create_old(body: CreateBody, request: Request, idempotency_key: Key = 
 
 
 async def _create(body: CreateBody, request: Request, timeout_s: float, key: str | None) -> Response:
-    node, principal = node_of(request), principal_of(request)
-    return told(made(node, await unless_gone(request, _made(node, principal, body, timeout_s, key))), 201)
+    node, principal = get_node(request), get_principal(request)
+    return told(made(node, await cancel_on_disconnect(request, _made(node, principal, body, timeout_s, key))), 201)
 
 
 async def _made(node: Node, principal: Principal, body: CreateBody, timeout_s: float, key: str | None) -> SandboxInfo:
@@ -136,7 +136,7 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
         for sandbox in await _all(request, states, metadata_filter(query.metadata or ""))
         if (since is None or sandbox.created_at >= since) and query.template in {None, translate.template_name(sandbox), sandbox.spec.template.name}
     ]
-    after = cursors.understood(query.next_token)
+    after = pagination.decode_cursor(query.next_token)
     if query.order == "desc":
         found.reverse()
     if after is not None:
@@ -147,7 +147,7 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
             if ((sandbox.created_at, sandbox.id) < at if query.order == "desc" else (sandbox.created_at, sandbox.id) > at)
         ]
     page = found[: query.limit]
-    headers = {NEXT: cursors.told(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
+    headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
     return told([translate.listed(sandbox) for sandbox in page], headers=headers)
 
 
@@ -160,14 +160,14 @@ async def list_old(query: Annotated[FilterQuery, Query()], request: Request) -> 
 
 async def _all(request: Request, states: Collection[str], metadata: Mapping[str, str]) -> list[SandboxInfo]:
     """All that there are in E2B's states and with that metadata, oldest first."""
-    live = await live_sandboxes(node_of(request), principal_of(request), metadata)
+    live = await live_sandboxes(get_node(request), get_principal(request), metadata)
     return [sandbox for sandbox in live if translate.STATES.get(sandbox.state) in states]
 
 
 @router.get("/sandboxes/{sandbox}")
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox."""
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     found = await find(node, principal, sandbox)
     return told(translate.detailed(found, node.tokens.sandbox_token(principal, found.id)))
 
@@ -175,7 +175,7 @@ async def get(sandbox: str, request: Request) -> Response:
 @router.delete("/sandboxes/{sandbox}")
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox; answered when its processes are dead."""
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     await node.sandboxes.kill(principal, (await find(node, principal, sandbox)).id)
     return Response(status_code=204)
 
@@ -183,7 +183,7 @@ async def kill(sandbox: str, request: Request) -> Response:
 @router.post("/sandboxes/{sandbox}/timeout")
 async def set_timeout(sandbox: str, body: TimeoutBody, request: Request) -> Response:
     """Let a sandbox time out so many seconds from now; one that is paused, from when it is resumed."""
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     with unless_ended(sandbox):
         found = await find(node, principal, sandbox)
         await node.sandboxes.update(principal, found.id, UpdateSandboxParams(timeout_s=translate.timeout(body.timeout)))
@@ -193,7 +193,7 @@ async def set_timeout(sandbox: str, body: TimeoutBody, request: Request) -> Resp
 @router.post("/sandboxes/{sandbox}/refreshes")
 async def refresh(sandbox: str, request: Request, body: RefreshBody | None = None) -> Response:
     """Let a sandbox live for so many more seconds at least."""
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     asked_s = OLD_TIMEOUT_S if body is None or body.duration is None else body.duration
     found = await find(node, principal, sandbox)
     with unless_ended(sandbox):
@@ -204,7 +204,7 @@ async def refresh(sandbox: str, request: Request, body: RefreshBody | None = Non
 @router.post("/sandboxes/{sandbox}/pause")
 async def pause(sandbox: str, request: Request, body: PauseBody | None = None) -> Response:
     """Keep a sandbox, memory and files, until something resumes it. It goes on where the client goes away meanwhile, or its guest does not answer."""
-    node, principal, asked = node_of(request), principal_of(request), body or PauseBody()
+    node, principal, asked = get_node(request), get_principal(request), body or PauseBody()
     found = await find(node, principal, sandbox)
     if not asked.memory:
         raise translate.without_memory("memory")
@@ -244,7 +244,7 @@ async def connect_old(sandbox: str, request: Request, body: ConnectBody) -> Resp
 @router.post("/sandboxes/{sandbox}/resume")
 async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a paused sandbox go on, as the oldest clients ask for it; one that runs is a conflict."""
-    node, principal, asked = node_of(request), principal_of(request), body or ResumeBody()
+    node, principal, asked = get_node(request), get_principal(request), body or ResumeBody()
     found = await find(node, principal, sandbox)
     if translate.STATES[found.state] == translate.RUNNING:
         raise ConflictError(f"Sandbox {found.id} runs already.", code=ErrorCode.CONFLICT, fields={"sandbox": found.id})
@@ -258,13 +258,13 @@ async def resume(sandbox: str, request: Request, body: ResumeBody | None = None)
 @router.put("/sandboxes/{sandbox}/network")
 async def set_network(sandbox: str, body: NetworkUpdateBody, request: Request) -> Response:
     """Take note of the network that a sandbox has; another one is refused."""
-    found = await find(node_of(request), principal_of(request), sandbox)
+    found = await find(get_node(request), get_principal(request), sandbox)
     translate.check_same_network(found, translate.network_of(allow=body.allow_internet_access, network=body))
     return Response(status_code=204)
 
 
 async def _connected(sandbox: str, request: Request, asked: ConnectBody, seconds: float) -> Response:
-    node, principal, timeout_s = node_of(request), principal_of(request), translate.timeout(seconds)
+    node, principal, timeout_s = get_node(request), get_principal(request), translate.timeout(seconds)
     found = await find(node, principal, sandbox)
     rests = translate.STATES[found.state] == translate.PAUSED
     if not asked.memory:

@@ -17,8 +17,8 @@ from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import ForkParams
 from sandlot.model.specs import SnapshotKind
-from sandlot.web import cursors
-from sandlot.web.asking import node_of, principal_of, unless_gone
+from sandlot.web import pagination
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 
 router = APIRouter()
 
@@ -26,11 +26,11 @@ router = APIRouter()
 @router.post("/sandboxes/{sandbox}/snapshots")
 async def take(sandbox: str, request: Request, body: SnapshotBody | None = None) -> Response:
     """Keep what a sandbox is at this moment; it goes on. A client that goes away meanwhile leaves no snapshot behind."""
-    node, principal, asked = node_of(request), principal_of(request), body or SnapshotBody()
+    node, principal, asked = get_node(request), get_principal(request), body or SnapshotBody()
     found = await find(node, principal, sandbox)
     kind = SnapshotKind.MEMORY if asked.memory else SnapshotKind.FILES
     with unless_ended(sandbox):
-        record = await unless_gone(request, node.snapshots.create(principal, found.id, name=asked.name, kind=kind))
+        record = await cancel_on_disconnect(request, node.snapshots.create(principal, found.id, name=asked.name, kind=kind))
     return told(_snapshot(record), 201)
 
 
@@ -38,25 +38,25 @@ async def take(sandbox: str, request: Request, body: SnapshotBody | None = None)
 async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Request) -> Response:
     """List snapshots, oldest first."""
     found = []
-    async for record in _all(node_of(request), principal_of(request), cursors.understood(query.next_token)):
+    async for record in _all(get_node(request), get_principal(request), pagination.decode_cursor(query.next_token)):
         if query.sandbox_id in {None, record.spec.id} and query.name in {None, record.name, record.id}:
             found.append(record)
             if len(found) > query.limit:
                 break
     page = found[: query.limit]
-    headers = {NEXT: cursors.told(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
+    headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
     return told([_snapshot(record) for record in page], headers=headers)
 
 
 @router.post("/sandboxes/{sandbox}/fork")
 async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> Response:
     """Make sandboxes that are what one is at this moment: all of them, or none."""
-    node, principal, asked = node_of(request), principal_of(request), body or ForkBody()
+    node, principal, asked = get_node(request), get_principal(request), body or ForkBody()
     found = await find(node, principal, sandbox)
     timeout_s = OLD_TIMEOUT_S if asked.timeout is None else translate.timeout(asked.timeout)
     wanted = ForkParams(count=asked.count, metadata=dict(found.metadata), timeout_s=timeout_s)
     with unless_ended(sandbox):
-        children = await unless_gone(request, node.sandboxes.fork(principal, found.id, wanted))
+        children = await cancel_on_disconnect(request, node.sandboxes.fork(principal, found.id, wanted))
     return told([{"sandbox": made(node, child)} for child in children], 201)
 
 

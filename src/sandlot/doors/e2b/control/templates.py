@@ -16,8 +16,8 @@ from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import MIB, Limits
-from sandlot.web import cursors
-from sandlot.web.asking import node_of, principal_of
+from sandlot.web import pagination
+from sandlot.web.dependencies import get_node, get_principal
 
 router = APIRouter()
 
@@ -37,10 +37,10 @@ async def list_old(query: Annotated[TeamQuery, Query()], request: Request) -> Re
 async def list_templates(query: Annotated[TemplatesQuery, Query()], request: Request) -> Response:
     """List the service's templates, by name."""
     _check_team(query)
-    after = cursors.understood(query.next_token)
+    after = pagination.decode_cursor(query.next_token)
     known = sorted((each for each in await _known(request) if after is None or each.name > after.id), key=lambda each: each.name)
     page = known[: query.limit]
-    headers = {NEXT: cursors.told(Position(_EPOCH, page[-1].name))} if len(known) > len(page) else {}
+    headers = {NEXT: pagination.encode_cursor(Position(_EPOCH, page[-1].name))} if len(known) > len(page) else {}
     return told([_template(each) for each in page], headers=headers)
 
 
@@ -64,7 +64,7 @@ async def get(template: str, request: Request) -> Response:
 @router.delete("/templates/{template}")
 async def delete(template: str, request: Request) -> Response:
     """Remove a snapshot. The service's templates stay."""
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     found = await _find(request, template)
     if not isinstance(found, SnapshotRecord):
         raise ForbiddenError(
@@ -86,7 +86,7 @@ def _check_team(query: TeamQuery) -> None:
 
 
 async def _known(request: Request) -> Sequence[TemplateInfo]:
-    return await node_of(request).templates.list(principal_of(request))
+    return await get_node(request).templates.list(get_principal(request))
 
 
 async def _find(request: Request, name: str) -> TemplateInfo | SnapshotRecord:
@@ -100,7 +100,7 @@ async def _find(request: Request, name: str) -> TemplateInfo | SnapshotRecord:
         if each.name == translate.ours(name):
             return each
     try:
-        return await node_of(request).snapshots.get(principal_of(request), translate.plain(name))
+        return await get_node(request).snapshots.get(get_principal(request), translate.plain(name))
     except NotFoundError:
         raise translate.no_template(name, [each.name for each in known]) from None
 

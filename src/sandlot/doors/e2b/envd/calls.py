@@ -27,9 +27,9 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, T
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import KIB, User
 from sandlot.web import errors as web_errors
-from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
-from sandlot.web.bodies import MOST_ERRORS
-from sandlot.web.streams import Stream
+from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.models import MAX_ERRORS
+from sandlot.web.streaming import KeepAliveStreamResponse
 
 FREE_BYTES = 64 * KIB
 """Of a message that waits for its end: more is counted (``model/buffer_budget.py``)."""
@@ -54,8 +54,8 @@ class Call:
 
     def __init__(self, request: Request, sandbox: SandboxId) -> None:
         self.request = request
-        self.node: Node = node_of(request)
-        self.principal: Principal = principal_of(request)
+        self.node: Node = get_node(request)
+        self.principal: Principal = get_principal(request)
         self.sandbox = sandbox
         self.user: User = translate.basic_user(request.headers.get("authorization", ""))
         self.timeout_s = connect.timeout_s(request.headers.get("connect-timeout-ms"))
@@ -101,12 +101,12 @@ def unary(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[Ca
     async def answered(request: Request) -> Response:
         try:
             connect.check_type(request.headers.get("content-type", ""), connect.UNARY)
-            raw = b"".join([piece async for piece in body_of(request)])
+            raw = b"".join([piece async for piece in iter_body(request)])
             call = await call_of(request)
             async with _within(call.timeout_s):
-                return _json(await unless_gone(request, _done(work(call, parsed(kind, raw or b"{}")))), 200)
+                return _json(await cancel_on_disconnect(request, _done(work(call, parsed(kind, raw or b"{}")))), 200)
         except SandlotError as error:
-            web_errors.note(request.scope, error)
+            web_errors.record_failure(request.scope, error)
             return _json(errors.told(error), errors.status(error))
 
     router.add_api_route(method, answered, methods=["POST"])
@@ -130,12 +130,12 @@ def streaming(router: APIRouter, method: str, kind: type[_Asked], work: Callable
             call = await call_of(request)
             if len(asked) != 1:
                 raise InvalidRequestError(f"This method takes one message, not {len(asked)}.", hint="Send one envelope.")
-            told = await unless_gone(request, _done(work(call, parsed(kind, asked[0]))))
+            told = await cancel_on_disconnect(request, _done(work(call, parsed(kind, asked[0]))))
         except SandlotError as error:
-            web_errors.note(request.scope, error)
+            web_errors.record_failure(request.scope, error)
             return Response(connect.end(errors.told(error)), media_type=connect.STREAM)
         pieces = _enveloped(request, told.messages, call.timeout_s if bounded else None)
-        return Stream(pieces, told.close, media_type=connect.STREAM, beat=connect.envelope(told.beat), beat_s=call.ping_s)
+        return KeepAliveStreamResponse(pieces, told.close, media_type=connect.STREAM, beat=connect.envelope(told.beat), beat_s=call.ping_s)
 
     router.add_api_route(method, answered, methods=["POST"])
 
@@ -155,9 +155,9 @@ def taking(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[C
             connect.check_type(request.headers.get("content-type", ""), connect.STREAM)
             call = await call_of(request)
             async with aclosing(messages(request, call.node.buffers)) as came, _within(call.timeout_s):
-                await while_connected(request, _done(work(call, (parsed(kind, raw) async for raw in came))))
+                await cancel_on_hangup(request, _done(work(call, (parsed(kind, raw) async for raw in came))))
         except SandlotError as error:
-            web_errors.note(request.scope, error)
+            web_errors.record_failure(request.scope, error)
             return Response(connect.end(errors.told(error)), media_type=connect.STREAM)
         return Response(connect.envelope({}) + connect.end(), media_type=connect.STREAM)
 
@@ -176,7 +176,7 @@ async def messages(request: Request, buffers: BufferBudget | None = None) -> Asy
     """
     envelopes, taken = connect.Envelopes(), 0
     try:
-        async for piece in body_of(request):
+        async for piece in iter_body(request):
             whole = envelopes.feed(piece)
             more = max(0, envelopes.held_bytes - FREE_BYTES) - taken
             if buffers is not None and more > 0:
@@ -200,7 +200,7 @@ def parsed(kind: type[_Asked], raw: bytes) -> _Asked:
         return kind.model_validate_json(raw)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise web_errors.validation([{**each, "loc": ("body", *each["loc"])} for each in found[:MOST_ERRORS]]) from None
+        raise web_errors.validation_error([{**each, "loc": ("body", *each["loc"])} for each in found[:MAX_ERRORS]]) from None
 
 
 async def _enveloped(request: Request, told: AsyncIterator[Mapping[str, Any]], timeout_s: float | None) -> AsyncIterator[bytes]:
@@ -218,11 +218,11 @@ async def _enveloped(request: Request, told: AsyncIterator[Mapping[str, Any]], t
     except TimeoutError:
         yield connect.end(errors.told(_late(timeout_s)))
     except SandlotError as error:
-        web_errors.note(request.scope, error)
+        web_errors.record_failure(request.scope, error)
         yield connect.end(errors.told(error))
     except Exception:  # noqa: BLE001 - the client is told that there was one
         _log.exception("request.defect", request=web_errors.request_id(request))
-        web_errors.note(request.scope, defect := web_errors.defect())
+        web_errors.record_failure(request.scope, defect := web_errors.internal_error())
         yield connect.end(errors.told(defect))
     else:
         yield connect.end()

@@ -1,4 +1,4 @@
-"""``/files``: content of files, read and written whole. What fails is told by the door's own teller.
+"""``/files``: content of files, read and written whole. What fails is told by the door's error format.
 
 Laws:
 - Nothing of a file waits here but the piece that was read last, also of one that comes compressed; what it comes to is bounded as it is.
@@ -21,9 +21,9 @@ from sandlot.model.access import Quota, check_upload
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import KIB, User
-from sandlot.web.asking import body_of, node_of, principal_of, while_connected
-from sandlot.web.forms import is_form, uploads_of
-from sandlot.web.streams import Stream
+from sandlot.web.dependencies import cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.multipart import is_multipart, read_uploads
+from sandlot.web.streaming import KeepAliveStreamResponse
 
 PIECE_BYTES = 256 * KIB
 """Of what is unpacked at once."""
@@ -38,8 +38,8 @@ async def read(request: Request, query: FilesQuery) -> Response:
     """A file's content."""
     sandbox, user = await access.sandbox_of(request), translate.user(query.username)
     path = translate.absolute(query.path or "", user)
-    content = await node_of(request).files.read(principal_of(request), sandbox.id, path, user=user)
-    return Stream(content, content.aclose, media_type="application/octet-stream")
+    content = await get_node(request).files.read(get_principal(request), sandbox.id, path, user=user)
+    return KeepAliveStreamResponse(content, content.aclose, media_type="application/octet-stream")
 
 
 async def write(request: Request, query: FilesQuery) -> Response:
@@ -47,8 +47,8 @@ async def write(request: Request, query: FilesQuery) -> Response:
     sandbox, user = (await access.sandbox_of(request)).id, translate.user(query.username)
     if any(name.startswith(METADATA) for name in request.headers):
         raise UnsupportedError("Files have no metadata here.", code=ErrorCode.UNSUPPORTED, hint="Leave it out, or keep it in a file beside the file.")
-    work = _form(request, sandbox, user, query.path) if is_form(request) else _whole(request, sandbox, user, query.path)
-    return JSONResponse(await while_connected(request, work))
+    work = _form(request, sandbox, user, query.path) if is_multipart(request) else _whole(request, sandbox, user, query.path)
+    return JSONResponse(await cancel_on_hangup(request, work))
 
 
 async def _whole(request: Request, sandbox: SandboxId, user: User, path: str | None) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ async def _form(request: Request, sandbox: SandboxId, user: User, path: str | No
             "A form cannot come compressed.", code=ErrorCode.UNSUPPORTED, hint="Send one file at a time, as application/octet-stream."
         )
     written: list[dict[str, Any]] = []
-    async for upload in uploads_of(request, most_parts=MOST_FILES):
+    async for upload in read_uploads(request, most_parts=MOST_FILES):
         if path and written:
             raise InvalidRequestError("There are several files for one path.", hint="Leave out the query's path, and name each file by its own.")
         written.append(await _one(request, sandbox, user, path or upload.filename, upload.chunks))
@@ -73,7 +73,7 @@ async def _form(request: Request, sandbox: SandboxId, user: User, path: str | No
 
 
 async def _one(request: Request, sandbox: SandboxId, user: User, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
-    entry = await node_of(request).files.write(principal_of(request), sandbox, translate.absolute(path, user), content, user=user)
+    entry = await get_node(request).files.write(get_principal(request), sandbox, translate.absolute(path, user), content, user=user)
     return {"name": entry.name, "type": "file", "path": entry.path}
 
 
@@ -87,7 +87,7 @@ async def _content(request: Request) -> AsyncIterator[bytes]:
     encoding = _encoding(request)
     if encoding not in {"", "gzip"}:
         raise InvalidRequestError(f"Content-Encoding {encoding[:20]!r} is not known.", hint="Use gzip, or none.")
-    pieces = unpacked(body_of(request), principal_of(request).quota) if encoding else body_of(request)
+    pieces = unpacked(iter_body(request), get_principal(request).quota) if encoding else iter_body(request)
     async for piece in pieces:
         yield piece
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from sandlot.model.specs import MAX_TERMINAL_SIZE
-from sandlot.web.bodies import Body, Query, Text, Texts, Words
+from sandlot.web.models import Metadata, QueryModel, RequestModel, Text, Texts
 
 PID_MOST = 4194304
 """PID_MAX_LIMIT of 64-bit Linux, proc_sys_kernel(5)."""
@@ -33,7 +33,7 @@ Base64 = Annotated[str, AfterValidator(_decoded)]
 """Bytes, once validated."""
 
 
-class Message(Body):
+class Message(RequestModel):
     """One message."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
@@ -66,7 +66,7 @@ class Config(Message):
 
     cmd: Text = ""
     args: Texts = Field(default_factory=list)
-    envs: Words = Field(default_factory=dict)
+    envs: Metadata = Field(default_factory=dict)
     cwd: Text | None = None
 
 
@@ -191,7 +191,7 @@ class WatcherMessage(Message):
     watcher_id: Text = ""
 
 
-class FilesQuery(Query):
+class FilesQuery(QueryModel):
     """Of ``/files``."""
 
     path: Text | None = None

@@ -18,7 +18,7 @@ from typing import Any
 
 from sandlot.doors.e2bwords import moment
 from sandlot.model.executions import CellError, CodeStatus, Display
-from sandlot.web.streams import Event
+from sandlot.web.streaming import StreamEvent
 
 CHART = "application/vnd.sandlot.chart.v1+json"
 
@@ -59,7 +59,7 @@ def started(count: int) -> dict[str, Any]:
     return {"type": "number_of_executions", "execution_count": count}
 
 
-def output(event: Event, at: datetime) -> dict[str, Any]:
+def output(event: StreamEvent, at: datetime) -> dict[str, Any]:
     """What it wrote, or what is missing of that."""
     data = event.data
     if event.name == "lost":

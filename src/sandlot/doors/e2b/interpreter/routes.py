@@ -7,26 +7,26 @@ from fastapi import APIRouter, Request, Response
 from sandlot.doors.e2b.access import sandbox_of
 from sandlot.doors.e2b.interpreter import running
 from sandlot.doors.e2bwords import told
-from sandlot.web.asking import node_of, principal_of, unless_gone
-from sandlot.web.bodies import Body, Text, Words
-from sandlot.web.streams import LINES, Stream, line
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.models import Metadata, RequestModel, Text
+from sandlot.web.streaming import NDJSON_MEDIA_TYPE, KeepAliveStreamResponse, ndjson_line
 
-BEAT = line({"type": "keepalive"})
+BEAT = ndjson_line({"type": "keepalive"})
 """What is said when nothing else was for 15 s: clients pass over what they do not know, and cannot read an empty line."""
 
 router = APIRouter()
 
 
-class ExecuteBody(Body):
+class ExecuteBody(RequestModel):
     """Code to run."""
 
     code: Text
     context_id: Text | None = None
     language: Text | None = None
-    env_vars: Words | None = None
+    env_vars: Metadata | None = None
 
 
-class ContextBody(Body):
+class ContextBody(RequestModel):
     """A context to make."""
 
     language: Text | None = None
@@ -38,9 +38,9 @@ async def execute(body: ExecuteBody, request: Request) -> Response:
     """Run code, and tell what it gives as it comes: a line of JSON each."""
     sandbox = (await sandbox_of(request)).id
     context, default = running.context_of(body.context_id, body.language)
-    work = running.start(node_of(request), principal_of(request), sandbox, body.code, context, default, body.env_vars or {})
-    events = await unless_gone(request, work)
-    return Stream(running.lines(events), events.aclose, media_type=LINES, beat=BEAT)
+    work = running.start(get_node(request), get_principal(request), sandbox, body.code, context, default, body.env_vars or {})
+    events = await cancel_on_disconnect(request, work)
+    return KeepAliveStreamResponse(running.lines(events), events.aclose, media_type=NDJSON_MEDIA_TYPE, beat=BEAT)
 
 
 @router.post("/contexts")
@@ -48,22 +48,22 @@ async def create_context(request: Request, body: ContextBody | None = None) -> R
     """Make a context. Where the client goes away meanwhile, there is none."""
     asked = body or ContextBody()
     sandbox, language = (await sandbox_of(request)).id, (asked.language or "python").lower()
-    work = node_of(request).contexts.create(principal_of(request), sandbox, language, cwd=asked.cwd or running.HOME)
-    return told(running.told(await unless_gone(request, work)))
+    work = get_node(request).contexts.create(get_principal(request), sandbox, language, cwd=asked.cwd or running.HOME)
+    return told(running.told(await cancel_on_disconnect(request, work)))
 
 
 @router.get("/contexts")
 async def list_contexts(request: Request) -> Response:
     """List the contexts of a sandbox."""
     sandbox = (await sandbox_of(request)).id
-    return told([running.told(each) for each in await node_of(request).contexts.list(principal_of(request), sandbox)])
+    return told([running.told(each) for each in await get_node(request).contexts.list(get_principal(request), sandbox)])
 
 
 @router.delete("/contexts/{context}")
 async def remove_context(context: str, request: Request) -> Response:
     """End a context, and everything that runs in it."""
     sandbox = (await sandbox_of(request)).id
-    await node_of(request).contexts.delete(principal_of(request), sandbox, running.context_of(context, None)[0])
+    await get_node(request).contexts.delete(get_principal(request), sandbox, running.context_of(context, None)[0])
     return Response(status_code=204)
 
 
@@ -71,5 +71,5 @@ async def remove_context(context: str, request: Request) -> Response:
 async def restart_context(context: str, request: Request) -> Response:
     """Let a context begin anew: its variables are gone, what ran in it is ended."""
     sandbox = (await sandbox_of(request)).id
-    await node_of(request).contexts.restart(principal_of(request), sandbox, running.context_of(context, None)[0])
+    await get_node(request).contexts.restart(get_principal(request), sandbox, running.context_of(context, None)[0])
     return Response(status_code=204)

@@ -24,7 +24,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, 
 from sandlot.model.executions import CellError, CellStarted, CodeAccepted, CodeEnded, CodeEvent, Context, Display, ExecutionOptions, Output, OutputGap
 from sandlot.model.specs import CellSpec, context_language
 from sandlot.model.streams import Stream
-from sandlot.web.streams import OutputEvents, line
+from sandlot.web.streaming import OutputEvents, ndjson_line
 
 HOME = "/home/user"
 
@@ -97,17 +97,17 @@ async def lines(events: Stream[CodeEvent]) -> AsyncIterator[bytes]:
             if isinstance(event, CodeAccepted):
                 execution = event.execution
             for each in _told(event, output, raised=raised):
-                yield line(each)
+                yield ndjson_line(each)
             raised = raised or isinstance(event, CellError)
     except (SandboxEndedError, UnavailableError) as error:
         _log.info("execution.cut", execution=execution, code=str(error.code))
         raise
     except SandlotError as error:
-        yield line(results.failure(str(error.code), str(error), str(error)))
+        yield ndjson_line(results.failure(str(error.code), str(error), str(error)))
 
 
 def _told(event: CodeEvent, output: OutputEvents, *, raised: bool) -> Iterator[dict[str, Any]]:
-    pieces = output.tell(event) if isinstance(event, Output | OutputGap) else output.end()  # half a character may have come before this
+    pieces = output.feed(event) if isinstance(event, Output | OutputGap) else output.end()  # half a character may have come before this
     for piece in pieces:
         yield results.output(piece, datetime.now(UTC))
     if isinstance(event, CellStarted):

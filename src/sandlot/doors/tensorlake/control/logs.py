@@ -19,8 +19,8 @@ from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, id_of
 from sandlot.model.executions import Channel
 from sandlot.model.history import LOG_CHANNELS, MAX_LOG_EXECUTIONS, LogEntry
 from sandlot.model.ids import SandboxId
-from sandlot.web.asking import node_of, principal_of
-from sandlot.web.bodies import reply
+from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.models import json_response
 
 _LOGS = "/sandboxes/{sandbox}/logs"
 INFO, ERROR = 3, 5
@@ -47,14 +47,14 @@ async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Requ
         found = found[: query.head]
     if query.tail is not None:
         found = found[len(found) - min(query.tail, len(found)) :]
-    return reply(LogsAnswer(logs=found, nextToken=None))
+    return json_response(LogsAnswer(logs=found, nextToken=None))
 
 
 @CONTROL.route("GET", "/sandboxes/{sandbox}/processes")
 async def processes(sandbox: str, request: Request) -> Response:
     """The processes that have written something."""
     id_ = await id_of(request, sandbox)
-    node, principal = node_of(request), principal_of(request)
+    node, principal = get_node(request), get_principal(request)
     counted = Counter(process for process, _ in _lines(id_, await _entries(request, id_)))
     page = await node.history.executions(principal, sandbox=SandboxId(id_), limit=MAX_LOG_EXECUTIONS)
     records = [record for record in page.items if counted[record.id]]
@@ -71,11 +71,11 @@ async def processes(sandbox: str, request: Request) -> Response:
         )
         for record in reversed(records)
     ]
-    return reply(LogProcessesAnswer(processes=told))
+    return json_response(LogProcessesAnswer(processes=told))
 
 
 async def _entries(request: Request, sandbox: str) -> Sequence[LogEntry]:
-    return (await node_of(request).history.logs(principal_of(request), sandbox, LOG_CHANNELS["both"])).items
+    return (await get_node(request).history.logs(get_principal(request), sandbox, LOG_CHANNELS["both"])).items
 
 
 def _lines(sandbox: str, entries: Sequence[LogEntry]) -> list[tuple[str, LogLine]]:

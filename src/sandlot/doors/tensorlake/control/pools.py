@@ -24,8 +24,8 @@ from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, url_of
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.pools import PoolInfo, PoolSizes
 from sandlot.model.sandboxes import AUTO, CreateSandboxParams, LimitsChange, SandboxFilter, SandboxInfo
-from sandlot.web.asking import node_of, principal_of, unless_gone
-from sandlot.web.bodies import reply
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.models import json_response
 
 _POOLS = "/sandbox-pools"
 _ONE = "/sandbox-pools/{pool}"
@@ -34,41 +34,41 @@ _ONE = "/sandbox-pools/{pool}"
 @CONTROL.route("POST", _POOLS)
 async def create(body: PoolBody, request: Request) -> Response:
     """Keep sandboxes of a kind ready."""
-    pools, words = node_of(request).pools, translate.pool_words(body)
+    pools, words = get_node(request).pools, translate.pool_words(body)
     asked = PoolSizes.with_defaults(body.warm_containers or 0, body.max_containers)
-    told = await pools.create(principal_of(request), translate.template(body.image), AUTO, translate.limits(body.resources), asked, words)
-    return reply(PoolMadeAnswer(pool_id=told.id, namespace=NAMESPACE))
+    told = await pools.create(get_principal(request), translate.template(body.image), AUTO, translate.limits(body.resources), asked, words)
+    return json_response(PoolMadeAnswer(pool_id=told.id, namespace=NAMESPACE))
 
 
 @CONTROL.route("GET", _POOLS)
 async def list_pools(request: Request) -> Response:
     """One's own; an operator's are all of them."""
-    return reply(PoolsAnswer(pools=[translate.pool(told) for told in await node_of(request).pools.list(principal_of(request))]))
+    return json_response(PoolsAnswer(pools=[translate.pool(told) for told in await get_node(request).pools.list(get_principal(request))]))
 
 
 @CONTROL.route("GET", _ONE)
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, at what waits in it, and at what was claimed of it and lives."""
-    return reply(await _answer(request, await node_of(request).pools.get(principal_of(request), pool)))
+    return json_response(await _answer(request, await get_node(request).pools.get(get_principal(request), pool)))
 
 
 @CONTROL.route("PUT", _ONE)
 async def change(pool: str, body: PoolBody, request: Request) -> Response:
     """Change how much a pool holds, and what is claimed of it from now on. What it holds is what it is."""
-    pools, principal, words = node_of(request).pools, principal_of(request), translate.pool_words(body)
+    pools, principal, words = get_node(request).pools, get_principal(request), translate.pool_words(body)
     there = await pools.get(principal, pool)
     if translate.template(body.image) != there.template.name or translate.limits(body.resources) != there.limits:
         raise translate.refuse("Another image or other resources", "They are what a pool is: make another pool, and delete this one.")
     if "network" not in body.model_fields_set and translate.NETWORK_WORD in there.metadata:
         words = {**words, translate.NETWORK_WORD: there.metadata[translate.NETWORK_WORD]}
     told = await pools.update(principal, pool, warm=body.warm_containers, max=body.max_containers, metadata=words)
-    return reply(await _answer(request, told))
+    return json_response(await _answer(request, told))
 
 
 @CONTROL.route("DELETE", _ONE)
 async def remove(pool: str, request: Request) -> Response:
     """Have a pool no more. One of which sandboxes were claimed that live stays."""
-    pools, principal = node_of(request).pools, principal_of(request)
+    pools, principal = get_node(request).pools, get_principal(request)
     told = await pools.get(principal, pool)
     if claimed := await _claimed(request, told):
         raise ConflictError(
@@ -84,8 +84,8 @@ async def remove(pool: str, request: Request) -> Response:
 @CONTROL.route("POST", f"{_ONE}/sandboxes")
 async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> Response:
     """Take a sandbox out of a pool. A client that goes away meanwhile leaves none behind."""
-    node = node_of(request)
-    told = await node.pools.get(principal_of(request), pool, claimable=True)
+    node = get_node(request)
+    told = await node.pools.get(get_principal(request), pool, claimable=True)
     params = CreateSandboxParams(
         template=told.template.name,
         isolation=told.isolation,
@@ -95,16 +95,16 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
         network=translate.pool_network(told.metadata),
         volumes=translate.volumes((body or ClaimBody()).file_systems),
     )
-    sandbox = await unless_gone(request, node.sandboxes.create(principal_of(request), params))
-    return reply(ClaimedAnswer(**dict(translate.made(sandbox, url_of(request, sandbox.id)))))
+    sandbox = await cancel_on_disconnect(request, node.sandboxes.create(get_principal(request), params))
+    return json_response(ClaimedAnswer(**dict(translate.made(sandbox, url_of(request, sandbox.id)))))
 
 
 async def _claimed(request: Request, told: PoolInfo) -> list[SandboxInfo]:
-    return await all_sandboxes(node_of(request), principal_of(request), SandboxFilter(metadata={POOL_WORD: told.id}))
+    return await all_sandboxes(get_node(request), get_principal(request), SandboxFilter(metadata={POOL_WORD: told.id}))
 
 
 async def _answer(request: Request, told: PoolInfo) -> PoolAnswer:
-    node = node_of(request).id
+    node = get_node(request).id
     waiting = [Container(id=member, state="Idle", sandbox_id=None, executor_id=node) for member in told.ready]
     taken = [Container(id=sandbox.id, state="Running", sandbox_id=sandbox.id, executor_id=node) for sandbox in await _claimed(request, told)]
     return translate.pool(told).model_copy(update={"containers": [*waiting, *taken]})

@@ -30,9 +30,9 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import ENDED, ForkParams, SandboxFilter, SandboxInfo
 from sandlot.model.states import State
-from sandlot.web import cursors
-from sandlot.web.asking import node_of, principal_of, unless_gone
-from sandlot.web.bodies import reply
+from sandlot.web import pagination
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.models import json_response
 
 SANDBOXES = "/sandboxes"
 ONE = "/sandboxes/{sandbox}"
@@ -43,15 +43,15 @@ ACCEPTED = 202
 @CONTROL.route("POST", SANDBOXES)
 async def create(body: CreateBody, request: Request) -> Response:
     """Make a sandbox; it runs when this is answered, whether its client wanted to wait for that or not."""
-    sandbox = await unless_gone(request, node_of(request).sandboxes.create(principal_of(request), translate.new_sandbox(body)))
-    return reply(translate.made(sandbox, url_of(request, sandbox.id)), ACCEPTED if body.wait is False else 200)
+    sandbox = await cancel_on_disconnect(request, get_node(request).sandboxes.create(get_principal(request), translate.new_sandbox(body)))
+    return json_response(translate.made(sandbox, url_of(request, sandbox.id)), ACCEPTED if body.wait is False else 200)
 
 
 @CONTROL.route("GET", SANDBOXES)
 async def list_sandboxes(request: Request) -> Response:
     """All that live, oldest first."""
-    sandboxes = await all_sandboxes(node_of(request), principal_of(request), SandboxFilter())
-    return reply(SandboxesAnswer(sandboxes=[translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in sandboxes]))
+    sandboxes = await all_sandboxes(get_node(request), get_principal(request), SandboxFilter())
+    return json_response(SandboxesAnswer(sandboxes=[translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in sandboxes]))
 
 
 @CONTROL.route("GET", ONE)
@@ -64,13 +64,13 @@ async def get(sandbox: str, request: Request) -> Response:
 async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
     """Change a sandbox's name, limits or whether a request wakes it."""
     box = await any_sandbox(request, sandbox)
-    return _told(request, await node_of(request).sandboxes.update(principal_of(request), box.id, translate.update(body, box)))
+    return _told(request, await get_node(request).sandboxes.update(get_principal(request), box.id, translate.update(body, box)))
 
 
 @CONTROL.route("DELETE", ONE)
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox, and all that is in it. Again and again the same."""
-    await node_of(request).sandboxes.kill(principal_of(request), await id_of(request, sandbox))
+    await get_node(request).sandboxes.kill(get_principal(request), await id_of(request, sandbox))
     return Response(status_code=204)
 
 
@@ -78,7 +78,7 @@ async def kill(sandbox: str, request: Request) -> Response:
 async def suspend(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Write a sandbox's memory to the disk and give it back; it has been done when this is answered with 200."""
     id_ = await id_of(request, sandbox)
-    info = await node_of(request).sandboxes.hibernate(principal_of(request), id_, wait_s=_wait_s(waits))
+    info = await get_node(request).sandboxes.hibernate(get_principal(request), id_, wait_s=_wait_s(waits))
     return _changed(request, info, State.HIBERNATED, waits)
 
 
@@ -86,7 +86,7 @@ async def suspend(sandbox: str, waits: Annotated[WaitQuery, Query()], request: R
 async def resume(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Let a sandbox go on where it was; it runs when this is answered with 200."""
     id_ = await id_of(request, sandbox)
-    info = await node_of(request).sandboxes.resume(principal_of(request), id_, wait_s=_wait_s(waits))
+    info = await get_node(request).sandboxes.resume(get_principal(request), id_, wait_s=_wait_s(waits))
     return _changed(request, info, State.RUNNING, waits)
 
 
@@ -95,9 +95,9 @@ async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Requ
     """Make sandboxes that are what one is at this moment. A client that goes away meanwhile leaves none behind."""
     box = await any_sandbox(request, sandbox)
     words = {name: word for name, word in box.metadata.items() if name in {translate.DOOR_WORD, translate.IMAGE_WORD}}
-    work = node_of(request).sandboxes.fork(principal_of(request), box.id, ForkParams(count=query.times, metadata=words))
-    copies = [translate.made(each, url_of(request, each.id)) for each in await unless_gone(request, work)]
-    return reply(CopiesAnswer(source_sandbox_id=box.id, sandboxes=copies))
+    work = get_node(request).sandboxes.fork(get_principal(request), box.id, ForkParams(count=query.times, metadata=words))
+    copies = [translate.made(each, url_of(request, each.id)) for each in await cancel_on_disconnect(request, work)]
+    return json_response(CopiesAnswer(source_sandbox_id=box.id, sandboxes=copies))
 
 
 @CONTROL.route("POST", f"{ONE}/file_systems")
@@ -105,14 +105,14 @@ async def attach(sandbox: str, body: MountBody, request: Request) -> Response:
     """Put a file system into a sandbox that runs; it is there when this is answered."""
     id_ = await id_of(request, sandbox)
     (mount,) = translate.volumes([body])
-    return _told(request, await node_of(request).sandboxes.attach_volume(principal_of(request), id_, mount))
+    return _told(request, await get_node(request).sandboxes.attach_volume(get_principal(request), id_, mount))
 
 
 @CONTROL.route("DELETE", f"{ONE}/file_systems")
 async def detach(sandbox: str, body: DetachBody, request: Request) -> Response:
     """Take one out; 409 while something inside uses it."""
     id_ = await id_of(request, sandbox)
-    return _told(request, await node_of(request).sandboxes.detach_volume(principal_of(request), id_, body.mount_path))
+    return _told(request, await get_node(request).sandboxes.detach_volume(get_principal(request), id_, body.mount_path))
 
 
 @CONTROL.route("GET", ARCHIVED)
@@ -120,10 +120,10 @@ async def list_archived(query: Annotated[ArchivedQuery, Query()], request: Reque
     """A page of those that have ended, oldest first, for as long as their records are kept."""
     if query.direction != "forward":
         raise InvalidRequestError("Pages go forward only.", hint="Keep the cursors of the pages that you have seen.", fields={"field": "direction"})
-    after = cursors.understood(query.cursor)
-    page = await node_of(request).sandboxes.list(principal_of(request), SandboxFilter(states=ENDED), after=after, limit=query.limit)
-    following = cursors.told(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return reply(ArchiveAnswer(sandboxes=[_archived(request, sandbox) for sandbox in page.items], next_cursor=following))
+    after = pagination.decode_cursor(query.cursor)
+    page = await get_node(request).sandboxes.list(get_principal(request), SandboxFilter(states=ENDED), after=after, limit=query.limit)
+    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
+    return json_response(ArchiveAnswer(sandboxes=[_archived(request, sandbox) for sandbox in page.items], next_cursor=following))
 
 
 @CONTROL.route("GET", f"{ARCHIVED}/{{archived}}")
@@ -137,7 +137,7 @@ async def get_archived(archived: str, request: Request) -> Response:
             hint="Look at it among those that live.",
             fields={"sandbox": sandbox.id},
         )
-    return reply(_archived(request, sandbox))
+    return json_response(_archived(request, sandbox))
 
 
 def _wait_s(waits: WaitQuery) -> float | None:
@@ -151,7 +151,7 @@ def _changed(request: Request, sandbox: SandboxInfo, wanted: State, waits: WaitQ
 
 
 def _told(request: Request, sandbox: SandboxInfo, status: int = 200) -> Response:
-    return reply(translate.sandbox(sandbox, url_of(request, sandbox.id)), status)
+    return json_response(translate.sandbox(sandbox, url_of(request, sandbox.id)), status)
 
 
 def _archived(request: Request, sandbox: SandboxInfo) -> ArchivedAnswer:

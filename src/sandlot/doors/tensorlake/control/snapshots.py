@@ -11,8 +11,8 @@ from sandlot.doors.tensorlake.control.wire import SnapshotBody, SnapshotsAnswer,
 from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, id_of
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
-from sandlot.web.asking import node_of, principal_of, unless_gone
-from sandlot.web.bodies import reply
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.models import json_response
 
 _ONE = "/snapshots/{snapshot}"
 _PAGE, _MOST = 500, 10_000
@@ -23,8 +23,8 @@ async def take(sandbox: str, request: Request, body: SnapshotBody | None = None)
     """Keep what a sandbox is at this moment: memory and files, unless it is files alone that are asked for. It goes on undisturbed."""
     id_ = await id_of(request, sandbox)
     kind = translate.kind((body or SnapshotBody()).snapshot_type)
-    record = await unless_gone(request, node_of(request).snapshots.create(principal_of(request), id_, kind=kind))
-    return reply(TakenAnswer(snapshot_id=record.id))
+    record = await cancel_on_disconnect(request, get_node(request).snapshots.create(get_principal(request), id_, kind=kind))
+    return json_response(TakenAnswer(snapshot_id=record.id))
 
 
 @CONTROL.route("GET", "/sandboxes/{sandbox}/snapshots")
@@ -43,18 +43,18 @@ async def list_snapshots(request: Request) -> Response:
 @CONTROL.route("GET", _ONE)
 async def get(snapshot: str, request: Request) -> Response:
     """Look at a snapshot."""
-    return reply(translate.snapshot(await node_of(request).snapshots.get(principal_of(request), snapshot)))
+    return json_response(translate.snapshot(await get_node(request).snapshots.get(get_principal(request), snapshot)))
 
 
 @CONTROL.route("DELETE", _ONE)
 async def delete(snapshot: str, request: Request) -> Response:
     """Delete a snapshot. Sandboxes that were started from it live on."""
-    await node_of(request).snapshots.delete(principal_of(request), snapshot)
+    await get_node(request).snapshots.delete(get_principal(request), snapshot)
     return Response(status_code=204)
 
 
 async def _all(request: Request) -> list[SnapshotRecord]:
-    snapshots, principal = node_of(request).snapshots, principal_of(request)
+    snapshots, principal = get_node(request).snapshots, get_principal(request)
     found: list[SnapshotRecord] = []
     more = True
     while more and len(found) < _MOST:
@@ -66,4 +66,4 @@ async def _all(request: Request) -> list[SnapshotRecord]:
 
 
 def _told(records: Sequence[SnapshotRecord]) -> Response:
-    return reply(SnapshotsAnswer(snapshots=[translate.snapshot(record) for record in records]))
+    return json_response(SnapshotsAnswer(snapshots=[translate.snapshot(record) for record in records]))

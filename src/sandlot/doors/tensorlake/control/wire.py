@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sandlot.web.bodies import Answer, Body, Query, Text, Texts
+from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, Texts
 
 Status = Literal["pending", "running", "snapshotting", "suspending", "suspended", "terminated"]
 _MOST = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-class ResourcesBody(Body):
+class ResourcesBody(RequestModel):
     """What a sandbox may use."""
 
     cpus: float | None = None
@@ -24,7 +24,7 @@ class ResourcesBody(Body):
     gpus: list[dict[str, Any]] | None = None
 
 
-class NetworkBody(Body):
+class NetworkBody(RequestModel):
     """What a sandbox may reach."""
 
     allow_internet_access: bool = True
@@ -32,7 +32,7 @@ class NetworkBody(Body):
     deny_out: Texts = Field(default_factory=list)
 
 
-class MountBody(Body):
+class MountBody(RequestModel):
     """A file system to put into a sandbox."""
 
     file_system_id: Text
@@ -43,13 +43,13 @@ class MountBody(Body):
     owner: Text | None = None
 
 
-class DetachBody(Body):
+class DetachBody(RequestModel):
     """A file system to take out of a sandbox."""
 
     mount_path: Text
 
 
-class CreateBody(Body):
+class CreateBody(RequestModel):
     """A sandbox to make."""
 
     image: Text | None = None
@@ -67,13 +67,13 @@ class CreateBody(Body):
     auto_resume: bool | None = None
 
 
-class ClaimBody(Body):
+class ClaimBody(RequestModel):
     """What a sandbox that is claimed of a pool gets."""
 
     file_systems: list[MountBody] | None = None
 
 
-class UpdateBody(Body):
+class UpdateBody(RequestModel):
     """What to change of a sandbox. A network that is null is cleared; one that is left out stays."""
 
     name: Text | None = None
@@ -84,7 +84,7 @@ class UpdateBody(Body):
     network: NetworkBody | None = None
 
 
-class PoolBody(Body):
+class PoolBody(RequestModel):
     """A pool to have, or how one is to be from now on."""
 
     image: Text
@@ -96,25 +96,25 @@ class PoolBody(Body):
     network: NetworkBody | None = None
 
 
-class SnapshotBody(Body):
+class SnapshotBody(RequestModel):
     """A snapshot to take."""
 
     snapshot_type: Literal["memory", "filesystem"] | None = None
 
 
-class WaitQuery(Query):
+class WaitQuery(QueryModel):
     """How long its client waits until something is done: without it, for as long as that takes. What takes longer goes on."""
 
     wait_ms: _MOST | None = None
 
 
-class CopyQuery(Query):
+class CopyQuery(QueryModel):
     """How many copies."""
 
     times: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
 
 
-class ArchivedQuery(Query):
+class ArchivedQuery(QueryModel):
     """Which of those that have ended."""
 
     limit: int = Field(default=100, ge=1, le=1000)
@@ -122,7 +122,7 @@ class ArchivedQuery(Query):
     direction: Literal["forward", "backward"] = "forward"
 
 
-class LogsQuery(Query):
+class LogsQuery(QueryModel):
     """Which lines of what ran."""
 
     level: list[int] = Field(default_factory=list, max_length=16)
@@ -133,7 +133,7 @@ class LogsQuery(Query):
     nextToken: Text | None = None  # noqa: N815
 
 
-class Resources(Answer):
+class Resources(ResponseModel):
     """What a sandbox may use."""
 
     cpus: float
@@ -141,7 +141,7 @@ class Resources(Answer):
     disk_mb: int
 
 
-class Resize(Answer):
+class Resize(ResponseModel):
     """How changing what it may use has ended: it is always done."""
 
     generation: int = 1
@@ -149,7 +149,7 @@ class Resize(Answer):
     status: Literal["succeeded"] = "succeeded"
 
 
-class Network(Answer):
+class Network(ResponseModel):
     """What a sandbox may reach, where that was said."""
 
     allow_internet_access: bool = False
@@ -157,7 +157,7 @@ class Network(Answer):
     deny_out: list[str] = Field(default_factory=list)
 
 
-class Mount(Answer):
+class Mount(ResponseModel):
     """A file system in a sandbox."""
 
     file_system_id: str
@@ -165,7 +165,7 @@ class Mount(Answer):
     read_only: bool
 
 
-class MadeAnswer(Answer):
+class MadeAnswer(ResponseModel):
     """A sandbox that was made, claimed or copied."""
 
     sandbox_id: str
@@ -180,14 +180,14 @@ class ClaimedAnswer(MadeAnswer):
     claim_configuration_applied: Literal[True] = True
 
 
-class CopiesAnswer(Answer):
+class CopiesAnswer(ResponseModel):
     """Copies of a sandbox."""
 
     source_sandbox_id: str
     sandboxes: list[MadeAnswer]
 
 
-class SandboxAnswer(Answer):
+class SandboxAnswer(ResponseModel):
     """A sandbox. Times are milliseconds since 1970."""
 
     id: str
@@ -218,13 +218,13 @@ class ArchivedAnswer(SandboxAnswer):
     archived_at: int
 
 
-class SandboxesAnswer(Answer):
+class SandboxesAnswer(ResponseModel):
     """All of them."""
 
     sandboxes: list[SandboxAnswer]
 
 
-class ArchiveAnswer(Answer):
+class ArchiveAnswer(ResponseModel):
     """A page of those that have ended."""
 
     sandboxes: list[ArchivedAnswer]
@@ -232,14 +232,14 @@ class ArchiveAnswer(Answer):
     next_cursor: str | None = None
 
 
-class TakenAnswer(Answer):
+class TakenAnswer(ResponseModel):
     """A snapshot that was taken."""
 
     snapshot_id: str
     status: Literal["completed"] = "completed"
 
 
-class SnapshotAnswer(Answer):
+class SnapshotAnswer(ResponseModel):
     """A snapshot. It is whole before its client hears of it."""
 
     id: str
@@ -253,20 +253,20 @@ class SnapshotAnswer(Answer):
     created_at: int
 
 
-class SnapshotsAnswer(Answer):
+class SnapshotsAnswer(ResponseModel):
     """Some of them."""
 
     snapshots: list[SnapshotAnswer]
 
 
-class PoolMadeAnswer(Answer):
+class PoolMadeAnswer(ResponseModel):
     """A pool that was made."""
 
     pool_id: str
     namespace: str
 
 
-class Container(Answer):
+class Container(ResponseModel):
     """One sandbox of a pool: one that waits, or one that was claimed."""
 
     id: str
@@ -275,7 +275,7 @@ class Container(Answer):
     executor_id: str
 
 
-class PoolAnswer(Answer):
+class PoolAnswer(ResponseModel):
     """A pool."""
 
     id: str
@@ -289,13 +289,13 @@ class PoolAnswer(Answer):
     containers: list[Container] | None = None
 
 
-class PoolsAnswer(Answer):
+class PoolsAnswer(ResponseModel):
     """All of them."""
 
     pools: list[PoolAnswer]
 
 
-class LogLine(Answer):
+class LogLine(ResponseModel):
     """One line that was written."""
 
     timestamp: int = Field(description="Nanoseconds since 1970.")
@@ -311,14 +311,14 @@ class LogLine(Answer):
     functionRuns: list[str] = Field(default_factory=list)  # noqa: N815
 
 
-class LogsAnswer(Answer):
+class LogsAnswer(ResponseModel):
     """Lines, oldest first."""
 
     logs: list[LogLine]
     nextToken: str | None  # noqa: N815
 
 
-class LogProcess(Answer):
+class LogProcess(ResponseModel):
     """One process that has written."""
 
     processId: str  # noqa: N815
@@ -331,7 +331,7 @@ class LogProcess(Answer):
     logCount: int  # noqa: N815
 
 
-class LogProcessesAnswer(Answer):
+class LogProcessesAnswer(ResponseModel):
     """Processes that have written."""
 
     processes: list[LogProcess]

@@ -7,8 +7,8 @@ from fastapi import Request, Response
 from sandlot import __version__
 from sandlot.doors.tensorlake.inside.wire import HealthAnswer, InfoAnswer
 from sandlot.doors.tensorlake.ways import INSIDE, inside
-from sandlot.web.asking import node_of, principal_of
-from sandlot.web.bodies import reply
+from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.models import json_response
 
 CHECK_S = 60.0
 """How long a sandbox may take to answer."""
@@ -17,15 +17,17 @@ CHECK_S = 60.0
 @INSIDE.route("GET", "/health")
 async def health(request: Request) -> Response:
     """Whether it answers; whoever hears nothing of it hears why."""
-    await node_of(request).sandboxes.check(principal_of(request), await inside(request), timeout_s=CHECK_S)
-    return reply(HealthAnswer(healthy=True))
+    await get_node(request).sandboxes.check(get_principal(request), await inside(request), timeout_s=CHECK_S)
+    return json_response(HealthAnswer(healthy=True))
 
 
 @INSIDE.route("GET", "/info")
 async def info(request: Request) -> Response:
     """How long it has run, and how many processes were started in it through the service."""
-    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    node, principal, sandbox = get_node(request), get_principal(request), await inside(request)
     known = await node.processes.list(principal, sandbox)
     status = await node.sandboxes.check(principal, sandbox, timeout_s=CHECK_S)
     running = sum(1 for process in known if process.running)
-    return reply(InfoAnswer(version=__version__, uptime_secs=max(0, int(status.uptime_s)), running_processes=running, total_processes=len(known)))
+    return json_response(
+        InfoAnswer(version=__version__, uptime_secs=max(0, int(status.uptime_s)), running_processes=running, total_processes=len(known))
+    )

@@ -12,9 +12,9 @@ from sandlot.doors.tensorlake.inside.wire import EntryAnswer, ListingAnswer, Pat
 from sandlot.doors.tensorlake.ways import INSIDE, inside
 from sandlot.model.errors import ErrorCode, LimitError
 from sandlot.model.specs import WORKSPACE
-from sandlot.web.asking import body_of, node_of, principal_of, while_connected
-from sandlot.web.bodies import reply
-from sandlot.web.streams import Stream
+from sandlot.web.dependencies import cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.models import json_response
+from sandlot.web.streaming import KeepAliveStreamResponse
 
 CONTENT = "/files"
 MOST_ENTRIES = 20_000
@@ -24,31 +24,31 @@ MOST_ENTRIES = 20_000
 @INSIDE.route("GET", CONTENT)
 async def read(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Read a file. An answer that breaks off was cut by an error."""
-    reading = await node_of(request).files.read(principal_of(request), await inside(request), _path(query.path))
+    reading = await get_node(request).files.read(get_principal(request), await inside(request), _path(query.path))
     # It may say that it is a page; it is never shown as one under this address.
     headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
-    return Stream(aiter(reading), reading.aclose, media_type="application/octet-stream", headers=headers)
+    return KeepAliveStreamResponse(aiter(reading), reading.aclose, media_type="application/octet-stream", headers=headers)
 
 
 @INSIDE.route("PUT", CONTENT)
 async def write(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
-    files, principal, sandbox = node_of(request).files, principal_of(request), await inside(request)
-    await while_connected(request, files.write(principal, sandbox, _path(query.path), body_of(request)))
+    files, principal, sandbox = get_node(request).files, get_principal(request), await inside(request)
+    await cancel_on_hangup(request, files.write(principal, sandbox, _path(query.path), iter_body(request)))
     return Response(status_code=204)
 
 
 @INSIDE.route("DELETE", CONTENT)
 async def remove(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Remove a file, or a folder that is empty."""
-    await node_of(request).files.delete(principal_of(request), await inside(request), _path(query.path))
+    await get_node(request).files.delete(get_principal(request), await inside(request), _path(query.path))
     return Response(status_code=204)
 
 
 @INSIDE.route("GET", "/files/list")
 async def list_directory(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """List a folder by name."""
-    files, principal, sandbox, path = node_of(request).files, principal_of(request), await inside(request), _path(query.path)
+    files, principal, sandbox, path = get_node(request).files, get_principal(request), await inside(request), _path(query.path)
     entries: list[EntryAnswer] = []
     more, offset = True, 0
     while more:
@@ -62,7 +62,7 @@ async def list_directory(query: Annotated[PathQuery, Query()], request: Request)
                 hint="List it by a command, such as 'ls', in parts.",
                 fields={"path": query.path[:256]},
             )
-    return reply(ListingAnswer(path=query.path, entries=entries))
+    return json_response(ListingAnswer(path=query.path, entries=entries))
 
 
 def _path(given: str) -> str:

@@ -34,9 +34,9 @@ from sandlot.model.executions import ExecutionOptions, ProcessEnded, ProcessEven
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import ExitReason
 from sandlot.model.streams import Stream
-from sandlot.web import streams
-from sandlot.web.asking import body_of, node_of, principal_of, unless_gone, while_connected
-from sandlot.web.bodies import reply
+from sandlot.web import streaming
+from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.models import json_response
 
 STDIN = "/processes/{process}/stdin"
 _LABEL = ExecutionOptions(origin=NAME)
@@ -48,26 +48,26 @@ _SIGKILL = 9
 @INSIDE.route("POST", "/processes/run")
 async def run(body: RunBody, request: Request) -> Response:
     """Run a program to its end, and tell what it writes as it comes. It is killed when its client goes away."""
-    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
-    stream = await unless_gone(request, node.processes.stream(principal, sandbox, translate.run(body), options=_LABEL))
-    return streams.events(request, _told(stream, node.buffers.part(), translate.CHANNELS["output"], whole=True), stream.aclose)
+    node, principal, sandbox = get_node(request), get_principal(request), await inside(request)
+    stream = await cancel_on_disconnect(request, node.processes.stream(principal, sandbox, translate.run(body), options=_LABEL))
+    return streaming.event_response(request, _told(stream, node.buffers.part(), translate.CHANNELS["output"], whole=True), stream.aclose)
 
 
 @INSIDE.route("POST", "/processes")
 async def start(body: ProcessBody, request: Request) -> Response:
     """Start a program and leave it."""
     sandbox, spec = await inside(request), translate.start(body)
-    return reply(_answer(await node_of(request).processes.launch(principal_of(request), sandbox, spec, options=_LABEL)), 201)
+    return json_response(_answer(await get_node(request).processes.launch(get_principal(request), sandbox, spec, options=_LABEL)), 201)
 
 
 @INSIDE.route("GET", "/processes")
 async def list_processes(request: Request) -> Response:
     """The processes that were started through the service: running ones, and the last ones that ended."""
-    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    node, principal, sandbox = get_node(request), get_principal(request), await inside(request)
     found = await node.processes.list(principal, sandbox)
     logged = (await node.history.executions(principal, sandbox=SandboxId(sandbox), limit=_LOOKED_BACK)).items
     began = {str(record.id): record.created_at for record in logged}
-    return reply(ProcessesAnswer(processes=[_answer(info, began.get(info.process)) for info in found]))
+    return json_response(ProcessesAnswer(processes=[_answer(info, began.get(info.process)) for info in found]))
 
 
 @INSIDE.route("GET", "/processes/{process}")
@@ -76,8 +76,8 @@ async def get(process: str, request: Request) -> Response:
     info = await find(request, await inside(request), process)
     began: datetime | None = None
     with suppress(NotFoundError):
-        began = (await node_of(request).history.execution(principal_of(request), info.process)).created_at
-    return reply(_answer(info, began))
+        began = (await get_node(request).history.execution(get_principal(request), info.process)).created_at
+    return json_response(_answer(info, began))
 
 
 @INSIDE.route("DELETE", "/processes/{process}")
@@ -85,7 +85,7 @@ async def kill(process: str, request: Request) -> Response:
     """Kill a process and those that it began."""
     sandbox = await inside(request)
     info = await find(request, sandbox, process)
-    await node_of(request).processes.signal(principal_of(request), sandbox, info.process, _SIGKILL)
+    await get_node(request).processes.signal(get_principal(request), sandbox, info.process, _SIGKILL)
     return Response(status_code=204)
 
 
@@ -94,7 +94,7 @@ async def restart(process: str, request: Request) -> Response:
     """Start a process again: it is killed where it still runs, and has another pid then."""
     sandbox = await inside(request)
     info = await find(request, sandbox, process)
-    return reply(_answer(await node_of(request).processes.restart(principal_of(request), sandbox, info.process, options=_LABEL)))
+    return json_response(_answer(await get_node(request).processes.restart(get_principal(request), sandbox, info.process, options=_LABEL)))
 
 
 @INSIDE.route("POST", "/processes/{process}/signal")
@@ -102,7 +102,7 @@ async def send_signal(process: str, body: SignalBody, request: Request) -> Respo
     """Send a signal to a process's group."""
     sandbox, number = await inside(request), signal_number(body.signal)
     info = await find(request, sandbox, process)
-    return reply(SignalAnswer(success=await node_of(request).processes.signal(principal_of(request), sandbox, info.process, number)))
+    return json_response(SignalAnswer(success=await get_node(request).processes.signal(get_principal(request), sandbox, info.process, number)))
 
 
 @INSIDE.route("POST", STDIN)
@@ -110,8 +110,8 @@ async def write_input(process: str, request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read."""
     sandbox = await inside(request)
     info = await find(request, sandbox, process)
-    work = node_of(request).processes.write_stdin(principal_of(request), sandbox, info.process, body_of(request))
-    await while_connected(request, work)
+    work = get_node(request).processes.write_stdin(get_principal(request), sandbox, info.process, iter_body(request))
+    await cancel_on_hangup(request, work)
     return Response(status_code=204)
 
 
@@ -120,7 +120,7 @@ async def close_input(process: str, request: Request) -> Response:
     """End a process's standard input."""
     sandbox = await inside(request)
     info = await find(request, sandbox, process)
-    await unless_gone(request, node_of(request).processes.close_stdin(principal_of(request), sandbox, info.process))
+    await cancel_on_disconnect(request, get_node(request).processes.close_stdin(get_principal(request), sandbox, info.process))
     return Response(status_code=204)
 
 
@@ -133,7 +133,7 @@ def _reading(which: str) -> None:
 
     @INSIDE.route("GET", f"/processes/{{process}}/{which}")
     async def written(process: str, request: Request) -> Response:
-        return await unless_gone(request, _output(request, process, which))
+        return await cancel_on_disconnect(request, _output(request, process, which))
 
     @INSIDE.route("GET", f"/processes/{{process}}/{which}/follow")
     async def followed(process: str, request: Request) -> Response:
@@ -151,7 +151,7 @@ async def find(request: HTTPConnection, sandbox: str, word: str) -> ProcessInfo:
         NotFoundError: ``process_not_found``.
     """
     pid = translate.pid_of(word)
-    known = await node_of(request).processes.list(principal_of(request), sandbox)
+    known = await get_node(request).processes.list(get_principal(request), sandbox)
     found = [info for info in known if (info.pid == pid if pid is not None else word in {info.tag, info.process})]
     if not found:
         raise NotFoundError(
@@ -164,7 +164,7 @@ async def find(request: HTTPConnection, sandbox: str, word: str) -> ProcessInfo:
 
 
 async def _output(request: Request, word: str, which: str) -> Response:
-    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    node, principal, sandbox = get_node(request), get_principal(request), await inside(request)
     info = await find(request, sandbox, word)
     stream = await node.processes.follow(principal, sandbox, info.process, to_end=False)
     buffers = node.buffers.part()
@@ -184,17 +184,19 @@ async def _output(request: Request, word: str, which: str) -> Response:
         buffers.give(taken)
         lines.close()
         await stream.aclose()
-    return reply(OutputAnswer(pid=info.pid, lines=told, line_count=len(told)))
+    return json_response(OutputAnswer(pid=info.pid, lines=told, line_count=len(told)))
 
 
 async def _follow(request: Request, word: str, which: str) -> Response:
-    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    node, principal, sandbox = get_node(request), get_principal(request), await inside(request)
     info = await find(request, sandbox, word)
     stream = await node.processes.follow(principal, sandbox, info.process)
-    return streams.events(request, _told(stream, node.buffers.part(), translate.CHANNELS[which], whole=False), stream.aclose)
+    return streaming.event_response(request, _told(stream, node.buffers.part(), translate.CHANNELS[which], whole=False), stream.aclose)
 
 
-async def _told(stream: Stream[ProcessEvent], buffers: BufferBudget, channels: frozenset[int], *, whole: bool) -> AsyncIterator[streams.Event]:
+async def _told(
+    stream: Stream[ProcessEvent], buffers: BufferBudget, channels: frozenset[int], *, whole: bool
+) -> AsyncIterator[streaming.StreamEvent]:
     """The events that tell of a process, to its end.
 
     Args:
@@ -213,25 +215,25 @@ async def _told(stream: Stream[ProcessEvent], buffers: BufferBudget, channels: f
             raise
         for line in lines.end():
             yield _line(*line)
-        yield streams.event("exit", translate.OUT_OF_MEMORY)
+        yield streaming.StreamEvent("exit", translate.OUT_OF_MEMORY)
     finally:
         lines.close()
 
 
-def _events(event: ProcessEvent, lines: Lines, channels: frozenset[int], *, whole: bool) -> list[streams.Event]:
+def _events(event: ProcessEvent, lines: Lines, channels: frozenset[int], *, whole: bool) -> list[streaming.StreamEvent]:
     """What one event of a process is told as."""
     match event:
         case ProcessStarted():
-            return [streams.event("started", {"pid": event.pid, "started_at": time.time()})] if whole else []
+            return [streaming.StreamEvent("started", {"pid": event.pid, "started_at": time.time()})] if whole else []
         case ProcessEnded():
             rest = [_line(*line) for line in lines.end()]
-            return [*rest, streams.event("exit", translate.ended(event.outcome))] if whole else rest
+            return [*rest, streaming.StreamEvent("exit", translate.ended(event.outcome))] if whole else rest
         case _:
             return [_line(*line) for line in lines.add(event)] if event.channel in channels else []
 
 
-def _line(channel: int, text: str) -> streams.Event:
-    return streams.event("line", {"line": text, "timestamp": time.time(), "stream": translate.STREAMS[channel]})
+def _line(channel: int, text: str) -> streaming.StreamEvent:
+    return streaming.StreamEvent("line", {"line": text, "timestamp": time.time(), "stream": translate.STREAMS[channel]})
 
 
 def _answer(info: ProcessInfo, logged_at: datetime | None = None) -> ProcessAnswer:

@@ -31,9 +31,9 @@ from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotErro
 from sandlot.model.executions import ExecutionOptions, Output, OutputGap, ProcessEnded, ProcessEvent
 from sandlot.model.ids import SANDBOX_ID
 from sandlot.model.streams import Duplex
-from sandlot.web.asking import node_of, principal_of
-from sandlot.web.bodies import reply
-from sandlot.web.sockets import GONE, NORMAL, farewell, reason
+from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.models import json_response
+from sandlot.web.websocket import DISCONNECTED, NORMAL, close_code, close_reason
 
 TOKEN_HEADER = b"x-pty-token"
 
@@ -45,9 +45,9 @@ _SIGKILL = 9
 @INSIDE.route("POST", "/pty")
 async def open_terminal(body: TerminalBody, request: Request) -> Response:
     """Start a program on a terminal."""
-    node, principal, sandbox = node_of(request), principal_of(request), await inside(request)
+    node, principal, sandbox = get_node(request), get_principal(request), await inside(request)
     info = await node.processes.launch(principal, sandbox, translate.terminal(body), options=_LABEL)
-    return reply(TerminalAnswer(session_id=info.process, token=node.tokens.sandbox_token(principal, sandbox)), 201)
+    return json_response(TerminalAnswer(session_id=info.process, token=node.tokens.sandbox_token(principal, sandbox)), 201)
 
 
 @INSIDE.route("DELETE", "/pty/{process}")
@@ -55,7 +55,7 @@ async def kill(process: str, request: Request) -> Response:
     """Kill the program on a terminal."""
     sandbox = await inside(request)
     info = await find(request, sandbox, process)
-    await node_of(request).processes.signal(principal_of(request), sandbox, info.process, _SIGKILL)
+    await get_node(request).processes.signal(get_principal(request), sandbox, info.process, _SIGKILL)
     return Response(status_code=204)
 
 
@@ -64,7 +64,7 @@ async def terminal(process: str, socket: WebSocket) -> None:
     """Look at a terminal, and type."""
     sandbox = await inside(socket)
     info = await find(socket, sandbox, process)
-    connected = await node_of(socket).terminals.connect(principal_of(socket), sandbox, info.process)
+    connected = await get_node(socket).terminals.connect(get_principal(socket), sandbox, info.process)
     try:
         await _serve(socket, sandbox, info.process, connected)
     finally:
@@ -93,7 +93,7 @@ async def _serve(socket: WebSocket, sandbox: str, process: str, connected: Duple
         connected: Its terminal.
     """
     await socket.accept()
-    gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
+    gone: asyncio.Event = socket.scope["state"].get(DISCONNECTED) or asyncio.Event()
     ready = asyncio.Event()
     showing = asyncio.create_task(_show(socket, connected, ready))
     taking = asyncio.create_task(_take(socket, sandbox, process, connected, ready))
@@ -110,7 +110,7 @@ async def _serve(socket: WebSocket, sandbox: str, process: str, connected: Duple
         error = None if task.cancelled() else task.exception()
         if isinstance(error, SandlotError):
             if socket.application_state is WebSocketState.CONNECTED:
-                await socket.close(farewell(error), reason(error))
+                await socket.close(close_code(error), close_reason(error))
             return
         if error is not None:
             raise error
@@ -148,7 +148,7 @@ async def _take(socket: WebSocket, sandbox: str, process: str, connected: Duplex
                 case b"\x00":
                     await connected.send(said[1:])
                 case b"\x01":
-                    await node_of(socket).terminals.resize(principal_of(socket), sandbox, process, *translate.resized(said))
+                    await get_node(socket).terminals.resize(get_principal(socket), sandbox, process, *translate.resized(said))
                 case b"\x02" | b"":
                     pass
                 case _:

@@ -16,8 +16,8 @@ from sandlot.doors.tensorlake.inside.wire import TunnelQuery
 from sandlot.doors.tensorlake.ways import INSIDE, inside
 from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.web import duplex
-from sandlot.web.asking import node_of, principal_of
-from sandlot.web.sockets import GONE, LINGERS, NORMAL, farewell, query_of, reason
+from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.websocket import DELAYED_CLOSE, DISCONNECTED, NORMAL, close_code, close_reason, parse_query
 
 _LEFT = frozenset({1000, 1005})
 """Who closes with one of these ends its half; RFC 6455 7.4.1."""
@@ -27,17 +27,17 @@ _LEFT = frozenset({1000, 1005})
 async def tunnel(socket: WebSocket) -> None:
     """Connect to a port of the inside."""
     sandbox = await inside(socket)
-    query = query_of(socket, TunnelQuery)
-    opened = await node_of(socket).tunnels.connect(principal_of(socket), sandbox, query.port)
+    query = parse_query(socket, TunnelQuery)
+    opened = await get_node(socket).tunnels.connect(get_principal(socket), sandbox, query.port)
     try:
-        socket.scope["state"][LINGERS] = True
+        socket.scope["state"][DELAYED_CLOSE] = True
         await socket.accept()
         try:
             if await duplex.carry(opened, _Client(socket)) and socket.application_state is WebSocketState.CONNECTED:
                 await socket.close(NORMAL)
         except SandlotError as error:
             if socket.application_state is WebSocketState.CONNECTED:
-                await socket.close(farewell(error), reason(error))
+                await socket.close(close_code(error), close_reason(error))
     finally:
         await opened.aclose()
 
@@ -52,7 +52,7 @@ class _Client:
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
         self._left = False
-        self.gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
+        self.gone: asyncio.Event = socket.scope["state"].get(DISCONNECTED) or asyncio.Event()
 
     async def receive(self) -> bytes | None:
         """What the client sends next."""

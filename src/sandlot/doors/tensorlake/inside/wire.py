@@ -6,18 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sandlot.web.bodies import Answer, Body, Query, Text, Texts, Words
+from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts
 
 UserBody = Text | dict[Text, Text | int | None]
 ProcessStatus = Literal["running", "exited", "signaled", "oom_killed"]
 
 
-class _CommandBody(Body):
+class _CommandBody(RequestModel):
     """A program."""
 
     command: Text
     args: Texts | None = None
-    env: Words | None = None
+    env: Metadata | None = None
     working_dir: Text | None = None
 
 
@@ -49,25 +49,25 @@ class TerminalBody(_CommandBody):
     user: UserBody | None = None
 
 
-class SignalBody(Body):
+class SignalBody(RequestModel):
     """A signal, by its number."""
 
     signal: int
 
 
-class TunnelQuery(Query):
+class TunnelQuery(QueryModel):
     """Where a tunnel leads."""
 
     port: int
 
 
-class PathQuery(Query):
+class PathQuery(QueryModel):
     """A path inside."""
 
     path: Text
 
 
-class Managed(Answer):
+class Managed(ResponseModel):
     """What is told of a process that has a name."""
 
     id: str
@@ -79,7 +79,7 @@ class Managed(Answer):
     consecutive_health_failures: int = 0
 
 
-class ProcessAnswer(Answer):
+class ProcessAnswer(ResponseModel):
     """One process. Times are milliseconds since 1970."""
 
     handle: int
@@ -95,19 +95,19 @@ class ProcessAnswer(Answer):
     managed: Managed | None
 
 
-class ProcessesAnswer(Answer):
+class ProcessesAnswer(ResponseModel):
     """Those that were started through the service."""
 
     processes: list[ProcessAnswer]
 
 
-class SignalAnswer(Answer):
+class SignalAnswer(ResponseModel):
     """Whether there was somebody to send a signal to."""
 
     success: bool
 
 
-class OutputAnswer(Answer):
+class OutputAnswer(ResponseModel):
     """What a process wrote by now."""
 
     pid: int
@@ -115,7 +115,7 @@ class OutputAnswer(Answer):
     line_count: int
 
 
-class EntryAnswer(Answer):
+class EntryAnswer(ResponseModel):
     """What is in a folder."""
 
     name: str
@@ -124,27 +124,27 @@ class EntryAnswer(Answer):
     modified_at: int
 
 
-class ListingAnswer(Answer):
+class ListingAnswer(ResponseModel):
     """A folder."""
 
     path: str
     entries: list[EntryAnswer]
 
 
-class TerminalAnswer(Answer):
+class TerminalAnswer(ResponseModel):
     """A terminal, and what lets its client look at it."""
 
     session_id: str
     token: str
 
 
-class HealthAnswer(Answer):
+class HealthAnswer(ResponseModel):
     """Whether a sandbox answers."""
 
     healthy: bool
 
 
-class InfoAnswer(Answer):
+class InfoAnswer(ResponseModel):
     """A sandbox as it sees itself."""
 
     version: str

@@ -14,8 +14,8 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response, WebSocket
 
 from sandlot.model.errors import InvalidRequestError, SandlotError
-from sandlot.server.native.common import node_of, principal_of
-from sandlot.web import duplex, errors, sockets
+from sandlot.server.native.common import get_node, get_principal
+from sandlot.web import duplex, errors, websocket
 
 _SAID = "Send bytes as binary messages, and {'end': true} as text after the last."
 
@@ -30,14 +30,14 @@ async def tunnel(sandbox: str, port: int, socket: WebSocket) -> None:
     `failure` that the connection was cut; `{"end": true}` from the client ends its half. Closing the WebSocket before both halves have ended resets
     the connection. Where nothing listens, the answer is 404 `port_not_found`.
     """
-    opened = await node_of(socket).tunnels.connect(principal_of(socket), sandbox, port)
+    opened = await get_node(socket).tunnels.connect(get_principal(socket), sandbox, port)
     try:
         await socket.accept()
         try:
             if await duplex.carry(opened, _Client(socket)):
-                await socket.close(sockets.NORMAL)
+                await socket.close(websocket.NORMAL)
         except SandlotError as error:
-            await sockets.fail(socket, error)
+            await websocket.close_with_error(socket, error)
     finally:
         await opened.aclose()
 
@@ -45,9 +45,9 @@ async def tunnel(sandbox: str, port: int, socket: WebSocket) -> None:
 @router.get("/{port}/tunnel", include_in_schema=False)
 async def plain_request(sandbox: str, port: int, request: Request) -> Response:
     """Say to somebody who asks without a WebSocket what it takes."""
-    await node_of(request).sandboxes.get(principal_of(request), sandbox)
+    await get_node(request).sandboxes.get(get_principal(request), sandbox)
     error = InvalidRequestError(f"Port {port} is reached over a WebSocket.", hint="Ask with a WebSocket client, or use `sandlot forward`.")
-    return errors.answer(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
+    return errors.problem_response(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
 
 class _Client:
@@ -59,7 +59,7 @@ class _Client:
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
-        self.gone: asyncio.Event = socket.scope["state"].get(sockets.GONE) or asyncio.Event()
+        self.gone: asyncio.Event = socket.scope["state"].get(websocket.DISCONNECTED) or asyncio.Event()
         self._ended = False
 
     async def receive(self) -> bytes | None:
@@ -83,7 +83,7 @@ class _Client:
 
     async def ended(self) -> None:
         """Tell the client that the program has ended its half."""
-        await sockets.tell(self._socket, {"event": "end"})
+        await websocket.send_json(self._socket, {"event": "end"})
 
 
 def _check_end(text: str) -> None:

@@ -21,7 +21,7 @@ from sandlot.model.executions import (
     OutputGap,
 )
 from sandlot.model.streams import Stream
-from sandlot.server.native.common import IdempotencyKey, also, node_of, principal_of, reply, unless_gone
+from sandlot.server.native.common import IdempotencyKey, also, cancel_on_disconnect, get_node, get_principal, json_response
 from sandlot.server.native.schemas.code import (
     BegunAnswer,
     CellAnswer,
@@ -33,7 +33,7 @@ from sandlot.server.native.schemas.code import (
     InterruptedAnswer,
     KeptCellAnswer,
 )
-from sandlot.web import streams
+from sandlot.web import streaming
 
 OFFSETS = 3
 DIGITS = 18
@@ -50,13 +50,15 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"])
 )
 async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Run code in a context. Unless it is in the background, it is interrupted when the client goes away; its variables stay."""
-    code, principal, cell = node_of(request).code, principal_of(request), body.cell()
+    code, principal, cell = get_node(request).code, get_principal(request), body.cell()
     if body.background:
-        return reply(BegunAnswer(execution=await code.launch(principal, sandbox, cell, idempotency_key=idempotency_key)), 202)
-    if streams.wanted(request):
-        stream = await unless_gone(request, code.stream(principal, sandbox, cell, idempotency_key=idempotency_key))
-        return streams.events(request, _told(stream, CodePosition()), stream.aclose)
-    return reply(ExecutedAnswer.executed(await unless_gone(request, code.run(principal, sandbox, cell, idempotency_key=idempotency_key))))
+        return json_response(BegunAnswer(execution=await code.launch(principal, sandbox, cell, idempotency_key=idempotency_key)), 202)
+    if streaming.accepts_events(request):
+        stream = await cancel_on_disconnect(request, code.stream(principal, sandbox, cell, idempotency_key=idempotency_key))
+        return streaming.event_response(request, _told(stream, CodePosition()), stream.aclose)
+    return json_response(
+        ExecutedAnswer.executed(await cancel_on_disconnect(request, code.run(principal, sandbox, cell, idempotency_key=idempotency_key)))
+    )
 
 
 @router.get(
@@ -65,19 +67,19 @@ async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: I
 )
 async def follow(sandbox: str, execution: str, query: Annotated[FollowQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a run of code gives, for as long as the sandbox keeps it. Nothing happens to it when the client goes away."""
-    code, principal = node_of(request).code, principal_of(request)
-    if streams.wanted(request):
+    code, principal = get_node(request).code, get_principal(request)
+    if streaming.accepts_events(request):
         start = CodePosition(*(gone_on(request.headers.get("last-event-id", "")) or query.offsets))
-        stream = await unless_gone(request, code.follow(principal, sandbox, execution, start))
-        return streams.events(request, _told(stream, start), stream.aclose)
+        stream = await cancel_on_disconnect(request, code.follow(principal, sandbox, execution, start))
+        return streaming.event_response(request, _told(stream, start), stream.aclose)
     work = code.read(principal, sandbox, execution, CodePosition(*query.offsets), wait_s=query.wait)
-    return reply(KeptCellAnswer.kept(await unless_gone(request, work)))
+    return json_response(KeptCellAnswer.kept(await cancel_on_disconnect(request, work)))
 
 
 @router.post("/{execution}/interrupt", responses=also(InterruptedAnswer, "It was told."))
 async def interrupt(sandbox: str, execution: str, request: Request) -> Response:
     """Interrupt one run of code, as Ctrl-C would; one that waits for its turn never runs."""
-    return reply(InterruptedAnswer(running=await node_of(request).code.interrupt(principal_of(request), sandbox, execution)))
+    return json_response(InterruptedAnswer(running=await get_node(request).code.interrupt(get_principal(request), sandbox, execution)))
 
 
 def gone_on(event_id: str) -> tuple[int, int, int] | None:
@@ -93,32 +95,32 @@ def gone_on(event_id: str) -> tuple[int, int, int] | None:
     return events_from, stdout_from, stderr_from
 
 
-async def _told(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterator[streams.Event]:
+async def _told(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterator[streaming.StreamEvent]:
     """All that an execution gives, as events; each says by its id where to go on after it: ``STDOUT-STDERR-EVENTS``."""
-    output, events = streams.OutputEvents({Channel.STDOUT: start.stdout or 0, Channel.STDERR: start.stderr or 0}), start.events
+    output, events = streaming.OutputEvents({Channel.STDOUT: start.stdout or 0, Channel.STDERR: start.stderr or 0}), start.events
     execution = ""
     async for item in stream:
         if isinstance(item, Output | OutputGap):
-            for told in output.tell(item):
+            for told in output.feed(item):
                 yield told._replace(id=f"{output.position}-{events}")
             continue
         for told in output.end():  # half a character came before this
             yield told._replace(id=f"{output.position}-{events}")
         if isinstance(item, CodeAccepted):
             execution = item.execution
-            yield streams.event("accepted", {"execution": execution}, f"{output.position}-{events}")
+            yield streaming.StreamEvent("accepted", {"execution": execution}, f"{output.position}-{events}")
         elif isinstance(item, CodeEnded):
-            yield streams.event("exit", CellAnswer.of(item.status).model_dump())
+            yield streaming.StreamEvent("exit", CellAnswer.of(item.status).model_dump())
         else:
             events += 1
             yield _event(execution, item)._replace(id=f"{output.position}-{events}")
 
 
-def _event(execution: str, item: CellStarted | Display | Cleared | CellError) -> streams.Event:
+def _event(execution: str, item: CellStarted | Display | Cleared | CellError) -> streaming.StreamEvent:
     if isinstance(item, CellStarted):
-        return streams.event("started", {"execution": execution, "execution_count": item.count})
+        return streaming.StreamEvent("started", {"execution": execution, "execution_count": item.count})
     if isinstance(item, Display):
-        return streams.event("display", DisplayAnswer.of(item).model_dump())
+        return streaming.StreamEvent("display", DisplayAnswer.of(item).model_dump())
     if isinstance(item, Cleared):
-        return streams.event("clear", {"wait": item.wait})
-    return streams.event("error", ErrorAnswer.of(item).model_dump())
+        return streaming.StreamEvent("clear", {"wait": item.wait})
+    return streaming.StreamEvent("error", ErrorAnswer.of(item).model_dump())

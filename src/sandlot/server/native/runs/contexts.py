@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from sandlot.server.native.common import PROBLEM, IdempotencyKey, also, node_of, principal_of, reply, unless_gone
+from sandlot.server.native.common import PROBLEM, IdempotencyKey, also, cancel_on_disconnect, get_node, get_principal, json_response
 from sandlot.server.native.schemas.code import ContextAnswer, ContextBody, ContextsAnswer, InterruptedAnswer
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/contexts", tags=["contexts"])
@@ -13,38 +13,40 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/contexts", tags=["contexts"])
 @router.post("", status_code=201, responses=also(ContextAnswer, "It is there.", 201))
 async def create(sandbox: str, body: ContextBody, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Make another context. Where the client goes away meanwhile, there is none, unless it can ask again by an Idempotency-Key."""
-    contexts = node_of(request).contexts
-    work = contexts.create(principal_of(request), sandbox, body.language, cwd=body.cwd, env=body.env, idempotency_key=idempotency_key)
-    return reply(ContextAnswer.of(await unless_gone(request, work)), 201)
+    contexts = get_node(request).contexts
+    work = contexts.create(get_principal(request), sandbox, body.language, cwd=body.cwd, env=body.env, idempotency_key=idempotency_key)
+    return json_response(ContextAnswer.of(await cancel_on_disconnect(request, work)), 201)
 
 
 @router.get("", responses=also(ContextsAnswer, "All of them."))
 async def list_contexts(sandbox: str, request: Request) -> Response:
     """List the contexts of a sandbox."""
-    return reply(ContextsAnswer(contexts=[ContextAnswer.of(each) for each in await node_of(request).contexts.list(principal_of(request), sandbox)]))
+    return json_response(
+        ContextsAnswer(contexts=[ContextAnswer.of(each) for each in await get_node(request).contexts.list(get_principal(request), sandbox)])
+    )
 
 
 @router.get("/{context}", responses=also(ContextAnswer, "It."))
 async def get(sandbox: str, context: str, request: Request) -> Response:
     """Look at one context."""
-    return reply(ContextAnswer.of(await node_of(request).contexts.get(principal_of(request), sandbox, context)))
+    return json_response(ContextAnswer.of(await get_node(request).contexts.get(get_principal(request), sandbox, context)))
 
 
 @router.delete("/{context}", status_code=204, responses=PROBLEM)
 async def remove(sandbox: str, context: str, request: Request) -> Response:
     """End a context and everything that runs in it. One that is there always starts anew with its next run."""
-    await node_of(request).contexts.delete(principal_of(request), sandbox, context)
+    await get_node(request).contexts.delete(get_principal(request), sandbox, context)
     return Response(status_code=204)
 
 
 @router.post("/{context}/restart", status_code=204, responses=PROBLEM)
 async def restart(sandbox: str, context: str, request: Request) -> Response:
     """Begin anew: its variables are gone, what ran in it is ended, what waited for its turn never runs."""
-    await node_of(request).contexts.restart(principal_of(request), sandbox, context)
+    await get_node(request).contexts.restart(get_principal(request), sandbox, context)
     return Response(status_code=204)
 
 
 @router.post("/{context}/interrupt", responses=also(InterruptedAnswer, "It was told."))
 async def interrupt(sandbox: str, context: str, request: Request) -> Response:
     """Interrupt what runs in a context, as Ctrl-C would."""
-    return reply(InterruptedAnswer(running=await node_of(request).contexts.interrupt(principal_of(request), sandbox, context)))
+    return json_response(InterruptedAnswer(running=await get_node(request).contexts.interrupt(get_principal(request), sandbox, context)))

@@ -31,22 +31,22 @@ from sandlot.model.programs import (
 from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_TEMPLATE, Limits
 from sandlot.model.streams import Stream
-from sandlot.server.native.common import also, node_of, principal_of, reply, unless_gone
-from sandlot.server.native.schemas.base import Answer, Body, Problem, Text, Words
+from sandlot.server.native.common import also, cancel_on_disconnect, get_node, get_principal, json_response
+from sandlot.server.native.schemas.base import Metadata, Problem, RequestModel, ResponseModel, Text
 from sandlot.server.native.schemas.sandboxes import LimitsBody
-from sandlot.web import errors, streams
+from sandlot.web import errors, streaming
 
 router = APIRouter(prefix="/v1/execute", tags=["execute"])
 
 
-class BytesBody(Body):
+class BytesBody(RequestModel):
     """A file that is no text."""
 
     content: Text = Field(description="In base64.")
     encoding: Literal["base64"] = Field(description="How ``content`` carries the bytes.")
 
 
-class OneShotBody(Body):
+class OneShotBody(RequestModel):
     """A program to run once."""
 
     language: Text = Field(description="python, bash or javascript, or another word for one of these.", examples=["python"])
@@ -56,7 +56,7 @@ class OneShotBody(Body):
     files: dict[Text, Text | BytesBody] = Field(
         default_factory=dict, description="Path -> text, or bytes in base64. A path that is not absolute is below /workspace, where the program runs."
     )
-    env: Words = Field(default_factory=dict, description="Its environment, beside the template's.")
+    env: Metadata = Field(default_factory=dict, description="Its environment, beside the template's.")
     expected_output: Text | None = Field(default=None, description="Of its standard output; without it nothing is graded.", examples=["42"])
     comparison: Literal["trimmed", "exact", "numeric"] = Field(
         default="trimmed",
@@ -92,14 +92,14 @@ class OneShotBody(Body):
         )
 
 
-class BatchBody(Body):
+class BatchBody(RequestModel):
     """Many programs to run once. One that makes no sense fails alone, so they are looked at one by one."""
 
     items: Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] = Field(description="Each as for POST /v1/execute.")
     concurrency: int = Field(default=DEFAULT_CONCURRENCY, description=f"How many run at once, up to {MAX_CONCURRENCY}.")
 
 
-class OneShotAnswer(Answer):
+class OneShotAnswer(ResponseModel):
     """What a program came to."""
 
     status: str = Field(description="completed, wrong_answer, runtime_error, timeout, memory_exceeded or output_limit.")
@@ -132,7 +132,7 @@ class OneShotAnswer(Answer):
         )
 
 
-class ItemAnswer(Answer):
+class ItemAnswer(ResponseModel):
     """What became of one item: exactly one of ``result`` and ``error``."""
 
     index: int = Field(description="Which item, from 0.")
@@ -143,25 +143,25 @@ class ItemAnswer(Answer):
     def of(cls, done: BatchItem, request_id: str) -> ItemAnswer:
         """What is told of it."""
         if isinstance(done.outcome, SandlotError):
-            return cls(index=done.index, result=None, error=Problem(**errors.problem(done.outcome, request_id)))
+            return cls(index=done.index, result=None, error=Problem(**errors.problem_document(done.outcome, request_id)))
         return cls(index=done.index, result=OneShotAnswer.of(done.outcome), error=None)
 
 
-class BatchAnswer(Answer):
+class BatchAnswer(ResponseModel):
     """What became of all items, in their order."""
 
     items: list[ItemAnswer]
 
 
 _BATCH = also(BatchAnswer, "All ended; with 'Accept: application/x-ndjson' a line for each as it ends.")
-_BATCH[200]["content"] = {streams.LINES: {"itemSchema": {"$ref": "#/components/schemas/ItemAnswer"}}}
+_BATCH[200]["content"] = {streaming.NDJSON_MEDIA_TYPE: {"itemSchema": {"$ref": "#/components/schemas/ItemAnswer"}}}
 
 
 @router.post("", responses=also(OneShotAnswer, "It ended, however."))
 async def run(body: OneShotBody, request: Request) -> Response:
     """Run a program in a sandbox of its own that is removed with it. It is killed when its client goes away."""
-    work = node_of(request).programs.run(principal_of(request), body.shot())
-    return reply(OneShotAnswer.of(await unless_gone(request, work)))
+    work = get_node(request).programs.run(get_principal(request), body.shot())
+    return json_response(OneShotAnswer.of(await cancel_on_disconnect(request, work)))
 
 
 @router.post(
@@ -170,13 +170,13 @@ async def run(body: OneShotBody, request: Request) -> Response:
 )
 async def run_batch(body: BatchBody, request: Request) -> Response:
     """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
-    node = node_of(request)
+    node = get_node(request)
     check_batch(len(body.items), body.concurrency)
-    runs = await node.programs.run_batch(principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
+    runs = await node.programs.run_batch(get_principal(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = errors.request_id(request)
-    if streams.LINES in request.headers.get("accept", ""):
-        return streams.lines(request, _told(runs, request_id), runs.aclose)
-    return await unless_gone(request, _together(node, runs, request_id))
+    if streaming.NDJSON_MEDIA_TYPE in request.headers.get("accept", ""):
+        return streaming.ndjson_response(request, _told(runs, request_id), runs.aclose)
+    return await cancel_on_disconnect(request, _together(node, runs, request_id))
 
 
 async def _told(runs: Stream[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
@@ -199,7 +199,7 @@ async def _together(node: Node, runs: Stream[BatchItem], request_id: str) -> Res
                     else:
                         outcome = _no_room()
                 answers[done.index] = ItemAnswer.of(BatchItem(done.index, outcome), request_id)
-        return reply(BatchAnswer(items=[answers[index] for index in sorted(answers)]))
+        return json_response(BatchAnswer(items=[answers[index] for index in sorted(answers)]))
     finally:
         node.buffers.give(held)
 
@@ -231,6 +231,6 @@ def _parsed(item: Mapping[str, Any]) -> OneShotParams | SandlotError:
     try:
         return OneShotBody.model_validate(item).shot()
     except ValidationError as error:
-        return errors.validation([{**found, "loc": ("body", *found["loc"])} for found in error.errors(include_url=False, include_input=False)])
+        return errors.validation_error([{**found, "loc": ("body", *found["loc"])} for found in error.errors(include_url=False, include_input=False)])
     except SandlotError as error:
         return error

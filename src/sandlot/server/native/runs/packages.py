@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from sandlot.server.native.common import IdempotencyKey, also, node_of, principal_of, reply, unless_gone
+from sandlot.server.native.common import IdempotencyKey, also, cancel_on_disconnect, get_node, get_principal, json_response
 from sandlot.server.native.processes import told_of
 from sandlot.server.native.schemas.processes import FinishedAnswer, PackagesBody
-from sandlot.web import streams
+from sandlot.web import streaming
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["packages"])
 
@@ -18,8 +18,10 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["packages"])
 )
 async def install(sandbox: str, body: PackagesBody, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Install packages. It is ended when the client goes away; an install that fails is an answer with its exit code and the manager's words."""
-    packages, principal, params = node_of(request).packages, principal_of(request), body.asked()
-    if streams.wanted(request):
-        stream = await unless_gone(request, packages.stream(principal, sandbox, params, idempotency_key=idempotency_key))
-        return streams.events(request, told_of(stream), stream.aclose)
-    return reply(FinishedAnswer.finished(await unless_gone(request, packages.install(principal, sandbox, params, idempotency_key=idempotency_key))))
+    packages, principal, params = get_node(request).packages, get_principal(request), body.asked()
+    if streaming.accepts_events(request):
+        stream = await cancel_on_disconnect(request, packages.stream(principal, sandbox, params, idempotency_key=idempotency_key))
+        return streaming.event_response(request, told_of(stream), stream.aclose)
+    return json_response(
+        FinishedAnswer.finished(await cancel_on_disconnect(request, packages.install(principal, sandbox, params, idempotency_key=idempotency_key)))
+    )

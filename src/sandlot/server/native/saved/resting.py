@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
 
-from sandlot.server.native.common import also, node_of, principal_of, reply, unless_gone
+from sandlot.server.native.common import also, cancel_on_disconnect, get_node, get_principal, json_response
 from sandlot.server.native.saved.schemas import ForkBody, ForksAnswer, PromotedAnswer, ResumeBody, TreeAnswer
 from sandlot.server.native.schemas.sandboxes import SandboxAnswer
 
@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}", tags=["sandboxes"])
 @router.post("/pause", responses=also(SandboxAnswer, "It is paused."))
 async def pause(sandbox: str, request: Request) -> Response:
     """Freeze a sandbox where it is. Nothing in it runs, its memory stays, and its timeout stands still. Again and again the same."""
-    return reply(SandboxAnswer.of(await node_of(request).sandboxes.pause(principal_of(request), sandbox)))
+    return json_response(SandboxAnswer.of(await get_node(request).sandboxes.pause(get_principal(request), sandbox)))
 
 
 @router.post("/resume", responses=also(SandboxAnswer, "It runs."))
@@ -31,7 +31,7 @@ async def resume(sandbox: str, request: Request, body: ResumeBody | None = None)
 @router.post("/hibernate", responses=also(SandboxAnswer, "It is hibernated."))
 async def hibernate(sandbox: str, request: Request) -> Response:
     """Write a sandbox's memory to the disk and give it back. Connections into it are cut; what runs inside goes on when it wakes."""
-    return reply(SandboxAnswer.of(await node_of(request).sandboxes.hibernate(principal_of(request), sandbox)))
+    return json_response(SandboxAnswer.of(await get_node(request).sandboxes.hibernate(get_principal(request), sandbox)))
 
 
 @router.post("/wake", responses=also(SandboxAnswer, "It runs."))
@@ -48,24 +48,24 @@ async def fork(
     idempotency_key: Annotated[str | None, Header(description="Your own name for this request: sent again, it gives the forks that it gave.")] = None,
 ) -> Response:
     """Make sandboxes that are what one is at this moment. It goes on; a client that goes away meanwhile leaves none behind."""
-    work = node_of(request).sandboxes.fork(principal_of(request), sandbox, body.asked(), idempotency_key=idempotency_key)
-    return reply(ForksAnswer.of(await unless_gone(request, work)), 201)
+    work = get_node(request).sandboxes.fork(get_principal(request), sandbox, body.asked(), idempotency_key=idempotency_key)
+    return json_response(ForksAnswer.of(await cancel_on_disconnect(request, work)), 201)
 
 
 @router.get("/tree", responses=also(TreeAnswer, "They."))
 async def tree(sandbox: str, request: Request) -> Response:
     """Tell the forks that a sandbox belongs to: what it came of, and what came of that. Those that ended are told as long as they are kept."""
-    return reply(TreeAnswer.of(await node_of(request).sandboxes.tree(principal_of(request), sandbox)))
+    return json_response(TreeAnswer.of(await get_node(request).sandboxes.tree(get_principal(request), sandbox)))
 
 
 @router.post("/promote", responses=also(PromotedAnswer, "It is the only one of its parent's forks that lives."))
 async def promote(sandbox: str, request: Request) -> Response:
     """Keep one fork and end its siblings, with all that came of them. Their parent lives on."""
-    return reply(PromotedAnswer.of(await node_of(request).sandboxes.promote(principal_of(request), sandbox)))
+    return json_response(PromotedAnswer.of(await get_node(request).sandboxes.promote(get_principal(request), sandbox)))
 
 
 async def _resumed(sandbox: str, request: Request, body: ResumeBody | None) -> Response:
-    sandboxes, principal = node_of(request).sandboxes, principal_of(request)
+    sandboxes, principal = get_node(request).sandboxes, get_principal(request)
     if body is None or body.timeout is None:
-        return reply(SandboxAnswer.of(await sandboxes.resume(principal, sandbox)))
-    return reply(SandboxAnswer.of(await sandboxes.resume(principal, sandbox, timeout_s=body.timeout)))
+        return json_response(SandboxAnswer.of(await sandboxes.resume(principal, sandbox)))
+    return json_response(SandboxAnswer.of(await sandboxes.resume(principal, sandbox, timeout_s=body.timeout)))

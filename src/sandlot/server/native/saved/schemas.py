@@ -11,17 +11,17 @@ from pydantic import Field
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import MAX_CHILDREN, SAME, ForkParams, ForkTree, Promotion, SandboxInfo, check_reserved_names
 from sandlot.model.specs import SnapshotKind
-from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
+from sandlot.server.native.schemas.base import Metadata, QueryModel, RequestModel, ResponseModel, Text
 from sandlot.server.native.schemas.sandboxes import LimitsAnswer, NetworkAnswer, SandboxAnswer
 
 
-class ResumeBody(Body):
+class ResumeBody(RequestModel):
     """How a sandbox that rests is to go on."""
 
     timeout: float | None = Field(default=None, ge=1, description="Seconds from now until its timeout; left out, as many as were last set.")
 
 
-class SnapshotBody(Body):
+class SnapshotBody(RequestModel):
     """A snapshot to take."""
 
     name: Text | None = Field(
@@ -40,7 +40,7 @@ class SnapshotBody(Body):
         return SnapshotKind(self.kind)
 
 
-class SnapshotAnswer(Answer):
+class SnapshotAnswer(ResponseModel):
     """A snapshot of a sandbox."""
 
     id: str
@@ -76,27 +76,27 @@ class SnapshotAnswer(Answer):
         )
 
 
-class SnapshotsAnswer(Answer):
+class SnapshotsAnswer(ResponseModel):
     """A page of snapshots, oldest first."""
 
     snapshots: list[SnapshotAnswer]
     next_cursor: str | None = Field(description="For the next page; null where this is the last.")
 
 
-class SnapshotsQuery(Query):
+class SnapshotsQuery(QueryModel):
     """Which snapshots to list."""
 
     cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
     limit: int = Field(default=100, ge=1, le=1000, description="Snapshots on one page, at most.")
 
 
-class ForkBody(Body):
+class ForkBody(RequestModel):
     """Forks to make."""
 
     count: int = Field(default=1, ge=1, le=MAX_CHILDREN, description="How many. There are all of them, or none.")
     name: Text | None = Field(default=None, description="A name for people; of several, -1, -2 and so on are added to it.")
-    metadata: Words | None = Field(default=None, description="In place of the sandbox's own, which they have where this is left out.")
-    env: Words = Field(default_factory=dict, description="Added to the sandbox's environment, for what is started in them.")
+    metadata: Metadata | None = Field(default=None, description="In place of the sandbox's own, which they have where this is left out.")
+    env: Metadata = Field(default_factory=dict, description="Added to the sandbox's environment, for what is started in them.")
     timeout: float | None = Field(default=None, ge=1, description="Seconds until their timeout; left out, the sandbox's own.")
 
     share_volumes: bool = Field(
@@ -113,7 +113,7 @@ class ForkBody(Body):
         )
 
 
-class ForksAnswer(Answer):
+class ForksAnswer(ResponseModel):
     """Forks that run."""
 
     sandboxes: list[SandboxAnswer]
@@ -124,7 +124,7 @@ class ForksAnswer(Answer):
         return cls(sandboxes=[SandboxAnswer.of(sandbox) for sandbox in sandboxes])
 
 
-class BranchAnswer(Answer):
+class BranchAnswer(ResponseModel):
     """One sandbox of a tree of forks."""
 
     id: str
@@ -139,7 +139,7 @@ class BranchAnswer(Answer):
         return cls(id=sandbox.id, parent=sandbox.spec.parent, state=str(sandbox.state), name=sandbox.name, created_at=sandbox.created_at)
 
 
-class TreeAnswer(Answer):
+class TreeAnswer(ResponseModel):
     """Sandboxes that came of one another."""
 
     root: str = Field(description="The first one. It may have ended so long ago that it is not among the sandboxes.")
@@ -151,7 +151,7 @@ class TreeAnswer(Answer):
         return cls(root=tree.root, sandboxes=[BranchAnswer.of(sandbox) for sandbox in tree.sandboxes])
 
 
-class PromotedAnswer(Answer):
+class PromotedAnswer(ResponseModel):
     """What a fork was chosen over."""
 
     kept: str

@@ -1,4 +1,4 @@
-"""What all bodies, queries and answers of the API have: those of ``web/bodies.py``, and why something was not done."""
+"""What all bodies, queries and answers of the API have: those of ``web/models.py``, and why something was not done."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sandlot.model.errors import ErrorCode
-from sandlot.web.bodies import MOST_ERRORS, Answer, Body, Query, Text, Texts, Words
+from sandlot.web.models import MAX_ERRORS, Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts
 
-__all__ = ["MOST_ERRORS", "Answer", "Body", "Problem", "Query", "Text", "Texts", "UserName", "Words"]
+__all__ = ["MAX_ERRORS", "Metadata", "Problem", "QueryModel", "RequestModel", "ResponseModel", "Text", "Texts", "UserName"]
 
 UserName = Literal["user", "root"]
 
 
-class Problem(Answer):
+class Problem(ResponseModel):
     """Why something was not done (RFC 9457)."""
 
     type: str = Field(description="Always about:blank; ``code`` tells problems apart.")

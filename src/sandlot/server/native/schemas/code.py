@@ -11,7 +11,7 @@ from pydantic import Field
 
 from sandlot.model.executions import RUNNING, CellError, CodeResult, CodeStatus, Context, Display
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, CellSpec
-from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
+from sandlot.server.native.schemas.base import Metadata, QueryModel, RequestModel, ResponseModel, Text
 from sandlot.server.native.schemas.processes import WAIT_MOST_S, captured
 
 _TEXT_TYPES = ("text/", "application/json", "application/javascript", "application/xml", "image/svg+xml")
@@ -21,13 +21,13 @@ _STATUS = (
 )
 
 
-class CodeBody(Body):
+class CodeBody(RequestModel):
     """Code to run in a context."""
 
     code: Text = Field(description="At most 4 MiB; more belongs in a file.", examples=["x = 6 * 7\nprint(x)"])
     language: Text | None = Field(default=None, description="python, bash or javascript; left out, the context's, or python.", examples=["python"])
     context: Text | None = Field(default=None, description="Where to run it; left out, the context of the language that is there always.")
-    env: Words = Field(default_factory=dict, description="Set for this run only.")
+    env: Metadata = Field(default_factory=dict, description="Set for this run only.")
     timeout: float | None = Field(
         default=DEFAULT_COMMAND_TIMEOUT_S, description="Seconds from when its turn came until it is interrupted; null is never."
     )
@@ -50,7 +50,7 @@ class CodeBody(Body):
         )
 
 
-class FollowQuery(Query):
+class FollowQuery(QueryModel):
     """Where to go on in what a run gives."""
 
     events_from: int = Field(default=0, ge=0, description="How many of its events that are no output to leave out: started, display, clear, error.")
@@ -64,13 +64,13 @@ class FollowQuery(Query):
         return self.events_from, self.stdout_from, self.stderr_from
 
 
-class BegunAnswer(Answer):
+class BegunAnswer(ResponseModel):
     """A run in the background."""
 
     execution: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
 
 
-class DisplayAnswer(Answer):
+class DisplayAnswer(ResponseModel):
     """Something that code showed."""
 
     data: dict[str, Any] = Field(
@@ -87,7 +87,7 @@ class DisplayAnswer(Answer):
         return cls(data=mime_bundle(shown.data), main=shown.main, metadata=_plain(shown.metadata), display_id=shown.display_id, update=shown.update)
 
 
-class ErrorAnswer(Answer):
+class ErrorAnswer(ResponseModel):
     """The exception that ended a cell."""
 
     name: str = Field(examples=["ZeroDivisionError"])
@@ -100,7 +100,7 @@ class ErrorAnswer(Answer):
         return cls(name=error.name, value=error.value, traceback=list(error.traceback))
 
 
-class CellAnswer(Answer):
+class CellAnswer(ResponseModel):
     """How a cell ended."""
 
     execution: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
@@ -131,7 +131,7 @@ class ExecutedAnswer(CellAnswer):
         return cls(**_executed(done))
 
 
-class PositionAnswer(Answer):
+class PositionAnswer(ResponseModel):
     """Where to go on in what a run gives."""
 
     events_from: int
@@ -153,15 +153,15 @@ class KeptCellAnswer(ExecutedAnswer):
         return cls(**_executed(found), done=found.outcome.status != RUNNING, next=at)
 
 
-class ContextBody(Body):
+class ContextBody(RequestModel):
     """A context to make."""
 
     language: Text = Field(default="python", description="python, bash or javascript.", examples=["python"])
     cwd: Text | None = Field(default=None, description="The folder to start in, absolute; /workspace where left out.", examples=["/workspace"])
-    env: Words = Field(default_factory=dict, description="Environment of everything that runs in it.")
+    env: Metadata = Field(default_factory=dict, description="Environment of everything that runs in it.")
 
 
-class ContextAnswer(Answer):
+class ContextAnswer(ResponseModel):
     """A context as it is now."""
 
     id: str = Field(examples=["ctx-9f1c2a7be04d5836"])
@@ -184,13 +184,13 @@ class ContextAnswer(Answer):
         )
 
 
-class ContextsAnswer(Answer):
+class ContextsAnswer(ResponseModel):
     """The contexts of a sandbox."""
 
     contexts: list[ContextAnswer]
 
 
-class InterruptedAnswer(Answer):
+class InterruptedAnswer(ResponseModel):
     """What became of an interrupt."""
 
     running: bool = Field(description="Whether there was something to interrupt.")

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sandlot.server.native.schemas.base import Answer, Problem
+from sandlot.server.native.schemas.base import Problem, ResponseModel
 from sandlot.server.native.schemas.code import CellAnswer, DisplayAnswer, ErrorAnswer
 from sandlot.server.native.schemas.processes import EndedAnswer
 from sandlot.server.native.schemas.records import EventAnswer, LogEntryAnswer, LogLostEvent, LogOverEvent, LogPieceEvent, LogsEndedEvent
@@ -16,33 +16,33 @@ from sandlot.server.native.schemas.trees import FileEvent, GoneEvent, MovedEvent
 StreamName = Literal["stdout", "stderr"]
 
 
-class StartedEvent(Answer):
+class StartedEvent(ResponseModel):
     """A process runs."""
 
     process: str
     pid: int
 
 
-class AcceptedEvent(Answer):
+class AcceptedEvent(ResponseModel):
     """A cell runs, or waits for its turn."""
 
     execution: str
 
 
-class CellStartedEvent(Answer):
+class CellStartedEvent(ResponseModel):
     """A cell's turn has come."""
 
     execution: str
     execution_count: int = Field(description="The number of the cell in its context.")
 
 
-class ClearEvent(Answer):
+class ClearEvent(ResponseModel):
     """A cell took back what it has shown."""
 
     wait: bool = Field(description="Not before it shows the next thing.")
 
 
-class OutputEvent(Answer):
+class OutputEvent(ResponseModel):
     """A piece of what is written."""
 
     stream: StreamName
@@ -51,20 +51,20 @@ class OutputEvent(Answer):
     data: str
 
 
-class LostEvent(Answer):
+class LostEvent(ResponseModel):
     """Output that is no longer kept, because it was read too late."""
 
     stream: StreamName
     bytes: int
 
 
-class PositionEvent(Answer):
+class PositionEvent(ResponseModel):
     """Where a stream of events begins."""
 
     after: int = Field(description="The events that follow have larger numbers.")
 
 
-STREAMS: Mapping[str, Mapping[str, type[Answer]]] = {
+STREAMS: Mapping[str, Mapping[str, type[ResponseModel]]] = {
     "process": {"started": StartedEvent, "output": OutputEvent, "lost": LostEvent, "exit": EndedAnswer, "failure": Problem},
     "cell": {
         "accepted": AcceptedEvent,

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 from pydantic import Field
 
 from sandlot.model.files import Entry
-from sandlot.server.native.schemas.base import Answer, Body, Query, Text, UserName
+from sandlot.server.native.schemas.base import QueryModel, RequestModel, ResponseModel, Text, UserName
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class EntryAnswer(Answer):
+class EntryAnswer(ResponseModel):
     """What is at a path."""
 
     name: str
@@ -41,14 +41,14 @@ class EntryAnswer(Answer):
         )
 
 
-class ListingAnswer(Answer):
+class ListingAnswer(ResponseModel):
     """What is in a folder; ``more`` where it holds more than that."""
 
     entries: list[EntryAnswer]
     more: bool
 
 
-class PathQuery(Query):
+class PathQuery(QueryModel):
     """A path inside the sandbox."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/data.csv"])
@@ -88,7 +88,7 @@ class RemoveQuery(PathQuery):
     recursive: bool = Field(default=False, description="Also a folder that is not empty.")
 
 
-class DirectoryBody(Body):
+class DirectoryBody(RequestModel):
     """A folder to make."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/out"])
@@ -97,7 +97,7 @@ class DirectoryBody(Body):
     user: UserName = Field(default="user", description="Who it is done as.")
 
 
-class MoveBody(Body):
+class MoveBody(RequestModel):
     """What to move where."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/out"])
@@ -106,7 +106,7 @@ class MoveBody(Body):
     user: UserName = Field(default="user", description="Who it is done as.")
 
 
-class RemovedAnswer(Answer):
+class RemovedAnswer(ResponseModel):
     """How many entries were removed."""
 
     removed: int

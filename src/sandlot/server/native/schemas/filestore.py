@@ -9,18 +9,18 @@ from pydantic import Field
 
 from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED
 from sandlot.model.records import FileRecord
-from sandlot.server.native.schemas.base import Answer, Body, Query, Text, UserName
+from sandlot.server.native.schemas.base import QueryModel, RequestModel, ResponseModel, Text, UserName
 from sandlot.server.native.schemas.files import EntryAnswer
 
 
-class UploadQuery(Query):
+class UploadQuery(QueryModel):
     """What a file is, whose body is sent as it is."""
 
     filename: Text | None = Field(default=None, description="What it is called: one path component. Not needed where a form names it.")
     media_type: Text | None = Field(default=None, description="Such as text/csv; application/octet-stream where left out.")
 
 
-class StoredFileAnswer(Answer):
+class StoredFileAnswer(ResponseModel):
     """A file of the file store."""
 
     id: str
@@ -45,7 +45,7 @@ class StoredFileAnswer(Answer):
         )
 
 
-class StoredFilesAnswer(Answer):
+class StoredFilesAnswer(ResponseModel):
     """A page of files, newest first."""
 
     files: list[StoredFileAnswer]
@@ -54,14 +54,14 @@ class StoredFilesAnswer(Answer):
     offset: int
 
 
-class StoredFilesQuery(Query):
+class StoredFilesQuery(QueryModel):
     """Which files to list."""
 
     limit: int = Field(default=50, ge=1, le=1000, description="Files on one page, at most.")
     offset: int = Field(default=0, ge=0, le=2**31, description="Files to skip.")
 
 
-class InjectBody(Body):
+class InjectBody(RequestModel):
     """Files to put into a sandbox."""
 
     file_ids: Annotated[list[Text], Field(min_length=1, max_length=MAX_INJECTED, fail_fast=True, description="Which ones.")]
@@ -69,13 +69,13 @@ class InjectBody(Body):
     user: UserName = Field(default="user", description="Whose they are there.")
 
 
-class InjectedAnswer(Answer):
+class InjectedAnswer(ResponseModel):
     """Where they are now, in the order of the request."""
 
     entries: list[EntryAnswer]
 
 
-class KeepBody(Body):
+class KeepBody(RequestModel):
     """A file of a sandbox to keep."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/chart.png"])

@@ -11,13 +11,13 @@ from pydantic import Field
 from sandlot.model.access import UNBOUNDED, KeyUsage, Principal, Quota
 from sandlot.model.network import NetworkMode
 from sandlot.model.records import KeyRecord
-from sandlot.server.native.schemas.base import Answer, Body, Query, Text
+from sandlot.server.native.schemas.base import QueryModel, RequestModel, ResponseModel, Text
 
 _MOST = 2**53
 """What every reader of JSON takes for the number that it is (RFC 8259, 6)."""
 
 
-class QuotaBody(Body):
+class QuotaBody(RequestModel):
     """What a key may take; null is no bound but the service's own."""
 
     sandboxes: int | None = Field(default=50, ge=0, le=_MOST, description="Live ones at once.")
@@ -44,7 +44,7 @@ class QuotaBody(Body):
         return Quota(**{each.name: getattr(self, each.name) for each in fields(Quota)})
 
 
-class KeyBody(Body):
+class KeyBody(RequestModel):
     """A key to make."""
 
     name: Text = Field(
@@ -60,7 +60,7 @@ class KeyBody(Body):
         return self.quota.asked()
 
 
-class QuotaAnswer(Answer):
+class QuotaAnswer(ResponseModel):
     """What a key may take; null is no bound but the service's own."""
 
     sandboxes: int | None
@@ -84,7 +84,7 @@ class QuotaAnswer(Answer):
         return cls(**{each.name: getattr(quota, each.name) for each in fields(quota)})
 
 
-class KeyAnswer(Answer):
+class KeyAnswer(ResponseModel):
     """A key, without its secret."""
 
     id: str = Field(description="12 hexadecimal digits: the owner of all that is made with it.")
@@ -110,21 +110,21 @@ class NewKeyAnswer(KeyAnswer):
         return cls(**KeyAnswer.of(record).__dict__, key=secret)
 
 
-class KeysAnswer(Answer):
+class KeysAnswer(ResponseModel):
     """A page of keys, oldest first."""
 
     keys: list[KeyAnswer]
     next_cursor: str | None = Field(description="For the next page; null where this is the last.")
 
 
-class KeysQuery(Query):
+class KeysQuery(QueryModel):
     """Which keys to list."""
 
     cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
     limit: int = Field(default=100, ge=1, le=1000, description="Keys on one page, at most.")
 
 
-class UsedAnswer(Answer):
+class UsedAnswer(ResponseModel):
     """What of a quota is taken now."""
 
     sandboxes: int
@@ -139,7 +139,7 @@ class UsedAnswer(Answer):
     pools: int
 
 
-class SelfAnswer(Answer):
+class SelfAnswer(ResponseModel):
     """Who sends the request."""
 
     id: str = Field(description="The key's id; 'local' for whoever reaches the unix socket.")

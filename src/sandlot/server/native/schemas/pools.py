@@ -11,7 +11,7 @@ from sandlot.model.access import LOCAL
 from sandlot.model.pools import DEFAULT_MAX, MAX_SIZE, PoolInfo, PoolSizes, StartPath
 from sandlot.model.sandboxes import AUTO, RESERVED_PREFIX, check_reserved_names
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
-from sandlot.server.native.schemas.base import Answer, Body, Text, Words
+from sandlot.server.native.schemas.base import Metadata, RequestModel, ResponseModel, Text
 from sandlot.server.native.schemas.sandboxes import LimitsAnswer, LimitsBody
 
 _WARM = "Sandboxes that are always kept ready."
@@ -26,7 +26,7 @@ PATH_NAMES = {StartPath.WARM: "hot", StartPath.PREPARED: "blank", StartPath.REST
 """Start path -> its name in the API."""
 
 
-class PoolBody(Body):
+class PoolBody(RequestModel):
     """A pool to have."""
 
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What its sandboxes are made from.")
@@ -35,7 +35,7 @@ class PoolBody(Body):
     warm: int = Field(default=1, ge=0, le=MAX_SIZE, description=_WARM)
     max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=f"{_MAX} {DEFAULT_MAX} where nothing is said, or 'warm' where that is more.")
     blank: int = Field(default=0, ge=0, le=MAX_SIZE, description=_BLANK)
-    metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
+    metadata: Metadata = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
 
     def words(self) -> Mapping[str, str]:
         """What is said of it beside what it holds."""
@@ -51,13 +51,13 @@ class PoolBody(Body):
         return PoolSizes.with_defaults(self.warm, self.max, self.blank)
 
 
-class PoolChange(Body):
+class PoolChange(RequestModel):
     """What to change of a pool; what is left out stays as it is."""
 
     warm: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_WARM)
     max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_MAX)
     blank: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_BLANK)
-    metadata: Words | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
+    metadata: Metadata | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
 
     def words(self, there: Mapping[str, str]) -> Mapping[str, str] | None:
         """What is said of it from now on; None where that stays."""
@@ -67,14 +67,14 @@ class PoolChange(Body):
         return {**{name: word for name, word in there.items() if name.startswith(RESERVED_PREFIX)}, **self.metadata}
 
 
-class TemplateSnapshotAnswer(Answer):
+class TemplateSnapshotAnswer(ResponseModel):
     """What the sandboxes of a pool are restored from."""
 
     size_bytes: int = Field(description="On the disk.")
     made_at: datetime | None
 
 
-class ClaimsAnswer(Answer):
+class ClaimsAnswer(ResponseModel):
     """How requests for sandboxes of a pool's kind were answered since the service started."""
 
     hot: int = Field(description="By one that waited.")
@@ -83,7 +83,7 @@ class ClaimsAnswer(Answer):
     boot: int = Field(description="By one that was booted.")
 
 
-class PoolAnswer(Answer):
+class PoolAnswer(ResponseModel):
     """A pool."""
 
     id: str
@@ -127,7 +127,7 @@ class PoolAnswer(Answer):
         )
 
 
-class PoolsAnswer(Answer):
+class PoolsAnswer(ResponseModel):
     """Pools."""
 
     pools: list[PoolAnswer]

@@ -13,25 +13,25 @@ from sandlot.model.files import MAX_TRACKED_FOLDERS, ChangedFile
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.packages import MAX_PACKAGES, InstallParams, Manager
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, MAX_TERMINAL_SIZE, ProcessSpec, User, shell_argv
-from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Texts, UserName, Words
+from sandlot.server.native.schemas.base import Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts, UserName
 
 WAIT_MOST_S = 300.0
 """Longer answers do not get through every proxy; who wants to wait longer asks again."""
 
 
-class ScreenBody(Body):
+class ScreenBody(RequestModel):
     """A terminal's size."""
 
     rows: int = Field(default=24, ge=1, le=MAX_TERMINAL_SIZE, description="Lines.")
     cols: int = Field(default=80, ge=1, le=MAX_TERMINAL_SIZE, description="Characters of a line.")
 
 
-class ProcessBody(Body):
+class ProcessBody(RequestModel):
     """A process to start: exactly one of ``command`` and ``argv``."""
 
     command: Text | None = Field(default=None, description="A command line for the image's shell (bash where there is one).")
     argv: Texts | None = Field(default=None, description="A program and its arguments.")
-    env: Words = Field(default_factory=dict, description="Added to the sandbox's environment.")
+    env: Metadata = Field(default_factory=dict, description="Added to the sandbox's environment.")
     cwd: Text | None = Field(default=None, description="Absolute; /workspace where left out.")
     user: UserName = Field(default="user", description="Who it runs as.")
     stdin: Text | None = Field(default=None, description="All of its standard input.")
@@ -79,7 +79,7 @@ class ProcessBody(Body):
         )
 
 
-class PackagesBody(Body):
+class PackagesBody(RequestModel):
     """Packages to install."""
 
     manager: Literal["pip", "npm", "apt"] = Field(default="pip", description="By whom.")
@@ -97,14 +97,14 @@ class PackagesBody(Body):
         return InstallParams(Manager(self.manager), tuple(self.packages), user=User(self.user), timeout_s=self.timeout)
 
 
-class StartedAnswer(Answer):
+class StartedAnswer(ResponseModel):
     """A process that was started in the background."""
 
     process: str
     pid: int
 
 
-class ExitedAnswer(Answer):
+class ExitedAnswer(ResponseModel):
     """How a process ended."""
 
     process: str
@@ -119,7 +119,7 @@ class ExitedAnswer(Answer):
         return cls(**_exited(outcome))
 
 
-class ChangedFileAnswer(Answer):
+class ChangedFileAnswer(ResponseModel):
     """A file that a run created or changed."""
 
     path: str
@@ -154,7 +154,7 @@ class FinishedAnswer(EndedAnswer):
         return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(done.files))
 
 
-class KeptAnswer(Answer):
+class KeptAnswer(ResponseModel):
     """What there is of a process's output by now."""
 
     process: str
@@ -165,7 +165,7 @@ class KeptAnswer(Answer):
     stderr_omitted: int
 
 
-class OutputQuery(Query):
+class OutputQuery(QueryModel):
     """Where to go on in a process's output."""
 
     stdout_from: int | None = Field(default=None, ge=0, description="Byte offset; the oldest that is kept where left out.")
@@ -173,13 +173,13 @@ class OutputQuery(Query):
     follow: bool = Field(default=True, description="As events: until it ends; otherwise only what there is by now.")
 
 
-class WaitQuery(Query):
+class WaitQuery(QueryModel):
     """How long to wait."""
 
     timeout: float = Field(default=60, ge=0, le=WAIT_MOST_S, description="Seconds at most; 0 only looks.")
 
 
-class WaitAnswer(Answer):
+class WaitAnswer(ResponseModel):
     """How a process ended, if it has."""
 
     process: str
@@ -187,7 +187,7 @@ class WaitAnswer(Answer):
     exit: ExitedAnswer | None
 
 
-class StdinQuery(Query):
+class StdinQuery(QueryModel):
     """Where in its input that belongs."""
 
     offset: int | None = Field(
@@ -195,13 +195,13 @@ class StdinQuery(Query):
     )
 
 
-class StdinAnswer(Answer):
+class StdinAnswer(ResponseModel):
     """What came of a write."""
 
     stdin_bytes: int = Field(description="What has come for its input so far: the offset of the next write.")
 
 
-class TerminalQuery(Query):
+class TerminalQuery(QueryModel):
     """From where to show a terminal, and how large it is."""
 
     stdout_from: int | None = Field(default=None, ge=0, description="Byte offset; the oldest that is kept where left out.")
@@ -209,7 +209,7 @@ class TerminalQuery(Query):
     cols: int | None = Field(default=None, ge=1, le=MAX_TERMINAL_SIZE, description="With ``rows``.")
 
 
-class ProcessAnswer(Answer):
+class ProcessAnswer(ResponseModel):
     """One process."""
 
     process: str
@@ -253,19 +253,19 @@ class ProcessAnswer(Answer):
         )
 
 
-class ProcessesAnswer(Answer):
+class ProcessesAnswer(ResponseModel):
     """Processes that were started through the service."""
 
     processes: list[ProcessAnswer]
 
 
-class SignalBody(Body):
+class SignalBody(RequestModel):
     """A signal to send."""
 
     signal: Text | int = Field(description="SIGTERM, TERM or 15.")
 
 
-class SignalAnswer(Answer):
+class SignalAnswer(ResponseModel):
     """What became of a signal."""
 
     running: bool = Field(description="Whether the process was still running.")

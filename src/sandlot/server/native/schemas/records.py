@@ -9,10 +9,10 @@ from pydantic import Field
 
 from sandlot.model.history import LogEntry
 from sandlot.model.records import EventRecord, ExecutionRecord
-from sandlot.server.native.schemas.base import Answer, Query, Text
+from sandlot.server.native.schemas.base import QueryModel, ResponseModel, Text
 
 
-class EventAnswer(Answer):
+class EventAnswer(ResponseModel):
     """Something that happened."""
 
     sequence: int = Field(description="Larger than that of everything that happened before.")
@@ -29,7 +29,7 @@ class EventAnswer(Answer):
         return cls(sequence=record.sequence, type=event.type, at=event.at, owner=event.owner, sandbox=event.sandbox, data=dict(event.data))
 
 
-class EventsAnswer(Answer):
+class EventsAnswer(ResponseModel):
     """A page of events, oldest first."""
 
     events: list[EventAnswer]
@@ -37,7 +37,7 @@ class EventsAnswer(Answer):
     last: int = Field(description="The number of the last one on this page, or what was asked for as 'after': go on from it.")
 
 
-class EventsQuery(Query):
+class EventsQuery(QueryModel):
     """Which events to list, or to follow."""
 
     after: int | None = Field(
@@ -48,7 +48,7 @@ class EventsQuery(Query):
     sandbox: Text | None = Field(default=None, description="Those of this sandbox only.")
 
 
-class ExecutionAnswer(Answer):
+class ExecutionAnswer(ResponseModel):
     """One run of code or of a command."""
 
     id: str = Field(description="Of the process or cell.")
@@ -95,14 +95,14 @@ class ExecutionAnswer(Answer):
         )
 
 
-class ExecutionsAnswer(Answer):
+class ExecutionsAnswer(ResponseModel):
     """A page of runs, newest first."""
 
     executions: list[ExecutionAnswer]
     next_cursor: str | None
 
 
-class ExecutionsQuery(Query):
+class ExecutionsQuery(QueryModel):
     """Which runs to list."""
 
     cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
@@ -114,7 +114,7 @@ StreamName = Literal["stdout", "stderr"]
 STREAM_NAMES: dict[int, StreamName] = {1: "stdout", 2: "stderr"}
 
 
-class LogEntryAnswer(Answer):
+class LogEntryAnswer(ResponseModel):
     """What one run wrote to one of its streams."""
 
     execution: str = Field(description="Of the process or cell.")
@@ -137,20 +137,20 @@ class LogEntryAnswer(Answer):
         )
 
 
-class LogsAnswer(Answer):
+class LogsAnswer(ResponseModel):
     """What the runs of a sandbox wrote, in the order in which they were begun."""
 
     entries: list[LogEntryAnswer]
     more: bool = Field(description="Whether there are older ones: the newest 200 runs are told, of a mebibyte of text at most.")
 
 
-class LogsQuery(Query):
+class LogsQuery(QueryModel):
     """Which output to tell."""
 
     stream: Literal["stdout", "stderr", "both"] = Field(default="both", description="stdout, stderr or both.")
 
 
-class LogPieceEvent(Answer):
+class LogPieceEvent(ResponseModel):
     """A run wrote something."""
 
     execution: str
@@ -158,7 +158,7 @@ class LogPieceEvent(Answer):
     text: str
 
 
-class LogLostEvent(Answer):
+class LogLostEvent(ResponseModel):
     """A run wrote faster than this was read."""
 
     execution: str
@@ -166,13 +166,13 @@ class LogLostEvent(Answer):
     bytes: int
 
 
-class LogOverEvent(Answer):
+class LogOverEvent(ResponseModel):
     """A run has ended."""
 
     execution: str
 
 
-class LogsEndedEvent(Answer):
+class LogsEndedEvent(ResponseModel):
     """The sandbox has ended: nothing follows."""
 
     sandbox: str

@@ -25,7 +25,7 @@ from sandlot.model.sandboxes import (
     states_of,
 )
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, Limits, OnTimeout
-from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
+from sandlot.server.native.schemas.base import Metadata, QueryModel, RequestModel, ResponseModel, Text
 from sandlot.server.native.volumes.schemas import MountAnswer, MountBody
 
 MOST_FILES = 100
@@ -39,7 +39,7 @@ Restored = Literal["memory", "files"]
 RESTORED: Mapping[str, Restored] = {"memory": "memory", "files": "files"}
 
 
-class LimitsBody(Body):
+class LimitsBody(RequestModel):
     """What a sandbox may use; what is left out has its default, or stays as it is."""
 
     cpus: float | None = Field(default=None, description="Cores; fractions are a share of one core's time.")
@@ -61,7 +61,7 @@ class LimitsBody(Body):
         return LimitsChange(memory_bytes=self.memory_bytes, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk_bytes)
 
 
-class NetworkBody(Body):
+class NetworkBody(RequestModel):
     """Network policy of a sandbox."""
 
     mode: NetworkMode = Field(
@@ -71,14 +71,14 @@ class NetworkBody(Body):
     )
 
 
-class CreateBody(Body):
+class CreateBody(RequestModel):
     """A sandbox to create."""
 
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What it starts from; GET /v1/templates lists them.")
     name: Text | None = Field(default=None, description="A name for people; need not be unique.")
     unique_name: bool = Field(default=False, description="Refuse it (409) while there is a live sandbox of your own with that name.")
-    env: Words = Field(default_factory=dict, description="Environment of every process in it.")
-    metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
+    env: Metadata = Field(default_factory=dict, description="Environment of every process in it.")
+    metadata: Metadata = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
     limits: LimitsBody = Field(default_factory=LimitsBody, description="What it may use.")
     snapshot: Text | None = Field(
         default=None,
@@ -138,7 +138,7 @@ class CreateBody(Body):
         )
 
 
-class UpdateBody(Body):
+class UpdateBody(RequestModel):
     """What to change of a sandbox; what is left out stays as it is."""
 
     timeout: float | None = Field(
@@ -149,7 +149,7 @@ class UpdateBody(Body):
     auto_resume: bool | None = Field(default=None, description="Whether the next request to it resumes it while it is paused or hibernated.")
     persistent: Literal[True] | None = Field(default=None, description="true takes its timeout away; a timeout gives it one again.")
     idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; 0 is never.")
-    metadata: Words | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
+    metadata: Metadata | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
     limits: LimitsBody | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
     name: Text | None = Field(default=None, description="A name for people.")
     unique_name: bool = Field(default=False, description="Refuse that name (409) while another live sandbox of its owner has it.")
@@ -169,7 +169,7 @@ class UpdateBody(Body):
         )
 
 
-class LimitsAnswer(Answer):
+class LimitsAnswer(ResponseModel):
     """What a sandbox may use."""
 
     cpus: float
@@ -183,7 +183,7 @@ class LimitsAnswer(Answer):
         return cls(cpus=limits.cpus, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
 
-class NetworkAnswer(Answer):
+class NetworkAnswer(ResponseModel):
     """Network policy of a sandbox."""
 
     mode: NetworkMode
@@ -194,14 +194,14 @@ class NetworkAnswer(Answer):
         return cls(mode=policy.mode)
 
 
-class ExitAnswer(Answer):
+class ExitAnswer(ResponseModel):
     """How a sandbox ended."""
 
     reason: str
     detail: str
 
 
-class SandboxAnswer(Answer):
+class SandboxAnswer(ResponseModel):
     """A sandbox."""
 
     id: str
@@ -259,14 +259,14 @@ class SandboxAnswer(Answer):
         )
 
 
-class SandboxesAnswer(Answer):
+class SandboxesAnswer(ResponseModel):
     """A page of sandboxes, oldest first."""
 
     sandboxes: list[SandboxAnswer]
     next_cursor: str | None
 
 
-class SandboxesQuery(Query):
+class SandboxesQuery(QueryModel):
     """Which sandboxes to list."""
 
     cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
@@ -294,7 +294,7 @@ class SandboxesQuery(Query):
         return SandboxFilter(states=states, metadata=entries, name=self.name)
 
 
-class UsageAnswer(Answer):
+class UsageAnswer(ResponseModel):
     """What a sandbox has used, and of how much."""
 
     cpu_s: float = Field(description="Seconds of processor time, its runtime's included.")
@@ -320,14 +320,14 @@ class UsageAnswer(Answer):
         )
 
 
-class PortAnswer(Answer):
+class PortAnswer(ResponseModel):
     """A TCP port on which something listens."""
 
     port: int
     address: str = Field(description="What it is bound to: 0.0.0.0 and :: are every address, 127.0.0.1 and ::1 the sandbox itself only.")
 
 
-class PortsAnswer(Answer):
+class PortsAnswer(ResponseModel):
     """What listens inside a sandbox, by number."""
 
     ports: list[PortAnswer]

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from sandlot.model.ports import Resources
 from sandlot.model.service import Capacity
-from sandlot.server.native.schemas.base import Answer
+from sandlot.server.native.schemas.base import ResponseModel
 
 
-class TemplateAnswer(Answer):
+class TemplateAnswer(ResponseModel):
     """Something that a sandbox can be started from."""
 
     name: str
@@ -21,13 +21,13 @@ class TemplateAnswer(Answer):
     building: str | None = Field(description="What its build is at, for a person; null where nobody builds it.")
 
 
-class TemplatesAnswer(Answer):
+class TemplatesAnswer(ResponseModel):
     """What a sandbox can be started from."""
 
     templates: list[TemplateAnswer]
 
 
-class VersionAnswer(Answer):
+class VersionAnswer(ResponseModel):
     """Who answers."""
 
     version: str
@@ -36,14 +36,14 @@ class VersionAnswer(Answer):
     pid: int
 
 
-class VerdictAnswer(Answer):
+class VerdictAnswer(ResponseModel):
     """Yes, or no and why."""
 
     ok: bool
     reason: str
 
 
-class DriverAnswer(Answer):
+class DriverAnswer(ResponseModel):
     """What a driver can do on this host."""
 
     driver: str
@@ -51,13 +51,13 @@ class DriverAnswer(Answer):
     abilities: dict[str, VerdictAnswer]
 
 
-class CapabilitiesAnswer(Answer):
+class CapabilitiesAnswer(ResponseModel):
     """What this host can do."""
 
     drivers: list[DriverAnswer]
 
 
-class ResourcesAnswer(Answer):
+class ResourcesAnswer(ResponseModel):
     """An amount of what the host has."""
 
     memory_bytes: int
@@ -70,7 +70,7 @@ class ResourcesAnswer(Answer):
         return cls(memory_bytes=amount.memory_bytes, disk_bytes=amount.disk_bytes, pids=amount.pids)
 
 
-class CapacityAnswer(Answer):
+class CapacityAnswer(ResponseModel):
     """What this node may promise to sandboxes. A sandbox is promised the most that it can take, until its last trace is gone."""
 
     total: ResourcesAnswer = Field(description="All that may be promised now: what the host has less a reserve, times the ratios.")
@@ -86,14 +86,14 @@ class CapacityAnswer(Answer):
         return cls(total=total, promised=promised, free=free, sandboxes=found.sandboxes, max_sandboxes=max_sandboxes)
 
 
-class HealthAnswer(Answer):
+class HealthAnswer(ResponseModel):
     """It answers."""
 
     status: str
     version: str
 
 
-class StoppingAnswer(Answer):
+class StoppingAnswer(ResponseModel):
     """It is about to end."""
 
     pid: int

@@ -10,11 +10,11 @@ from pydantic import Field
 from sandlot.model.files import FileEvent as FolderEvent
 from sandlot.model.files import Unpacked, Watch
 from sandlot.model.signed_urls import DEFAULT_URL_LIFETIME_S
-from sandlot.server.native.schemas.base import Answer, Body, Text, UserName
+from sandlot.server.native.schemas.base import RequestModel, ResponseModel, Text, UserName
 from sandlot.server.native.schemas.files import PathQuery
 
 
-class ExistsAnswer(Answer):
+class ExistsAnswer(ResponseModel):
     """Whether there is something at a path."""
 
     exists: bool
@@ -26,7 +26,7 @@ class PackQuery(PathQuery):
     format: Literal["tar", "tar.gz"] = Field(default="tar", description="Plain, or compressed by gzip.")
 
 
-class UnpackedAnswer(Answer):
+class UnpackedAnswer(ResponseModel):
     """What came of an archive."""
 
     files: int
@@ -46,7 +46,7 @@ class WatchQuery(PathQuery):
     recursive: bool = Field(default=False, description="Also the folders in it, those that come later included; 1,000 at most.")
 
 
-class WatchingEvent(Answer):
+class WatchingEvent(ResponseModel):
     """The folder is watched from now on."""
 
     path: str
@@ -54,7 +54,7 @@ class WatchingEvent(Answer):
     by: Literal["inotify", "scan"] = Field(description="Where it is scan, what comes and goes within a second may go unseen.")
 
 
-class FileEvent(Answer):
+class FileEvent(ResponseModel):
     """Something happened to a file or a folder."""
 
     path: str
@@ -77,17 +77,17 @@ class MovedEvent(FileEvent):
         return cls(path=event.path, kind="directory" if event.folder else "file", source=event.source or "")
 
 
-class OverflowEvent(Answer):
+class OverflowEvent(ResponseModel):
     """More happened than could be told: list the folder to know what there is."""
 
 
-class GoneEvent(Answer):
+class GoneEvent(ResponseModel):
     """The folder itself was removed or moved; nothing follows."""
 
     path: str
 
 
-class WatcherBody(Body):
+class WatcherBody(RequestModel):
     """A folder to watch for whoever asks later."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace"])
@@ -107,13 +107,13 @@ class WatcherAnswer(WatchingEvent):
         return cls(watcher=watch.id, path=watch.path, recursive=watch.recursive, by=by)
 
 
-class WatchersAnswer(Answer):
+class WatchersAnswer(ResponseModel):
     """All of a sandbox's."""
 
     watchers: list[WatcherAnswer]
 
 
-class HappenedEventAnswer(Answer):
+class HappenedEventAnswer(ResponseModel):
     """One thing that happened in a watched folder."""
 
     event: Literal["created", "modified", "removed", "moved", "overflow", "gone"]
@@ -128,13 +128,13 @@ class HappenedEventAnswer(Answer):
         return cls.model_validate(told)
 
 
-class HappenedAnswer(Answer):
+class HappenedAnswer(ResponseModel):
     """What has happened since the last time, oldest first."""
 
     events: list[HappenedEventAnswer]
 
 
-class SignBody(Body):
+class SignBody(RequestModel):
     """What a URL is to allow."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/report.pdf"])
@@ -143,7 +143,7 @@ class SignBody(Body):
     user: UserName = Field(default="user", description="Who it is done as.")
 
 
-class SignedAnswer(Answer):
+class SignedAnswer(ResponseModel):
     """A URL that needs no key."""
 
     url: str = Field(description="Absolute; of a request that came over the unix socket a path.")

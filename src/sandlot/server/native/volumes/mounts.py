@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.server.native.common import also, node_of, principal_of, reply
+from sandlot.server.native.common import also, get_node, get_principal, json_response
 from sandlot.server.native.schemas.sandboxes import SandboxAnswer
 from sandlot.server.native.volumes.schemas import DetachQuery, MountBody
 
@@ -19,10 +19,10 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/volumes", tags=["volumes"])
 @router.post("", responses=also(SandboxAnswer, "It has it."))
 async def attach(sandbox: str, body: MountBody, request: Request) -> Response:
     """Attach a volume to a sandbox that runs; one that rests is resumed for it. Again and again the same. Where its isolation cannot: 501."""
-    return reply(SandboxAnswer.of(await node_of(request).sandboxes.attach_volume(principal_of(request), sandbox, body.asked())))
+    return json_response(SandboxAnswer.of(await get_node(request).sandboxes.attach_volume(get_principal(request), sandbox, body.asked())))
 
 
 @router.delete("", responses=also(SandboxAnswer, "It has it no more."))
 async def detach(sandbox: str, query: Annotated[DetachQuery, Query()], request: Request) -> Response:
     """Detach a volume from a sandbox; what is in it stays. While anything inside has a file of it open, or works in it: 409."""
-    return reply(SandboxAnswer.of(await node_of(request).sandboxes.detach_volume(principal_of(request), sandbox, query.path)))
+    return json_response(SandboxAnswer.of(await get_node(request).sandboxes.detach_volume(get_principal(request), sandbox, query.path)))

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from sandlot.model.specs import VolumeMount
 from sandlot.model.volumes import DEFAULT_SIZE_BYTES, MAX_SIZE_BYTES, MIN_SIZE_BYTES, VolumeInfo
-from sandlot.server.native.schemas.base import Answer, Body, Query, Text
+from sandlot.server.native.schemas.base import QueryModel, RequestModel, ResponseModel, Text
 
 
-class VolumeBody(Body):
+class VolumeBody(RequestModel):
     """A volume to make."""
 
     name: Text = Field(
@@ -20,7 +20,7 @@ class VolumeBody(Body):
     size_bytes: int = Field(default=DEFAULT_SIZE_BYTES, ge=MIN_SIZE_BYTES, le=MAX_SIZE_BYTES, description="What may be written to it.")
 
 
-class MountBody(Body):
+class MountBody(RequestModel):
     """A volume that a sandbox is to have."""
 
     volume: Text = Field(description="Its name or its id.", examples=["datasets"])
@@ -32,13 +32,13 @@ class MountBody(Body):
         return VolumeMount(volume=self.volume, path=self.path, read_only=self.read_only)
 
 
-class DetachQuery(Query):
+class DetachQuery(QueryModel):
     """A volume that a sandbox is to have no more."""
 
     path: Text = Field(description="The folder that it is in the sandbox; or the volume's name or id.", examples=["/data"])
 
 
-class MountAnswer(Answer):
+class MountAnswer(ResponseModel):
     """A volume that a sandbox has."""
 
     volume: str = Field(description="Its id.")
@@ -51,7 +51,7 @@ class MountAnswer(Answer):
         return cls(volume=mount.volume, path=mount.path, read_only=mount.read_only)
 
 
-class VolumeAnswer(Answer):
+class VolumeAnswer(ResponseModel):
     """A volume."""
 
     id: str
@@ -74,7 +74,7 @@ class VolumeAnswer(Answer):
         )
 
 
-class VolumesAnswer(Answer):
+class VolumesAnswer(ResponseModel):
     """All volumes, oldest first."""
 
     volumes: list[VolumeAnswer]

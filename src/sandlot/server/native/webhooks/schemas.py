@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import Field
 
 from sandlot.model.records import EVENT_TYPES, WebhookChange, WebhookRecord
-from sandlot.server.native.schemas.base import Answer, Body, Text, Texts
+from sandlot.server.native.schemas.base import RequestModel, ResponseModel, Text, Texts
 
 
-class WebhookBody(Body):
+class WebhookBody(RequestModel):
     """A webhook to make."""
 
     url: Text = Field(
@@ -27,7 +27,7 @@ class WebhookBody(Body):
     enabled: bool = Field(default=True, description="false has it wait: what happens meanwhile is sent once it is true, as long as events are kept.")
 
 
-class WebhookChangeBody(Body):
+class WebhookChangeBody(RequestModel):
     """What to change of a webhook; what is left out stays as it is."""
 
     url: Text | None = Field(
@@ -48,7 +48,7 @@ class WebhookChangeBody(Body):
         return WebhookChange(url=self.url, events=events, secret=self.secret, name=self.name, enabled=self.enabled)
 
 
-class WebhookAnswer(Answer):
+class WebhookAnswer(ResponseModel):
     """A webhook, and how it fares."""
 
     id: str
@@ -83,7 +83,7 @@ class NewWebhookAnswer(WebhookAnswer):
         return cls(secret=record.secret, **_told(record))
 
 
-class WebhooksAnswer(Answer):
+class WebhooksAnswer(ResponseModel):
     """All webhooks."""
 
     webhooks: list[WebhookAnswer]

@@ -16,7 +16,7 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnavailableError
 from sandlot.model.tunnels import Tunnel
 from sandlot.server.serve import answering
-from sandlot.web import listen
+from sandlot.web import listener
 from tests.support.http import problem
 from tests.support.service import BASE, Bench
 from tests.support.tenants import listening
@@ -104,12 +104,12 @@ async def test_a_revoked_key_and_a_service_that_stops_end_tunnels(at: Bench, htt
     principal = at.service.api_keys.verify(secret)
     assert principal is not None
     sandbox = await at.sandboxes.create(principal, BASE)
-    listener = listen.tcp_socket("127.0.0.1", 0)
+    tcp = listener.tcp_socket("127.0.0.1", 0)
     url = f"/v1/sandboxes/{sandbox.id}"
     async with asyncio.timeout(60), running(http, url) as program:
         held = sandbox.activity.held
-        async with answering(at.service, [listener]):
-            address = f"ws://127.0.0.1:{listener.getsockname()[1]}{url}/ports/{program.port}/tunnel"
+        async with answering(at.service, [tcp]):
+            address = f"ws://127.0.0.1:{tcp.getsockname()[1]}{url}/ports/{program.port}/tunnel"
             socket = await connect(address, additional_headers={"Authorization": f"Bearer {secret}"}, proxy=None)
             await socket.send(b"x")
             assert await socket.recv() == b"x"

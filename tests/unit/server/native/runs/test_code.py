@@ -13,7 +13,7 @@ from sandlot.model.executions import Display
 from sandlot.model.ids import PROCESS_ID, SandboxId
 from sandlot.server.native.runs.code import gone_on
 from sandlot.server.native.schemas.code import DisplayAnswer, mime_bundle
-from sandlot.web.streams import EVENTS, LINES
+from sandlot.web.streaming import NDJSON_MEDIA_TYPE, SSE_MEDIA_TYPE
 from tests.support.cases import cases
 from tests.support.http import output, post, problem, told
 from tests.support.service import Bench
@@ -45,8 +45,8 @@ async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
 
 
 async def test_as_lines(http: httpx.AsyncClient, url: str) -> None:
-    answer = await http.post(url + "/code", json={"code": "print('é')\n1"}, headers={"Accept": LINES})
-    assert answer.headers["content-type"] == LINES
+    answer = await http.post(url + "/code", json={"code": "print('é')\n1"}, headers={"Accept": NDJSON_MEDIA_TYPE})
+    assert answer.headers["content-type"] == NDJSON_MEDIA_TYPE
     all_told = [json.loads(line) for line in answer.text.splitlines()]
     assert [each["event"] for each in all_told] == ["accepted", "started", "output", "display", "exit"]
     assert all_told[2]["data"] == {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "é\n"}
@@ -146,7 +146,7 @@ async def test_an_execution_that_there_is_not(http: httpx.AsyncClient, url: str)
     problem(await http.get(f"{url}/code/nonsense"), 400, "invalid_request")
 
 
-@cases("accept", ["application/json", EVENTS])
+@cases("accept", ["application/json", SSE_MEDIA_TYPE])
 @pytest.mark.real_guest
 async def test_a_client_that_goes_away_interrupts_its_cell(at: Bench, http: httpx.AsyncClient, url: str, accept: str) -> None:
     async def has_begun() -> bool:
@@ -201,7 +201,7 @@ def test_metadata_as_json_carries_it() -> None:
 
 async def with_ids(http: httpx.AsyncClient, path: str, **headers: str) -> list[tuple[str, str, str]]:
     """Name, id and data of the events that an execution is followed by."""
-    async with http.stream("GET", path, headers={"Accept": EVENTS, **headers}) as response:
+    async with http.stream("GET", path, headers={"Accept": SSE_MEDIA_TYPE, **headers}) as response:
         blocks = (await response.aread()).decode().strip().split("\n\n")
     fields = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
     return [(each["event"], each.get("id", ""), each["data"]) for each in fields]

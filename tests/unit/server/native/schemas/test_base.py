@@ -8,14 +8,14 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from sandlot.server.native.schemas.base import MOST_ERRORS, Body, Query, Words
+from sandlot.server.native.schemas.base import MAX_ERRORS, Metadata, QueryModel, RequestModel
 from sandlot.server.native.schemas.processes import ProcessBody
 from sandlot.server.native.schemas.sandboxes import CreateBody, SandboxesQuery
-from sandlot.web.errors import MOST_FIELDS
+from sandlot.web.errors import MAX_FIELDS
 
 MANY = 5_000
 
-WRONG: list[tuple[type[Body | Query], dict[str, Any]]] = [
+WRONG: list[tuple[type[RequestModel | QueryModel], dict[str, Any]]] = [
     (CreateBody, {f"x{n}": n for n in range(MANY)}),
     (CreateBody, {"limits": {f"x{n}": n for n in range(MANY)}}),
     (CreateBody, {"env": {f"x{n}": n for n in range(MANY)}}),
@@ -26,10 +26,10 @@ WRONG: list[tuple[type[Body | Query], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("model,given", WRONG, ids=["unknown", "nested", "values", "names", "list", "query"])
-def test_a_few_errors_are_looked_for(model: type[Body | Query], given: dict[str, Any]) -> None:
+def test_a_few_errors_are_looked_for(model: type[RequestModel | QueryModel], given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         model.model_validate(given)
-    assert 1 <= caught.value.error_count() <= MOST_ERRORS
+    assert 1 <= caught.value.error_count() <= MAX_ERRORS
 
 
 def test_what_is_right_is_taken_beside_what_is_not() -> None:
@@ -41,8 +41,8 @@ def test_what_is_right_is_taken_beside_what_is_not() -> None:
 
 
 def test_words_are_taken_as_they_are() -> None:
-    class Some(Body):
-        words: Words
+    class Some(RequestModel):
+        words: Metadata
 
     words = {f"ä{n}": "ß" for n in range(MANY)}
     assert Some.model_validate({"words": words}).words == words
@@ -56,4 +56,4 @@ def test_words_are_taken_as_they_are() -> None:
 async def test_a_body_of_nonsense_has_a_short_answer(http: httpx.AsyncClient) -> None:
     response = await http.post("/v1/sandboxes", json={f"x{n}": n for n in range(MANY)})
     assert (response.status_code, response.json()["code"]) == (400, "invalid_request")
-    assert len(response.json()["fields"]) == MOST_FIELDS
+    assert len(response.json()["fields"]) == MAX_FIELDS

@@ -6,7 +6,7 @@ Laws:
   as it is taken. Nothing is compressed.
 - A client that answers no ping, or takes nothing of what waits for it, for two minutes is cut off; one that goes away is noticed at once,
   whatever is being done for it.
-- A Close is answered at once, but where a route has asked for time (``LINGERS``): for as long as its client takes something every two minutes.
+- A Close is answered at once, but where a route has asked for time (``DELAYED_CLOSE``): for as long as its client takes something every two minutes.
 - Sockets count as connections, and stand in the log when they are over.
 """
 
@@ -38,10 +38,10 @@ from websockets.http11 import Request, Response
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors
-from sandlot.web.auth import Admission, Keyring, authenticate
-from sandlot.web.bodies import Query
+from sandlot.web.auth import Keyring, VendorAuthenticator, authenticate
+from sandlot.web.error_formats import ErrorFormat
 from sandlot.web.metrics import RequestMetrics
-from sandlot.web.telling import Teller
+from sandlot.web.models import QueryModel
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 MESSAGE_MAX_BYTES = 1 * MIB
 _REASON_BYTES = 120
 """A frame that controls has 125, two of them for the code (RFC 6455 5.5)."""
-PARTS_MAX = 1024
+MAX_FRAGMENTS = 1024
 """Of one message: each takes memory, and may be empty."""
 UNSENT_MAX_BYTES = 256 * KIB
 """Beyond it nobody gets answers to pings; what the app sends waits at 64 KiB already."""
@@ -60,26 +60,26 @@ STALL_TIMEOUT_S = 120.0
 NORMAL, REFUSED, FAILED = 1000, 1008, 1011
 """Codes of a close, RFC 6455 7.4.1."""
 
-GONE = "gone"
+DISCONNECTED = "gone"
 """What a socket's state has: an event that is set when its client has gone away."""
-LINGERS = "lingers"
+DELAYED_CLOSE = "lingers"
 """What a socket's state is given by who goes on sending to a client that has said Close, until it is done itself (RFC 6455 5.5.1)."""
 
-AQuery = TypeVar("AQuery", bound=Query)
+QueryT = TypeVar("QueryT", bound=QueryModel)
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("sandlot.http")
-_quiet = logging.getLogger("sandlot.websockets")
-_quiet.setLevel(logging.CRITICAL)  # uvicorn would log whole URLs; what happened stands in our own log
+_uvicorn_log = logging.getLogger("sandlot.websockets")
+_uvicorn_log.setLevel(logging.CRITICAL)  # uvicorn would log whole URLs; what happened stands in our own log
 
 
-class Socket(WebSocketsSansIOProtocol):
+class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
     """One connection, from its upgrade on."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._gone = asyncio.Event()
-        super().__init__(config, server_state, {**app_state, GONE: self._gone}, _loop)
-        self.logger = _quiet
+        super().__init__(config, server_state, {**app_state, DISCONNECTED: self._gone}, _loop)
+        self.logger = _uvicorn_log
         self.is_local = False
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
@@ -123,7 +123,7 @@ class Socket(WebSocketsSansIOProtocol):
 
     def handle_cont(self, event: Frame) -> None:
         """A part of a message that is not its first."""
-        if len(self.frames) >= PARTS_MAX:
+        if len(self.frames) >= MAX_FRAGMENTS:
             self._abort()
             return
         super().handle_cont(event)
@@ -137,7 +137,7 @@ class Socket(WebSocketsSansIOProtocol):
 
     def handle_close(self, event: Frame) -> None:
         """The client leaves."""
-        if self.handshake_complete and not self.close_sent and self.scope["state"].get(LINGERS) and not self.transport.is_closing():
+        if self.handshake_complete and not self.close_sent and self.scope["state"].get(DELAYED_CLOSE) and not self.transport.is_closing():
             self.stop_keepalive()
             self._farewell = b"".join(self.conn.data_to_send())
             self._wait_on()
@@ -222,7 +222,7 @@ class Socket(WebSocketsSansIOProtocol):
         """Answer a bad upgrade as any bad request."""
         request_id = secrets.token_hex(8)
         error = InvalidRequestError(why, hint="Use a WebSocket client (RFC 6455, version 13).")
-        told = errors.answer(error, request_id)
+        told = errors.problem_response(error, request_id)
         headers = Headers([(name.decode(), value.decode()) for name, value in told.raw_headers])
         headers["Connection"] = "close"
         headers["X-Request-Id"] = request_id
@@ -231,7 +231,7 @@ class Socket(WebSocketsSansIOProtocol):
         self.transport.close()
 
 
-def query_of(asked: WebSocket, kind: type[AQuery]) -> AQuery:
+def parse_query(asked: WebSocket, kind: type[QueryT]) -> QueryT:
     """What stands in a socket's query, checked as a request's is.
 
     Raises:
@@ -240,41 +240,41 @@ def query_of(asked: WebSocket, kind: type[AQuery]) -> AQuery:
     try:
         return kind.model_validate(dict(asked.query_params))
     except ValidationError as error:
-        raise errors.validation([{**each, "loc": ("query", *each["loc"])} for each in error.errors()]) from None
+        raise errors.validation_error([{**each, "loc": ("query", *each["loc"])} for each in error.errors()]) from None
 
 
-def reason(error: SandlotError) -> str:
+def close_reason(error: SandlotError) -> str:
     """What a close says of an error: as much of it as fits into its frame."""
     return str(error).encode()[:_REASON_BYTES].decode(errors="ignore")
 
 
-def farewell(error: SandlotError) -> int:
+def close_code(error: SandlotError) -> int:
     """The code with which a socket is closed that failed."""
     return REFUSED if isinstance(error, InvalidRequestError) else FAILED
 
 
-async def tell(client: WebSocket, message: Mapping[str, Any]) -> None:
+async def send_json(client: WebSocket, message: Mapping[str, Any]) -> None:
     """Send a client of the native API a message that is no bytes."""
     await client.send_text(json.dumps(message, separators=(",", ":")))
 
 
-async def fail(client: WebSocket, error: SandlotError) -> None:
+async def close_with_error(client: WebSocket, error: SandlotError) -> None:
     """Tell a client of the native API what went wrong, and close; where it is not gone."""
     if client.application_state is WebSocketState.CONNECTED:
-        await tell(client, {"event": "failure", **errors.problem(error, str(client.scope["state"].get("request_id", "")))})
-        await client.close(farewell(error))
+        await send_json(client, {"event": "failure", **errors.problem_document(error, str(client.scope["state"].get("request_id", "")))})
+        await client.close(close_code(error))
 
 
-async def framed(
+async def serve_websocket(
     app: ASGIApp,
     scope: Scope,
     receive: Receive,
     send: Send,
     *,
-    teller: Teller,
+    error_format: ErrorFormat,
     metrics: RequestMetrics,
     keys: Keyring,
-    admit: Admission | None = None,
+    admit: VendorAuthenticator | None = None,
 ) -> None:
     """Serve one socket.
 
@@ -283,7 +283,7 @@ async def framed(
         scope: ASGI's.
         receive: ASGI's.
         send: ASGI's.
-        teller: Who tells its failures.
+        error_format: Who tells its failures.
         metrics: Where it is counted.
         keys: Who may ask; a key that is revoked ends its sockets.
         admit: Whom a door lets in without one.
@@ -294,11 +294,11 @@ async def framed(
     began_s = answered_s = time.perf_counter()
     status = 0
 
-    async def tell(message: Message) -> None:
+    async def send_response(message: Message) -> None:
         nonlocal status, answered_s
         if message["type"] == "websocket.close" and not status:
             # Nobody answers there.
-            await refuse(NotFoundError(f"There is no WebSocket {scope['path'][:200]}.", code=ErrorCode.NOT_FOUND, hint=teller.help))
+            await refuse(NotFoundError(f"There is no WebSocket {scope['path'][:200]}.", code=ErrorCode.NOT_FOUND, hint=error_format.help))
             return
         if message["type"] in {"websocket.accept", "websocket.http.response.start"}:
             status = int(message.get("status", HTTPStatus.SWITCHING_PROTOCOLS))
@@ -308,7 +308,7 @@ async def framed(
 
     async def refuse(error: SandlotError) -> None:
         if not status:
-            await errors.answer(error, id_, teller=teller)(scope, receive, tell)
+            await errors.problem_response(error, id_, error_format=error_format)(scope, receive, send_response)
         else:
             await send({"type": "websocket.close", "code": FAILED})
 
@@ -316,12 +316,12 @@ async def framed(
         try:
             scope["state"]["principal"] = principal = await authenticate(scope, keys, admit=admit)
             with nullcontext() if principal is None else keys.working_for(principal.owner):
-                await app(scope, receive, tell)
+                await app(scope, receive, send_response)
         except SandlotError as error:
             await refuse(error)
         except Exception:  # noqa: BLE001 - the client is told that there was one
             _log.exception("request.defect", request=id_)
-            await refuse(errors.defect())
+            await refuse(errors.internal_error())
         finally:
             # How long it took to be opened; how long it was open says nothing of the service.
             metrics.requested("GET", getattr(scope.get("route"), "path", None), status, answered_s - began_s)

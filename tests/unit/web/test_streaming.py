@@ -17,7 +17,17 @@ from starlette.types import Message
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.executions import Output, OutputGap
 from sandlot.protocol.schema import STDOUT
-from sandlot.web.streams import EVENTS, LINES, Event, OutputEvents, Stream, TextSplitter, event, events, lines, wanted
+from sandlot.web.streaming import (
+    NDJSON_MEDIA_TYPE,
+    SSE_MEDIA_TYPE,
+    KeepAliveStreamResponse,
+    OutputEvents,
+    StreamEvent,
+    TextSplitter,
+    accepts_events,
+    event_response,
+    ndjson_response,
+)
 
 PIECES = st.lists(
     st.one_of(st.binary(max_size=12), st.text(max_size=6).map(str.encode), st.sampled_from([b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98\x80"]))
@@ -41,20 +51,20 @@ def test_the_bytes_come_out_as_they_went_in_at_their_offsets(pieces: list[bytes]
 
 def test_a_gap_comes_after_what_was_before_it() -> None:
     output = OutputEvents()
-    assert output.tell(Output(STDOUT, 0, b"a\xc3")) == [
-        event("output", {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "a"}, "1-0")
+    assert output.feed(Output(STDOUT, 0, b"a\xc3")) == [
+        StreamEvent("output", {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "a"}, "1-0")
     ], "what waits for its other half is not passed over"
-    held, lost = output.tell(OutputGap(STDOUT, 10, 2))
+    held, lost = output.feed(OutputGap(STDOUT, 10, 2))
     assert held.data["data"] == base64.b64encode(b"\xc3").decode()
     assert lost.data == {"stream": "stdout", "bytes": 10}
-    (after,) = output.tell(Output(STDOUT, 12, b"b"))
+    (after,) = output.feed(Output(STDOUT, 12, b"b"))
     assert after.data["offset"] == 12
     assert output.end() == []
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=20)))
 def test_an_event_is_two_lines_whatever_it_holds(data: dict[str, str]) -> None:
-    raw = event("output", data).sent()
+    raw = StreamEvent("output", data).sent()
     assert raw.endswith(b"\n\n")
     assert raw.count(b"\n") == 3
     assert b"\r" not in raw
@@ -63,28 +73,28 @@ def test_an_event_is_two_lines_whatever_it_holds(data: dict[str, str]) -> None:
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=20)))
 def test_an_event_is_one_line_of_json_as_well(data: dict[str, str]) -> None:
-    raw = event("output", data, 7).line()
+    raw = StreamEvent("output", data, 7).line()
     assert raw.endswith(b"\n")
     assert raw.count(b"\n") == 1
     assert json.loads(raw) == {"event": "output", "id": "7", "data": data}
-    assert json.loads(event("output", data).line()) == {"event": "output", "data": data}
+    assert json.loads(StreamEvent("output", data).line()) == {"event": "output", "data": data}
 
 
 def test_the_client_chooses_the_form_by_what_it_names_first(subtests: pytest.Subtests) -> None:
     for accept, media_type in (
-        ("text/event-stream", EVENTS),
-        ("application/x-ndjson", LINES),
-        ("application/json, application/x-ndjson;q=0.5", LINES),
-        ("application/x-ndjson, text/event-stream", LINES),
-        ("text/event-stream, */*", EVENTS),
+        ("text/event-stream", SSE_MEDIA_TYPE),
+        ("application/x-ndjson", NDJSON_MEDIA_TYPE),
+        ("application/json, application/x-ndjson;q=0.5", NDJSON_MEDIA_TYPE),
+        ("application/x-ndjson, text/event-stream", NDJSON_MEDIA_TYPE),
+        ("text/event-stream, */*", SSE_MEDIA_TYPE),
         ("application/json", ""),
         ("*/*", ""),
     ):
         with subtests.test(accept=accept, media_type=media_type):
             request = Request({"type": "http", "headers": [(b"accept", accept.encode())]})
-            assert wanted(request) is bool(media_type)
+            assert accepts_events(request) is bool(media_type)
             if media_type:
-                assert events(request, nothing(), closed).media_type == media_type
+                assert event_response(request, nothing(), closed).media_type == media_type
 
 
 async def failing(first: object, error: Exception) -> AsyncIterator[Any]:
@@ -93,16 +103,18 @@ async def failing(first: object, error: Exception) -> AsyncIterator[Any]:
 
 
 async def test_failure_after_the_start_is_the_last_line(subtests: pytest.Subtests) -> None:
-    request = Request({"type": "http", "headers": [(b"accept", LINES.encode())], "state": {}})
+    request = Request({"type": "http", "headers": [(b"accept", NDJSON_MEDIA_TYPE.encode())], "state": {}})
     for error, code in ((ConflictError("taken", code=ErrorCode.CONFLICT), "conflict"), (ZeroDivisionError("of ours"), "internal")):
         with subtests.test(code=code):
-            started, failure = [json.loads(line) for line in await sent(events(request, failing(event("started", {}), error), closed)) if line]
+            started, failure = [
+                json.loads(line) for line in await sent(event_response(request, failing(StreamEvent("started", {}), error), closed)) if line
+            ]
             assert (started["event"], failure["event"], failure["data"]["code"]) == ("started", "failure", code)
-            item, problem = [json.loads(line) for line in await sent(lines(request, failing({"index": 0}, error), closed)) if line]
+            item, problem = [json.loads(line) for line in await sent(ndjson_response(request, failing({"index": 0}, error), closed)) if line]
             assert (item, problem["code"]) == ({"index": 0}, code)
 
 
-async def nothing() -> AsyncIterator[Event]:
+async def nothing() -> AsyncIterator[StreamEvent]:
     return
     yield
 
@@ -111,7 +123,7 @@ async def closed() -> None:
     pass
 
 
-async def sent(answer: Stream) -> list[bytes]:
+async def sent(answer: KeepAliveStreamResponse) -> list[bytes]:
     """The pieces of an answer's body."""
     bodies: list[bytes] = []
 

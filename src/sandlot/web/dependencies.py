@@ -11,37 +11,37 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.web.errors import BodyRefusedError
-from sandlot.web.listen import HUNG_UP
-from sandlot.web.streams import gone
+from sandlot.web.listener import HUNG_UP
+from sandlot.web.streaming import wait_for_disconnect
 
-LOOK_S = 0.5
+HANGUP_POLL_S = 0.5
 """How often it is looked whether a client has hung up of whom nothing is read meanwhile."""
 
 _Result = TypeVar("_Result")
 
 
-def node_of(request: HTTPConnection) -> Node:
+def get_node(request: HTTPConnection) -> Node:
     """The core that answers a request."""
     node: Node = request.app.state.node
     return node
 
 
-def principal_of(request: HTTPConnection) -> Principal:
+def get_principal(request: HTTPConnection) -> Principal:
     """Who sent a request; the frame around it has found that out."""
     principal: Principal = request.scope["state"]["principal"]
     return principal
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
     """Do some work, but cancel it when the client goes away. The request's body must have been read.
 
     Raises:
         ClientDisconnect: It went away.
     """
-    return await _unless(gone(request.receive), work)
+    return await _cancel_when(wait_for_disconnect(request.receive), work)
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+async def cancel_on_hangup(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
     """Do some work that takes the request's body as it goes, but cancel it when the client hangs up, also while nothing of the body is taken.
 
     Raises:
@@ -51,12 +51,12 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) 
 
     async def leaving() -> None:
         while not hung_up():  # noqa: ASYNC110 - nobody tells of it
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(HANGUP_POLL_S)
 
-    return await _unless(leaving(), work)
+    return await _cancel_when(leaving(), work)
 
 
-async def _unless(leaving: Coroutine[Any, Any, object], work: Coroutine[Any, Any, _Result]) -> _Result:
+async def _cancel_when(leaving: Coroutine[Any, Any, object], work: Coroutine[Any, Any, _Result]) -> _Result:
     """Do some work, but cancel it when its client leaves."""
     task, left = asyncio.ensure_future(work), asyncio.ensure_future(leaving)
     try:
@@ -71,7 +71,7 @@ async def _unless(leaving: Coroutine[Any, Any, object], work: Coroutine[Any, Any
     return task.result()
 
 
-async def body_of(request: Request) -> AsyncIterator[bytes]:
+async def iter_body(request: Request) -> AsyncIterator[bytes]:
     """A request's body as it comes; the next piece is taken when the last one was used.
 
     Raises:

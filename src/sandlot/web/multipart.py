@@ -16,9 +16,9 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.web.asking import body_of
+from sandlot.web.dependencies import iter_body
 
-FORM = "multipart/form-data"
+MULTIPART = "multipart/form-data"
 
 MAX_PARTS = 100
 MAX_HEADERS = 16
@@ -45,12 +45,12 @@ class Upload:
     chunks: AsyncIterator[bytes]
 
 
-def is_form(request: Request) -> bool:
+def is_multipart(request: Request) -> bool:
     """Whether a request's body is a form with files."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == FORM
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == MULTIPART
 
 
-async def uploads_of(request: Request, field: str = "file", *, most_parts: int = MAX_PARTS) -> AsyncIterator[Upload]:
+async def read_uploads(request: Request, field: str = "file", *, most_parts: int = MAX_PARTS) -> AsyncIterator[Upload]:
     """All files that a form carries, one after another, as they arrive.
 
     Args:
@@ -66,19 +66,19 @@ async def uploads_of(request: Request, field: str = "file", *, most_parts: int =
         LimitError: ``too_large``; also while a content is read.
     """
     _, options = parse_options_header(request.headers.get("content-type", ""))
-    told = _Form(options.get(b"boundary", b""), most_parts).told(request)
+    told = _FormParser(options.get(b"boundary", b""), most_parts).told(request)
     found = False
     async for part in told:
-        if isinstance(part, _Head):
+        if isinstance(part, _PartHeaders):
             name, filename = part.names()
             if name == field and filename is not None:
                 found = True
-                yield Upload(filename, part.media_type(), _part(told))
+                yield Upload(filename, part.media_type(), _part_content(told))
     if not found:
-        raise _no_file(field)
+        raise _missing_file(field)
 
 
-class Fields:
+class FormFields:
     """Texts of a form beside its file: those before the file are there when it is, those after it once its content was read.
 
     The first of a name counts.
@@ -97,7 +97,7 @@ class Fields:
         """A text; None where there is none, or none yet."""
         return self._texts.get(name)
 
-    async def take(self, head: _Head, told: AsyncIterator[_Head | bytes | None]) -> None:
+    async def take(self, head: _PartHeaders, told: AsyncIterator[_PartHeaders | bytes | None]) -> None:
         """Take a part that the form is at, where it is one of these.
 
         Raises:
@@ -107,7 +107,7 @@ class Fields:
         if name not in self._names or name in self._texts or filename is not None:
             return
         content = bytearray()
-        async for piece in _part(told):
+        async for piece in _part_content(told):
             content += piece
             if len(content) > MAX_TEXT_BYTES:
                 raise InvalidRequestError(f"The form's field {name!r} has more than {MAX_TEXT_BYTES} bytes.", hint=_HINT, fields={"field": name})
@@ -117,7 +117,7 @@ class Fields:
             raise InvalidRequestError(f"The form's field {name!r} is no UTF-8.", hint=_HINT, fields={"field": name}) from None
 
 
-async def upload_of(request: Request, field: str = "file", *, beside: Fields | None = None) -> Upload:
+async def read_upload(request: Request, field: str = "file", *, beside: FormFields | None = None) -> Upload:
     """The file that a form carries; the form is read up to its content.
 
     Args:
@@ -130,19 +130,19 @@ async def upload_of(request: Request, field: str = "file", *, beside: Fields | N
         LimitError: ``too_large``; also while the content is read.
     """
     _, options = parse_options_header(request.headers.get("content-type", ""))
-    form = _Form(options.get(b"boundary", b""))
+    form = _FormParser(options.get(b"boundary", b""))
     told = form.told(request)
     async for part in told:
-        if isinstance(part, _Head):
+        if isinstance(part, _PartHeaders):
             name, filename = part.names()
             if name == field and filename is not None:
-                return Upload(filename, part.media_type(), _content(told, beside))
+                return Upload(filename, part.media_type(), _file_content(told, beside))
             if beside is not None:
                 await beside.take(part, told)
-    raise _no_file(field)
+    raise _missing_file(field)
 
 
-async def _part(told: AsyncIterator[_Head | bytes | None]) -> AsyncIterator[bytes]:
+async def _part_content(told: AsyncIterator[_PartHeaders | bytes | None]) -> AsyncIterator[bytes]:
     """The content of the part that the form is at."""
     async for part in told:
         if not isinstance(part, bytes):
@@ -150,16 +150,16 @@ async def _part(told: AsyncIterator[_Head | bytes | None]) -> AsyncIterator[byte
         yield part
 
 
-async def _content(told: AsyncIterator[_Head | bytes | None], beside: Fields | None) -> AsyncIterator[bytes]:
-    async for piece in _part(told):
+async def _file_content(told: AsyncIterator[_PartHeaders | bytes | None], beside: FormFields | None) -> AsyncIterator[bytes]:
+    async for piece in _part_content(told):
         yield piece
     # What comes after it is of no interest but for such texts, but it has to be whole.
     async for part in told:
-        if isinstance(part, _Head) and beside is not None:
+        if isinstance(part, _PartHeaders) and beside is not None:
             await beside.take(part, told)
 
 
-class _Head:
+class _PartHeaders:
     """The headers of one part; so many of them as the parser allows."""
 
     __slots__ = ("fields",)
@@ -185,15 +185,15 @@ class _Head:
         return self.fields.get("content-type", b"").decode("latin-1").strip() or None
 
 
-class _Form:
+class _FormParser:
     """A form that arrives: heads, pieces of content, and None at the end of each part."""
 
     def __init__(self, boundary: bytes, most_parts: int = MAX_PARTS) -> None:
         if not boundary:
             raise InvalidRequestError("The form says no boundary.", hint=_HINT)
         self._most_parts = most_parts
-        self._told: deque[_Head | bytes | None] = deque()
-        self._head = _Head()
+        self._told: deque[_PartHeaders | bytes | None] = deque()
+        self._head = _PartHeaders()
         self._name = b""
         self._value = b""
         self._parts = 0
@@ -215,19 +215,19 @@ class _Form:
                 max_header_size=MAX_HEADER_BYTES,
             )
         except FormParserError as error:
-            raise _broken(error) from None
+            raise _invalid_form(error) from None
 
-    async def told(self, request: Request) -> AsyncIterator[_Head | bytes | None]:
+    async def told(self, request: Request) -> AsyncIterator[_PartHeaders | bytes | None]:
         """What arrives.
 
         Raises:
             InvalidRequestError: It is no form, or is cut.
         """
-        async for piece in body_of(request):
+        async for piece in iter_body(request):
             try:
                 self._parser.write(piece)
             except FormParserError as error:
-                raise _broken(error) from None
+                raise _invalid_form(error) from None
             if self._parts > self._most_parts:
                 raise InvalidRequestError(f"The form has more than {self._most_parts} parts.", hint=_HINT)
             while self._told:
@@ -237,7 +237,7 @@ class _Form:
 
     def _begin(self) -> None:
         self._parts += 1
-        self._head = _Head()
+        self._head = _PartHeaders()
 
     def _on_name(self, data: bytes, start: int, end: int) -> None:
         self._name += data[start:end]
@@ -259,9 +259,9 @@ class _Form:
         self._ended = True
 
 
-def _no_file(field: str) -> InvalidRequestError:
+def _missing_file(field: str) -> InvalidRequestError:
     return InvalidRequestError(f"The form has no file in a field {field!r}.", hint=_HINT, fields={"field": field})
 
 
-def _broken(error: FormParserError) -> InvalidRequestError:
+def _invalid_form(error: FormParserError) -> InvalidRequestError:
     return InvalidRequestError("The body is no form as its head says.", hint=_HINT, fields={"body": str(error)[:200]})

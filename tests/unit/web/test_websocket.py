@@ -21,7 +21,7 @@ from websockets.uri import parse_uri
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.guest import PortConnection, PortHandler
-from sandlot.web import listen, sockets
+from sandlot.web import listener, websocket
 from tests.support.service import Bench, bench, client
 from tests.support.until import until
 
@@ -65,15 +65,15 @@ async def test_a_bad_upgrade_is_answered_like_any_bad_request(at: Bench, http: h
 async def test_a_key_is_needed_over_tcp_and_what_is_somebody_elses_is_not_found(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
         _, secret = await at.service.api_keys.create("other")
-        listener = listen.tcp_socket("127.0.0.1", 0)
-        base = f"ws://127.0.0.1:{listener.getsockname()[1]}/v1/sandboxes/{(await at.sandbox()).id}/processes/{'0' * 32}/terminal"
+        tcp = listener.tcp_socket("127.0.0.1", 0)
+        base = f"ws://127.0.0.1:{tcp.getsockname()[1]}/v1/sandboxes/{(await at.sandbox()).id}/processes/{'0' * 32}/terminal"
         cases: list[tuple[dict[str, str], int, str]] = [
             ({}, 401, "unauthenticated"),
             ({"X-API-Key": "wrong"}, 401, "unauthenticated"),
             ({"X-API-Key": secret}, 404, "sandbox_not_found"),
             ({"Authorization": f"Bearer {secret}"}, 404, "sandbox_not_found"),
         ]
-        async with answering(at.service, [listener]):
+        async with answering(at.service, [tcp]):
             for headers, status, code in cases:
                 with pytest.raises(InvalidStatus) as refused:
                     await connect(base, additional_headers=headers, proxy=None)
@@ -104,10 +104,10 @@ async def test_pings_whose_answers_are_not_taken_do_not_pile_up(at: Bench, http:
 
 async def test_a_message_without_an_end_is_cut_off(at: Bench, http: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
     async def send_large(connection: ClientConnection) -> None:
-        await connection.send(bytes(sockets.MESSAGE_MAX_BYTES + 1))
+        await connection.send(bytes(websocket.MESSAGE_MAX_BYTES + 1))
 
     async def send_parts(connection: ClientConnection) -> None:
-        connection.transport.write(b"\x02\x80" + bytes(4) + (b"\x00\x80" + bytes(4)) * (sockets.PARTS_MAX + 2))
+        connection.transport.write(b"\x02\x80" + bytes(4) + (b"\x00\x80" + bytes(4)) * (websocket.MAX_FRAGMENTS + 2))
 
     async def send_on(connection: ClientConnection, send: Callable[[ClientConnection], Awaitable[None]]) -> None:
         await send(connection)
@@ -189,7 +189,7 @@ async def test_close_is_answered_after_what_the_route_still_sends(at: Bench) -> 
 
 @pytest.mark.usefixtures("http")
 async def test_silent_route_is_cut_off_after_a_close(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "STALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(websocket, "STALL_TIMEOUT_S", 0.2)
     _, reader, writer = await tunnel(at, never_respond)
     writer.write(CLOSE)
     assert await _to_its_end(reader) == b""
@@ -208,18 +208,18 @@ async def test_route_that_is_cut_after_a_close_does_not_report_a_clean_end(at: B
 @pytest.mark.usefixtures("http")
 async def test_close_while_the_client_reads_nothing_loses_nothing(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     full, left = asyncio.Event(), asyncio.Event()
-    pause, leave = sockets.Socket.pause_writing, sockets.Socket.handle_close
+    pause, leave = websocket.SandlotWebSocketProtocol.pause_writing, websocket.SandlotWebSocketProtocol.handle_close
 
-    def paused(self: sockets.Socket) -> None:
+    def paused(self: websocket.SandlotWebSocketProtocol) -> None:
         pause(self)
         full.set()
 
-    def leaves(self: sockets.Socket, event: Frame) -> None:
+    def leaves(self: websocket.SandlotWebSocketProtocol, event: Frame) -> None:
         leave(self, event)
         left.set()
 
-    monkeypatch.setattr(sockets.Socket, "pause_writing", paused)
-    monkeypatch.setattr(sockets.Socket, "handle_close", leaves)
+    monkeypatch.setattr(websocket.SandlotWebSocketProtocol, "pause_writing", paused)
+    monkeypatch.setattr(websocket.SandlotWebSocketProtocol, "handle_close", leaves)
     _, reader, writer = await tunnel(at, send_much)
     link = writer.transport
     assert isinstance(link, asyncio.Transport)

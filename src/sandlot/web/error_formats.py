@@ -14,18 +14,18 @@ from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
 
-RETRY_AFTER_S = 1
+DEFAULT_RETRY_AFTER_S = 1
 """What a client is told to wait where whoever refused it did not say; nothing that says "again" is without (RFC 9110, 10.2.3)."""
 
 
-def wait_s(error: SandlotError) -> int | None:
+def retry_after_s(error: SandlotError) -> int | None:
     """Seconds after which the same request may succeed; None where waiting does not help, or nobody knows for how long. Pure."""
-    known = error.fields.get("retry_after_s", RETRY_AFTER_S if error.retryable else None)
+    known = error.fields.get("retry_after_s", DEFAULT_RETRY_AFTER_S if error.retryable else None)
     return known if isinstance(known, int) else None  # never a text: it is written into an answer's head as it is
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RenderedError:
     """A failure as a client is told it.
 
     Args:
@@ -41,7 +41,7 @@ class Told:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Teller(Protocol):
+class ErrorFormat(Protocol):
     """Whoever answers under one prefix."""
 
     @property
@@ -55,7 +55,7 @@ class Teller(Protocol):
         ...
 
     @property
-    def admit(self) -> Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None:
+    def authenticate(self) -> Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None:
         """Who sends a request that shows no key but something that this service gave in its place; None where there is nothing of that kind."""
         ...
 
@@ -64,7 +64,7 @@ class Teller(Protocol):
         """What somebody should do who asked for what there is not."""
         ...
 
-    def tell(self, error: SandlotError, request_id: str, status: int | None) -> Told:
+    def render_error(self, error: SandlotError, request_id: str, status: int | None) -> RenderedError:
         """Tell a failure.
 
         Args:
@@ -79,12 +79,12 @@ class Teller(Protocol):
         ...
 
 
-def pattern(paths: Iterable[str]) -> re.Pattern[str]:
+def path_pattern(paths: Iterable[str]) -> re.Pattern[str]:
     """What matches these paths, and nothing else; a part in braces stands for any one part."""
     return re.compile("|".join(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path)) for path in paths) or r"(?!)")
 
 
-class Tellers:
+class ErrorFormatSelector:
     """Everybody who answers.
 
     Args:
@@ -94,23 +94,23 @@ class Tellers:
 
     __slots__ = ("_by_prefix", "_by_root", "_own")
 
-    def __init__(self, own: Teller, others: Iterable[Teller] = ()) -> None:
+    def __init__(self, own: ErrorFormat, others: Iterable[ErrorFormat] = ()) -> None:
         self._own = own
         self._by_prefix = {other.prefix: other for other in others}
-        self._by_root: dict[str, list[tuple[re.Pattern[str], Teller]]] = {}
+        self._by_root: dict[str, list[tuple[re.Pattern[str], ErrorFormat]]] = {}
         for other in self._by_prefix.values():
-            for first in {_first(path) for path in other.roots}:
-                paths = pattern(path for path in other.roots if _first(path) == first)
+            for first in {_first_part(path) for path in other.roots}:
+                paths = path_pattern(path for path in other.roots if _first_part(path) == first)
                 self._by_root.setdefault(first, []).append((paths, other))
 
-    def of(self, path: str) -> Teller:
+    def select(self, path: str) -> ErrorFormat:
         """Who answers a path."""
-        first = _first(path)
+        first = _first_part(path)
         if (under := self._by_prefix.get(first)) is not None:
             return under
         return next((other for paths, other in self._by_root.get(first, ()) if paths.fullmatch(path)), self._own)
 
 
-def _first(path: str) -> str:
+def _first_part(path: str) -> str:
     """``/`` and the first part of a path."""
     return "/" + path[1:].partition("/")[0]

@@ -27,20 +27,20 @@ from sandlot.model.errors import SandlotError
 from sandlot.model.executions import Channel, Output, OutputGap
 from sandlot.web import errors
 
-EVENTS = "text/event-stream"
-LINES = "application/x-ndjson"
+SSE_MEDIA_TYPE = "text/event-stream"
+NDJSON_MEDIA_TYPE = "application/x-ndjson"
 KEEP_ALIVE_S = 15.0
 KEEP_ALIVE = b": keep-alive\n\n"
 STREAM_NAMES: Mapping[int, str] = {Channel.STDOUT: "stdout", Channel.STDERR: "stderr"}
 
 _UNBUFFERED = {"X-Accel-Buffering": "no"}
 
-_Piece = TypeVar("_Piece")
+_Item = TypeVar("_Item")
 
 _log = structlog.get_logger("sandlot.http")
 
 
-class Stream(Response):
+class KeepAliveStreamResponse(Response):
     """An answer whose body comes piece by piece.
 
     Args:
@@ -77,7 +77,7 @@ class Stream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             body = asyncio.create_task(self._write(send))
-            tasks = [body, asyncio.create_task(gone(receive))]
+            tasks = [body, asyncio.create_task(wait_for_disconnect(receive))]
             if self._beat:
                 tasks.append(asyncio.create_task(self._keep_alive(send)))
             await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +108,7 @@ class Stream(Response):
             self._sent_s = time.monotonic()
 
 
-class Event(NamedTuple):
+class StreamEvent(NamedTuple):
     """One event.
 
     Args:
@@ -129,17 +129,14 @@ class Event(NamedTuple):
     def line(self) -> bytes:
         """As a line of JSON."""
         number = {} if self.id is None else {"id": str(self.id)}
-        return line({"event": self.name, **number, "data": self.data})
+        return ndjson_line({"event": self.name, **number, "data": self.data})
 
 
-event = Event
-"""One event: its name, its data and its id."""
-
-BEAT = Event("keep-alive", {})
+KEEP_ALIVE_EVENT = StreamEvent("keep-alive", {})
 """What a stream of lines says when nothing else was said for 15 s: a blank line is none that every reader of JSON takes."""
 
 
-def line(data: Mapping[str, Any]) -> bytes:
+def ndjson_line(data: Mapping[str, Any]) -> bytes:
     """JSON on a line of its own."""
     return f"{_json(data)}\n".encode("utf-8", "replace")
 
@@ -148,60 +145,60 @@ def _json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
-def events(request: Request, pieces: AsyncIterator[Event], close: Callable[[], Awaitable[None]]) -> Stream:
+def event_response(request: Request, pieces: AsyncIterator[StreamEvent], close: Callable[[], Awaitable[None]]) -> KeepAliveStreamResponse:
     """An answer of events in the form that the client asks for; what fails on the way becomes its last event."""
-    sent = _form(request) != LINES
-    return Stream(
-        _told(pieces, request, Event.sent if sent else Event.line),
+    sent = _accepted_form(request) != NDJSON_MEDIA_TYPE
+    return KeepAliveStreamResponse(
+        _encoded(pieces, request, StreamEvent.sent if sent else StreamEvent.line),
         close,
-        media_type=EVENTS if sent else LINES,
+        media_type=SSE_MEDIA_TYPE if sent else NDJSON_MEDIA_TYPE,
         headers=_UNBUFFERED,
-        beat=KEEP_ALIVE if sent else BEAT.line(),
+        beat=KEEP_ALIVE if sent else KEEP_ALIVE_EVENT.line(),
     )
 
 
-def lines(request: Request, pieces: AsyncIterator[Mapping[str, Any]], close: Callable[[], Awaitable[None]]) -> Stream:
+def ndjson_response(request: Request, pieces: AsyncIterator[Mapping[str, Any]], close: Callable[[], Awaitable[None]]) -> KeepAliveStreamResponse:
     """An answer of lines of JSON, each of its own shape; what fails on the way becomes the last line, a problem document."""
 
     async def told() -> AsyncIterator[bytes]:
-        async for piece in _guarded(pieces, request, lambda problem: problem):
-            yield line(piece)
+        async for piece in _with_failure(pieces, request, lambda problem: problem):
+            yield ndjson_line(piece)
 
-    return Stream(told(), close, media_type=LINES, headers=_UNBUFFERED, beat=b"\n")
+    return KeepAliveStreamResponse(told(), close, media_type=NDJSON_MEDIA_TYPE, headers=_UNBUFFERED, beat=b"\n")
 
 
-async def _told(pieces: AsyncIterator[Event], request: Request, form: Callable[[Event], bytes]) -> AsyncIterator[bytes]:
-    async for piece in _guarded(pieces, request, lambda problem: Event("failure", problem)):
+async def _encoded(pieces: AsyncIterator[StreamEvent], request: Request, form: Callable[[StreamEvent], bytes]) -> AsyncIterator[bytes]:
+    async for piece in _with_failure(pieces, request, lambda problem: StreamEvent("failure", problem)):
         yield form(piece)
 
 
-async def _guarded(pieces: AsyncIterator[_Piece], request: Request, failure: Callable[[Mapping[str, Any]], _Piece]) -> AsyncIterator[_Piece]:
+async def _with_failure(pieces: AsyncIterator[_Item], request: Request, failure: Callable[[Mapping[str, Any]], _Item]) -> AsyncIterator[_Item]:
     """The pieces, and what made them fail as the last one."""
     request_id = errors.request_id(request)
     try:
         async for piece in pieces:
             yield piece
     except SandlotError as error:
-        errors.note(request.scope, error)
-        yield failure(errors.problem(error, request_id))
+        errors.record_failure(request.scope, error)
+        yield failure(errors.problem_document(error, request_id))
     except Exception:  # noqa: BLE001 - the client is told that there was one
         _log.exception("request.defect", request=request_id)
-        errors.note(request.scope, defect := errors.defect())
-        yield failure(errors.problem(defect, request_id))
+        errors.record_failure(request.scope, defect := errors.internal_error())
+        yield failure(errors.problem_document(defect, request_id))
 
 
-def wanted(request: Request) -> bool:
+def accepts_events(request: Request) -> bool:
     """Whether a client asks for events, in either form."""
-    return bool(_form(request))
+    return bool(_accepted_form(request))
 
 
-def _form(request: Request) -> str:
+def _accepted_form(request: Request) -> str:
     """The form of events that a client asks for, the first that it names; empty where it asks for none."""
     accepted = request.headers.get("accept", "").lower()
-    return min((form for form in (EVENTS, LINES) if form in accepted), key=accepted.index, default="")
+    return min((form for form in (SSE_MEDIA_TYPE, NDJSON_MEDIA_TYPE) if form in accepted), key=accepted.index, default="")
 
 
-async def gone(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -266,7 +263,7 @@ class OutputEvents:
         """Where both streams go on after the last event: what its id says."""
         return "-".join(str(at) for at in self._next.values())
 
-    def tell(self, item: Output | OutputGap) -> list[Event]:
+    def feed(self, item: Output | OutputGap) -> list[StreamEvent]:
         """The events that tell one piece."""
         splitter = self._splitters[item.channel]
         if isinstance(item, OutputGap):
@@ -275,18 +272,18 @@ class OutputEvents:
         piece = splitter.push(item.data, item.offset)
         return self._piece(item.channel, piece, item.offset + len(item.data) - splitter.held_bytes)
 
-    def end(self) -> list[Event]:
+    def end(self) -> list[StreamEvent]:
         """The events that tell what still waits, at the end."""
         return [told for channel in STREAM_NAMES for told in self._flush(channel)]
 
-    def _flush(self, channel: int) -> list[Event]:
+    def _flush(self, channel: int) -> list[StreamEvent]:
         end = self._next[channel] + self._splitters[channel].held_bytes
         return self._piece(channel, self._splitters[channel].flush(), end)
 
-    def _piece(self, channel: int, piece: dict[str, Any] | None, end: int) -> list[Event]:
+    def _piece(self, channel: int, piece: dict[str, Any] | None, end: int) -> list[StreamEvent]:
         return [] if piece is None else [self._event(channel, "output", end, piece)]
 
-    def _event(self, channel: int, name: str, end: int, data: Mapping[str, Any]) -> Event:
+    def _event(self, channel: int, name: str, end: int, data: Mapping[str, Any]) -> StreamEvent:
         """One event; its id is where both streams go on after it."""
         self._next[channel] = end
-        return Event(name, {"stream": STREAM_NAMES[channel], **data}, self.position)
+        return StreamEvent(name, {"stream": STREAM_NAMES[channel], **data}, self.position)

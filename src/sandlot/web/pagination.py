@@ -9,12 +9,12 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.repositories import Position
 
 
-def told(position: Position) -> str:
+def encode_cursor(position: Position) -> str:
     """A place as a cursor."""
     return base64.urlsafe_b64encode(f"{position.at.isoformat(timespec='microseconds')}~{position.id}".encode()).decode()
 
 
-def understood(cursor: str | None) -> Position | None:
+def decode_cursor(cursor: str | None) -> Position | None:
     """The place that a cursor says.
 
     Raises:
@@ -26,11 +26,11 @@ def understood(cursor: str | None) -> Position | None:
         at, mark, id_ = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition("~")
         moment = datetime.fromisoformat(at)
     except ValueError:
-        raise _no_cursor() from None
+        raise _invalid_cursor() from None
     if not mark or moment.tzinfo is None:
-        raise _no_cursor()
+        raise _invalid_cursor()
     return Position(moment, id_)
 
 
-def _no_cursor() -> InvalidRequestError:
+def _invalid_cursor() -> InvalidRequestError:
     return InvalidRequestError("The cursor is not one.", hint="Use next_cursor of the page before.", fields={"field": "cursor"})

@@ -29,32 +29,32 @@ from sandlot.model.access import UNBOUNDED, check_upload
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import LimitError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
-from sandlot.web import errors, sockets
-from sandlot.web.auth import Admission, Keyring, Signatures, authenticate
+from sandlot.web import errors, websocket
+from sandlot.web.auth import Keyring, Signatures, VendorAuthenticator, authenticate
+from sandlot.web.error_formats import ErrorFormat, ErrorFormatSelector
 from sandlot.web.errors import BodyRefusedError
 from sandlot.web.metrics import RequestMetrics
-from sandlot.web.telling import Teller, Tellers
 
 JSON_MAX_BYTES = 8 * MIB
-FREE_BYTES = 64 * KIB
+UNCOUNTED_BYTES = 64 * KIB
 """Of every body and every answer: not counted, because the number of connections bounds them."""
-PIECE_BYTES = 64 * KIB
+CHUNK_BYTES = 64 * KIB
 """What of an answer is given to the connection at once; the rest waits here, where it is counted."""
 BODY_TIMEOUT_S = 120.0
 
 DRAIN_MAX_BYTES = 64 * MIB
 DRAIN_TIMEOUT_S = 10.0
-DRAIN_BRIEFLY_S = 2.0
+SHORT_DRAIN_TIMEOUT_S = 2.0
 """For what is on its way already: a client that is still sending when its connection is closed never reads why."""
 
 _DRAINED = frozenset({HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
-_AT_ONCE = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_TIMEOUT})
+_NOT_DRAINED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_TIMEOUT})
 """Nothing more is taken from strangers, nor from who sends nothing."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("sandlot.http")
 
 
-class Frame:
+class RequestMiddleware:
     """The outermost layer of the app.
 
     Args:
@@ -63,7 +63,7 @@ class Frame:
         upload_max_bytes: The limit of routes that stream their body.
         buffers: Of the memory that is held for clients.
         metrics: Where requests and failures are counted.
-        tellers: Who tells failures.
+        error_formats: Who tells failures.
         signatures: Who knows which URLs need no key; None where none were signed.
         node: What doors ask who sends a request that shows something of theirs in place of a key; None where there are none.
     """
@@ -76,7 +76,7 @@ class Frame:
         upload_max_bytes: int,
         buffers: BufferBudget,
         metrics: RequestMetrics,
-        tellers: Tellers = errors.OURS,
+        error_formats: ErrorFormatSelector = errors.NATIVE_FORMATS,
         signatures: Signatures | None = None,
         node: Node | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class Frame:
         self._upload_max_bytes = upload_max_bytes
         self._buffers = buffers
         self._metrics = metrics
-        self._tellers = tellers
+        self._error_formats = error_formats
         self._signatures = signatures
         self._core = node
 
@@ -93,24 +93,26 @@ class Frame:
         """Answer one request."""
         if scope["type"] not in {"http", "websocket"}:
             return  # no lifespan to speak of
-        teller = self._tellers.of(scope["path"])
+        error_format = self._error_formats.select(scope["path"])
         if scope["type"] == "websocket":
-            admit = self._admission(teller)
-            await sockets.framed(self._app, scope, receive, send, teller=teller, metrics=self._metrics, keys=self._keys, admit=admit)
+            admit = self._admission(error_format)
+            await websocket.serve_websocket(
+                self._app, scope, receive, send, error_format=error_format, metrics=self._metrics, keys=self._keys, admit=admit
+            )
             return
-        exchange = _Exchange(scope, receive, send, self._buffers, teller)
-        raw = teller.takes_raw(scope["path"])
+        exchange = _HttpExchange(scope, receive, send, self._buffers, error_format)
+        raw = error_format.takes_raw(scope["path"])
         exchange.limit(self._upload_max_bytes + exchange.form_bytes if raw else JSON_MAX_BYTES, raw=raw)
         # Whatever is logged on the way carries the request's id, also in tasks that are begun on the way.
         with structlog.contextvars.bound_contextvars(request=exchange.id):
-            await self._answer(scope, exchange, self._admission(teller))
+            await self._answer(scope, exchange, self._admission(error_format))
 
-    def _admission(self, teller: Teller) -> Admission | None:
+    def _admission(self, error_format: ErrorFormat) -> VendorAuthenticator | None:
         """Whom the door of a request lets in without a key."""
-        admit, node = teller.admit, self._core
+        admit, node = error_format.authenticate, self._core
         return None if admit is None or node is None else lambda scope: admit(scope, node)
 
-    async def _answer(self, scope: Scope, exchange: _Exchange, admit: Admission | None) -> None:
+    async def _answer(self, scope: Scope, exchange: _HttpExchange, admit: VendorAuthenticator | None) -> None:
         try:
             scope["state"]["principal"] = principal = await authenticate(scope, self._keys, self._signatures, admit)
             exchange.quota = principal.quota if principal is not None else UNBOUNDED
@@ -125,18 +127,18 @@ class Frame:
             _log.exception("request.defect", request=exchange.id)
             if exchange.status:
                 raise
-            await exchange.refuse(errors.defect())
+            await exchange.refuse(errors.internal_error())
         finally:
             exchange.close()
             exchange.log(self._metrics)
 
 
-class _Exchange:
+class _HttpExchange:
     """One request and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, buffers: BufferBudget, teller: Teller) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, buffers: BufferBudget, error_format: ErrorFormat) -> None:
         self._buffers = buffers
-        self._teller = teller
+        self._error_format = error_format
         self._held_bytes = 0
         self._scope = scope
         self._receive = receive
@@ -153,7 +155,7 @@ class _Exchange:
         given = headers.get(b"x-request-id", b"")
         self.id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         length = headers.get(b"content-length", b"0")
-        self.form_bytes = FREE_BYTES if headers.get(b"content-type", b"").lower().startswith(b"multipart/") else 0
+        self.form_bytes = UNCOUNTED_BYTES if headers.get(b"content-type", b"").lower().startswith(b"multipart/") else 0
         """What a form may have beside its file."""
         self._announced = int(length) if length.isdigit() else 0
         self._has_body = self._announced > 0 or b"transfer-encoding" in headers
@@ -171,7 +173,7 @@ class _Exchange:
             async with asyncio.timeout(BODY_TIMEOUT_S if self._has_body and self._more else None):
                 message = await self._receive()
         except TimeoutError:
-            raise BodyRefusedError(errors.stalled(BODY_TIMEOUT_S)) from None
+            raise BodyRefusedError(errors.body_timeout_error(BODY_TIMEOUT_S)) from None
         if message["type"] == "http.request":
             self._taken += len(message.get("body", b""))
             self._more = message.get("more_body", False)
@@ -185,21 +187,21 @@ class _Exchange:
             headers: list[tuple[bytes, bytes]] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
             if self.status in _DRAINED:
                 await self._drain(DRAIN_TIMEOUT_S)
-            elif self.status >= HTTPStatus.BAD_REQUEST and self.status not in _AT_ONCE:
-                await self._drain(DRAIN_BRIEFLY_S)
+            elif self.status >= HTTPStatus.BAD_REQUEST and self.status not in _NOT_DRAINED:
+                await self._drain(SHORT_DRAIN_TIMEOUT_S)
             if self._has_body and self._more and self.status >= HTTPStatus.BAD_REQUEST:
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
         body = message.get("body", b"")
-        if len(body) <= PIECE_BYTES:
+        if len(body) <= CHUNK_BYTES:
             await self._send(message)
             return
         # The connection takes whatever it is given, however slowly its client reads: piece by piece it waits for that.
         self._buffers.take_anyway(len(body))
         try:
-            for at in range(0, len(body), PIECE_BYTES):
-                last = at + PIECE_BYTES >= len(body)
-                await self._send({**message, "body": body[at : at + PIECE_BYTES], "more_body": not last or message.get("more_body", False)})
+            for at in range(0, len(body), CHUNK_BYTES):
+                last = at + CHUNK_BYTES >= len(body)
+                await self._send({**message, "body": body[at : at + CHUNK_BYTES], "more_body": not last or message.get("more_body", False)})
         finally:
             self._buffers.give(len(body))
 
@@ -209,14 +211,14 @@ class _Exchange:
 
     async def refuse(self, error: SandlotError) -> None:
         if not self.status:
-            errors.note(self._scope, error)
-            await errors.answer(error, self.id, teller=self._teller)(self._scope, self.receive, self.send)
+            errors.record_failure(self._scope, error)
+            await errors.problem_response(error, self.id, error_format=self._error_format)(self._scope, self.receive, self.send)
 
     def log(self, metrics: RequestMetrics) -> None:
         took_s = time.perf_counter() - self._began_s
         failure = self._scope["state"].get("failure")
         route = getattr(self._scope.get("route"), "path", None)  # a door's says nothing of the door's prefix
-        metrics.requested(self._scope["method"], route and self._teller.prefix + route, self.status, took_s)
+        metrics.requested(self._scope["method"], route and self._error_format.prefix + route, self.status, took_s)
         if failure is not None:
             metrics.failed(failure)
         _log.info(
@@ -232,7 +234,7 @@ class _Exchange:
     def _check(self, size_bytes: int) -> None:
         """Refuse a body of that size."""
         if size_bytes > self._limit:
-            raise BodyRefusedError(errors.too_large(self._limit, raw=self._raw))
+            raise BodyRefusedError(errors.body_too_large_error(self._limit, raw=self._raw))
         if self._raw:
             try:
                 check_upload(self.quota, size_bytes - self.form_bytes)
@@ -241,7 +243,7 @@ class _Exchange:
 
     def _hold(self) -> None:
         """Count what was read of a body that is kept to be parsed."""
-        more = 0 if self._raw else max(0, self._taken - FREE_BYTES) - self._held_bytes
+        more = 0 if self._raw else max(0, self._taken - UNCOUNTED_BYTES) - self._held_bytes
         try:
             self._buffers.take(more)
         except UnavailableError as error:

@@ -45,8 +45,8 @@ HUNG_UP = "hung_up"
 _SUN_PATH_MAX = 107
 """Bytes of a unix socket's path, unix(7)."""
 
-FULL_RETRY_AFTER_S = 1
-_FULL = {
+CONNECTIONS_RETRY_AFTER_S = 1
+_TOO_MANY_CONNECTIONS = {
     "type": "about:blank",
     "title": "Service Unavailable",
     "status": 503,
@@ -55,12 +55,12 @@ _FULL = {
     "hint": "Use fewer, or try again in a moment; its operator may raise SANDLOT_MAX_CONNECTIONS.",
     "retryable": True,
     "request_id": "",
-    "fields": {"retry_after_s": FULL_RETRY_AFTER_S},
+    "fields": {"retry_after_s": CONNECTIONS_RETRY_AFTER_S},
 }
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class Protocol(HttpToolsProtocol):
+class SandlotHttpProtocol(HttpToolsProtocol):
     """One connection.
 
     Args:
@@ -86,11 +86,11 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         link = transport.get_extra_info("socket")
         self.is_local = link is not None and link.family == socket.AF_UNIX
-        self.app_state = {**self.app_state, HUNG_UP: lambda: transport.is_closing() or (link is not None and hung_up(link))}
+        self.app_state = {**self.app_state, HUNG_UP: lambda: transport.is_closing() or (link is not None and has_hung_up(link))}
         # Those that became WebSockets count as well.
         if sum(1 for each in self.connections if getattr(each, "is_local", None) == self.is_local) > self._max_connections:
             self.connections.discard(self)
-            transport.write(_full())
+            transport.write(_too_many_connections_response())
             transport.close()
             return
         if self.is_local:
@@ -216,10 +216,10 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def _full() -> bytes:
-    body = json.dumps(_FULL).encode()
+def _too_many_connections_response() -> bytes:
+    body = json.dumps(_TOO_MANY_CONNECTIONS).encode()
     head = (
-        f"HTTP/1.1 503 Service Unavailable\r\nretry-after: {FULL_RETRY_AFTER_S}\r\ncontent-type: application/problem+json\r\n"
+        f"HTTP/1.1 503 Service Unavailable\r\nretry-after: {CONNECTIONS_RETRY_AFTER_S}\r\ncontent-type: application/problem+json\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + body
@@ -235,7 +235,7 @@ def is_owner(link: socket.socket) -> bool:
     return uid in {0, os.geteuid()}
 
 
-def hung_up(link: socket.socket) -> bool:
+def has_hung_up(link: socket.socket) -> bool:
     """Whether the far end of a connection sends no more, whatever of what it sent has not been read yet (POLLRDHUP, poll(2))."""
     number = link.fileno()
     if number < 0:

@@ -24,7 +24,7 @@ from sandlot.model.specs import MIB
 from sandlot.server.compose import Service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
-from sandlot.web import frame, listen, streams
+from sandlot.web import listener, middleware, streaming
 from sandlot.web.auth import OWNER
 from tests.support.http import NO_TLS
 from tests.support.scripted_app import KnownKeys, serve_scripted
@@ -70,7 +70,7 @@ async def test_a_body_that_is_too_large_is_answered_and_the_connection_lives_on(
 
 
 async def test_a_body_without_end_is_cut_off_after_its_answer(served: Service, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "DRAIN_MAX_BYTES", MIB)
+    monkeypatch.setattr(middleware, "DRAIN_MAX_BYTES", MIB)
     sent, answered = await asyncio.to_thread(_send_without_end, served.settings.socket)
     assert sent < 100 * MIB
     assert answered.startswith(b"HTTP/1.1 413 ")
@@ -91,9 +91,9 @@ def _send_without_end(path: Path) -> tuple[int, bytes]:
 
 async def test_over_tcp_nothing_is_read_without_a_key(at: Bench) -> None:
     _, secret = await at.service.api_keys.create("a")
-    listener = listen.tcp_socket("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with answering(at.service, [listener]), httpx.AsyncClient(base_url=url, verify=NO_TLS) as anybody:
+    tcp = listener.tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{tcp.getsockname()[1]}"
+    async with answering(at.service, [tcp]), httpx.AsyncClient(base_url=url, verify=NO_TLS) as anybody:
         assert (await anybody.get("/healthz")).json()["status"] == "ok"
         for path in ("/v1/sandboxes", "/v1/version", "/metrics", "/nope"):
             response = await anybody.get(path)
@@ -122,7 +122,7 @@ async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    framed = frame.Frame(app, keys=at.service.api_keys, upload_max_bytes=MIB, buffers=BufferBudget(MIB), metrics=Metrics())
+    framed = middleware.RequestMiddleware(app, keys=at.service.api_keys, upload_max_bytes=MIB, buffers=BufferBudget(MIB), metrics=Metrics())
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/events", "headers": [(b"x-api-key", secret.encode())]}
     request = asyncio.create_task(framed(scope, receive, send))
     await begun.wait()
@@ -133,8 +133,8 @@ async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
 
 async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(scripted: ScriptedNode, folder: Path) -> None:
     keys = KnownKeys({"small": Principal(owner=OwnerId("0123456789ab"), name="small", quota=Quota(upload_bytes=1000))})
-    listener = listen.tcp_socket("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    tcp = listener.tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{tcp.getsockname()[1]}"
 
     async def pieces(size: int) -> AsyncIterator[bytes]:
         for _ in range(0, size, 500):
@@ -142,7 +142,7 @@ async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(s
 
     scripted.script("files.write", write, write, write)  # the fourth upload is refused before its operation is called
     async with (
-        serve_scripted(scripted, folder, listeners=[listener], keys=keys),
+        serve_scripted(scripted, folder, listeners=[tcp], keys=keys),
         httpx.AsyncClient(base_url=url, headers={"X-API-Key": "small"}, trust_env=False, verify=NO_TLS) as http,
     ):
 
@@ -166,18 +166,18 @@ async def write(path: str, chunks: AsyncIterable[bytes], **_: object) -> Entry:
 
 async def test_over_tcp_answers_are_not_delayed(scripted: ScriptedNode, folder: Path) -> None:
     seen: list[int] = []
-    made = listen.Protocol.connection_made
+    made = listener.SandlotHttpProtocol.connection_made
 
-    class Watched(listen.Protocol):
+    class Watched(listener.SandlotHttpProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             made(self, transport)
             seen.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-    listener = listen.tcp_socket("127.0.0.1", 0)
+    tcp = listener.tcp_socket("127.0.0.1", 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listen, "Protocol", Watched)
-        async with serve_scripted(scripted, folder, listeners=[listener]), httpx.AsyncClient(verify=NO_TLS) as anybody:
-            await anybody.get(f"http://127.0.0.1:{listener.getsockname()[1]}/healthz")
+        patch.setattr(listener, "SandlotHttpProtocol", Watched)
+        async with serve_scripted(scripted, folder, listeners=[tcp]), httpx.AsyncClient(verify=NO_TLS) as anybody:
+            await anybody.get(f"http://127.0.0.1:{tcp.getsockname()[1]}/healthz")
     assert seen
     assert all(seen)
 
@@ -228,7 +228,7 @@ async def test_bodies_beyond_what_the_service_may_hold_are_refused_until_there_i
 async def test_a_body_that_stops_half_way_is_given_up(
     scripted: ScriptedNode, served: Service, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frame, "BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.2)
     scripted.script("files.write", write)
     for method, path in (("POST", "/v1/sandboxes/s/code"), ("PUT", "/v1/sandboxes/s/files/content?path=/tmp/x")):
         reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
@@ -241,8 +241,8 @@ async def test_a_body_that_stops_half_way_is_given_up(
 
 
 async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.001)
-    large = streams.event("output", {"data": "x" * (4 * frame.PIECE_BYTES)}).sent()
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.001)
+    large = streaming.StreamEvent("output", {"data": "x" * (4 * middleware.CHUNK_BYTES)}).sent()
     sent = bytearray()
     beaten = asyncio.Event()
 
@@ -253,7 +253,9 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
             await beaten.wait()  # the client is kept waiting, and told that it was not forgotten
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await streams.Stream(pieces(), closed, media_type=streams.EVENTS, beat=streams.KEEP_ALIVE)(scope, receive, send)
+        await streaming.KeepAliveStreamResponse(pieces(), closed, media_type=streaming.SSE_MEDIA_TYPE, beat=streaming.KEEP_ALIVE)(
+            scope, receive, send
+        )
 
     async def closed() -> None:
         pass
@@ -265,15 +267,17 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
     async def send(message: Message) -> None:
         await asyncio.sleep(0.01)
         sent.extend(message.get("body", b""))
-        if message.get("body") == streams.KEEP_ALIVE:
+        if message.get("body") == streaming.KEEP_ALIVE:
             beaten.set()
 
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"peer": OWNER}}
     async with asyncio.timeout(60):
-        await frame.Frame(app, keys=NoKeys(), upload_max_bytes=MIB, buffers=BufferBudget(MIB), metrics=Metrics())(scope, receive, send)
+        await middleware.RequestMiddleware(app, keys=NoKeys(), upload_max_bytes=MIB, buffers=BufferBudget(MIB), metrics=Metrics())(
+            scope, receive, send
+        )
     told = bytes(sent)
-    assert told.count(streams.KEEP_ALIVE) >= 3
-    assert told.replace(streams.KEEP_ALIVE, b"") == 3 * large
+    assert told.count(streaming.KEEP_ALIVE) >= 3
+    assert told.replace(streaming.KEEP_ALIVE, b"") == 3 * large
     assert told.count(large) == 3
 
 

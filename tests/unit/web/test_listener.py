@@ -19,7 +19,7 @@ from sandlot.model.records import WebhookRecord
 from sandlot.server.compose import Service
 from sandlot.server.settings import Settings
 from sandlot.testing.stores.webhooks import webhook
-from sandlot.web import listen
+from sandlot.web import listener
 from tests.support.http import NO_TLS, unix_client
 from tests.support.scripted_app import serve_scripted
 from tests.support.scripted_node import ScriptedNode
@@ -30,7 +30,7 @@ def test_the_unix_socket_is_its_owners_whatever_the_umask(folder: Path) -> None:
     path = folder / "s.sock"
     before = os.umask(0)
     try:
-        with listen.unix_socket(path):
+        with listener.unix_socket(path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert [each.name for each in folder.iterdir()] == ["s.sock"]
         assert os.umask(0) == 0
@@ -40,16 +40,16 @@ def test_the_unix_socket_is_its_owners_whatever_the_umask(folder: Path) -> None:
 
 def test_a_socket_that_was_left_is_replaced(folder: Path) -> None:
     path = folder / "s.sock"
-    listen.unix_socket(path).close()
-    with listen.unix_socket(path), socket.socket(socket.AF_UNIX) as peer:
+    listener.unix_socket(path).close()
+    with listener.unix_socket(path), socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(path))
 
 
 def test_a_path_that_linux_cannot_take(folder: Path) -> None:
     with pytest.raises(InvalidRequestError, match="107"):
-        listen.unix_socket(folder / ("x" * 100))
+        listener.unix_socket(folder / ("x" * 100))
     with pytest.raises(HostError):
-        listen.unix_socket(folder / "missing" / "s")
+        listener.unix_socket(folder / "missing" / "s")
 
 
 def test_a_client_that_hung_up_is_known_though_nothing_was_read(subtests: pytest.Subtests) -> None:
@@ -58,24 +58,24 @@ def test_a_client_that_hung_up_is_known_though_nothing_was_read(subtests: pytest
             if family == socket.AF_UNIX:
                 ours, theirs = socket.socketpair()
             else:
-                with listen.tcp_socket("127.0.0.1", 0) as listener:
-                    listener.setblocking(True)
-                    theirs = socket.create_connection(listener.getsockname())
-                    ours, _ = listener.accept()
+                with listener.tcp_socket("127.0.0.1", 0) as tcp:
+                    tcp.setblocking(True)
+                    theirs = socket.create_connection(tcp.getsockname())
+                    ours, _ = tcp.accept()
             with ours, theirs:
                 theirs.sendall(b"x" * 1000)
-                assert not listen.hung_up(ours)
+                assert not listener.has_hung_up(ours)
                 theirs.close()
-                assert listen.hung_up(ours)
-            assert listen.hung_up(ours), "closed by us"
+                assert listener.has_hung_up(ours)
+            assert listener.has_hung_up(ours), "closed by us"
 
 
 def test_a_peer_of_another_user_is_not_the_owner(folder: Path) -> None:
     path = folder / "s"
     folder.chmod(0o755)
-    with listen.unix_socket(path) as listener:
+    with listener.unix_socket(path) as tcp:
         path.chmod(0o666)
-        listener.setblocking(True)
+        tcp.setblocking(True)
         child = os.fork()
         if child == 0:
             os.setuid(1000)
@@ -83,9 +83,9 @@ def test_a_peer_of_another_user_is_not_the_owner(folder: Path) -> None:
             peer.connect(str(path))
             peer.recv(1)
             os._exit(0)
-        accepted, _ = listener.accept()
+        accepted, _ = tcp.accept()
         with accepted:
-            assert not listen.is_owner(accepted)
+            assert not listener.is_owner(accepted)
         os.waitpid(child, 0)
 
 
@@ -105,7 +105,7 @@ async def test_a_head_without_end_is_refused(served: Service, local: httpx.Async
 
 
 async def test_a_head_that_does_not_come_is_not_waited_for(served: Service, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient) -> None:
-    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(listener, "HEAD_TIMEOUT_S", 0.2)
     for begun in (b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nhost: x\r\n"):
         reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
         writer.write(begun)
@@ -134,13 +134,13 @@ async def test_pipelined_requests_are_all_answered(served: Service, local: httpx
 async def test_head_that_begins_during_a_response_has_the_full_time_after_the_response(
     scripted: ScriptedNode, served: Service, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient
 ) -> None:
-    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(listener, "HEAD_TIMEOUT_S", 0.5)
     found: asyncio.Future[WebhookRecord] = asyncio.Future()
     scripted.script("webhooks.get", found)
     reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
     writer.write(b"GET /v1/webhooks/w HTTP/1.1\r\nhost: x\r\n\r\nGET /hea")
     await asyncio.sleep(0.7)  # the time-out passes while the operation runs, and would pass again soon after the response
-    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 30)
+    monkeypatch.setattr(listener, "HEAD_TIMEOUT_S", 30)
     found.set_result(webhook())
     answered = b""
     while b'"delivered":0' not in answered:
@@ -156,7 +156,7 @@ async def test_head_that_begins_during_a_response_has_the_full_time_after_the_re
 async def test_head_that_stays_incomplete_after_a_response_is_not_waited_for(
     served: Service, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient
 ) -> None:
-    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(listener, "HEAD_TIMEOUT_S", 0.2)
     reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
     writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /hea")
     answered = await reader.read()  # up to the end: the service closes the connection
@@ -177,7 +177,7 @@ async def test_what_is_no_http_is_refused(served: Service, local: httpx.AsyncCli
 @pytest.fixture
 async def small(scripted: ScriptedNode, folder: Path) -> AsyncIterator[tuple[Service, str, int]]:
     """A service that takes eight connections on each of its sockets, and where its TCP is."""
-    tcp = listen.tcp_socket("127.0.0.1", 0)
+    tcp = listener.tcp_socket("127.0.0.1", 0)
     host, port = tcp.getsockname()
     async with serve_scripted(scripted, folder, Settings(max_connections=8), [tcp]) as service:
         yield service, host, port
@@ -207,7 +207,7 @@ async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_a
 async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_not(
     scripted: ScriptedNode, served: Service, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "STALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(listener, "STALL_TIMEOUT_S", 0.5)
     large = Result(Status.COMPLETED, "bash", "a" * 2_000_000, "", 0, None, 0.1)
     scripted.script("programs.run", large, large)
     body = b'{"language": "bash", "code": "..."}'
