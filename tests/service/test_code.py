@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sandlot import AsyncSandbox, Sandbox
-from sandlot.sdk import AsyncClient, Execution, ExecutionError, Output, Result, Started
+from sandlot.sdk import AsyncClient, ExceptionInfo, Execution, ExecutionStarted, Output, Result
 from tests.support.localservice import LocalService
 
 pytestmark = pytest.mark.parametrize("service", ["container", pytest.param("gvisor", marks=pytest.mark.soak)], indirect=True)
@@ -101,10 +101,10 @@ async def test_cancelled_run_ends_the_cell_and_keeps_the_kernel(async_sandbox: A
 async def test_events_come_in_the_order_of_the_cell(async_sandbox: AsyncSandbox) -> None:
     code = "import sys\nprint('a')\ndisplay(1)\nprint('b', file=sys.stderr)\nprint('c')\n1 / 0"
     told = [event async for event in async_sandbox.stream_code(code)]
-    assert isinstance(told[0], Started)
+    assert isinstance(told[0], ExecutionStarted)
     assert told[1:5] == [Output("stdout", b"a\n"), told[2], Output("stderr", b"b\n"), Output("stdout", b"c\n")]
     assert isinstance(told[2], Result)
-    assert isinstance(told[5], ExecutionError)
+    assert isinstance(told[5], ExceptionInfo)
     assert isinstance(told[6], Execution)
     assert (told[6].exit_code, told[6].error, len(told)) == (1, told[5], 7)
 

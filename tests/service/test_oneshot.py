@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from sandlot.sdk.oneshot import Program
+from sandlot.sdk.models.programs import Program
 from tests.support.localservice import EACH_ISOLATION, ON_GVISOR, TEMPLATE, LocalService, local_service
 from tests.support.traces import NOTHING, settle
 

@@ -20,7 +20,7 @@ from sandlot import Sandbox
 from sandlot.core.pools.template_snapshot_cache import IMAGE, MANIFEST
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.sdk import Client
-from sandlot.sdk.operating.pools import PoolInfo
+from sandlot.sdk.models.pools import PoolInfo
 from tests.support.localservice import TEMPLATE, LocalService, local_service
 from tests.support.tcpservice import tcp_service
 

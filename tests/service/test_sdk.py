@@ -167,7 +167,7 @@ def test_commands_and_terminals_are_found_by_their_tag(sandbox: Sandbox) -> None
     terminal = sandbox.pty.create("cat", tag="seen")
     sandbox.commands.run("true", tag="over")
     known = {info.tag: info for info in sandbox.commands.list() if info.tag is not None}
-    assert (known["mine"].id, known["mine"].cwd, known["mine"].env) == (handle.id, "/tmp", {"A": "b"})
+    assert (known["mine"].id, known["mine"].cwd, known["mine"].envs) == (handle.id, "/tmp", {"A": "b"})
     assert (known["seen"].id, known["seen"].pty, known["over"].running) == (terminal.id, True, False)
     assert sandbox.commands.get(handle.id).tag == "mine"
     assert handle.kill()

@@ -17,7 +17,7 @@ import pytest
 from sandlot import Sandbox, SandlotError
 from sandlot.cli.main import dispatch
 from sandlot.model.errors import ErrorCode, NotFoundError
-from sandlot.sdk import FileEvent, Progress
+from sandlot.sdk import FileEvent, TransferProgress
 from tests.support.archives import archive, entry
 from tests.support.localservice import EVERY_DAY, ISOLATIONS, ON_GVISOR, LocalService, local_service
 from tests.support.traces import settle
@@ -55,7 +55,7 @@ def test_tree_is_uploaded_and_downloaded_unchanged(sandbox: Sandbox, tmp_path: P
     (tree / "run").chmod(0o755)
     for number in range(100):
         (tree / "deep" / f"{number} ünï").write_bytes(bytes([number % 256]) * number)
-    told: list[Progress] = []
+    told: list[TransferProgress] = []
     assert sandbox.files.upload(tree, "/workspace/tree", on_progress=told.append) == 103
     assert told[-1].done_bytes == told[-1].total_bytes == sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
     assert told[-1].done_files == told[-1].total_files == 103

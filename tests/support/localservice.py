@@ -24,7 +24,7 @@ import pytest
 from sandlot import Sandbox
 from sandlot.sdk import Client
 from sandlot.sdk.config import SOCKET
-from sandlot.sdk.local import answers
+from sandlot.sdk.local_service import answers
 from tests.support.preloaded import PreloadedProcess, start_interpreter, start_service
 from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, Traces, descriptors, settle, traces

@@ -27,8 +27,8 @@ from sandlot.sdk import (
     CommandHandle,
     CommandResult,
     Context,
-    Entry,
     ErrorCode,
+    FileEntry,
     ForkTree,
     SnapshotInfo,
     Usage,
@@ -67,7 +67,7 @@ def synchronous(client: Client) -> None:
     assert_type(sandbox.commands.run("true"), CommandResult)
     assert_type(sandbox.commands.run(["sleep", "1"], background=True), CommandHandle)
     assert_type(sandbox.install("six", on_stdout=print), CommandResult)
-    assert_type(sandbox.files.list("/workspace"), list[Entry])
+    assert_type(sandbox.files.list("/workspace"), list[FileEntry])
     assert_type(sandbox.files.read("/x"), str)
     assert_type(sandbox.set_limits(memory="1G"), Limits)
     assert_type(sandbox.usage(), Usage)
@@ -98,7 +98,7 @@ async def asynchronous(client: AsyncClient) -> None:
             assert_type(event, CodeEvent)
         assert_type(await sandbox.commands.run("true", background=True), AsyncCommandHandle)
         assert_type(await sandbox.install(manager="npm", packages=["left-pad"]), CommandResult)
-        assert_type(await sandbox.files.stat("/x"), Entry)
+        assert_type(await sandbox.files.stat("/x"), FileEntry)
         assert_type(await sandbox.info(), SandboxInfo)
     assert_type(await AsyncSandbox.list(), list[SandboxInfo])
     assert_type(client.iter_sandboxes(), AsyncIterator[SandboxInfo])

@@ -67,7 +67,7 @@ def create_key(  # noqa: PLR0913 - each is an option
     """Make a key; it is shown once, alone on the last line of standard output."""
     from sandlot.model.access import Quota
     from sandlot.model.network import NetworkMode
-    from sandlot.sdk.wire import size_bytes
+    from sandlot.sdk.requests import parse_size
 
     if max_network is not None and max_network not in list(NetworkMode):
         raise typer.BadParameter(f"No network mode is called {max_network!r}: give none or packages.")
@@ -77,14 +77,14 @@ def create_key(  # noqa: PLR0913 - each is an option
         sandboxes=None if sandboxes == -1 else sandboxes,
         lifetime_s=max_lifetime,
         cpus=max_cpus,
-        memory_bytes=None if max_memory is None else size_bytes(max_memory),
-        disk_bytes=None if max_disk is None else size_bytes(max_disk),
-        upload_bytes=None if max_upload is None else size_bytes(max_upload),
+        memory_bytes=None if max_memory is None else parse_size(max_memory),
+        disk_bytes=None if max_disk is None else parse_size(max_disk),
+        upload_bytes=None if max_upload is None else parse_size(max_upload),
         executions_per_month=max_executions,
         snapshots=max_snapshots,
-        snapshot_bytes=None if max_snapshot_size is None else size_bytes(max_snapshot_size),
+        snapshot_bytes=None if max_snapshot_size is None else parse_size(max_snapshot_size),
         volumes=max_volumes,
-        volume_bytes=None if max_volume_size is None else size_bytes(max_volume_size),
+        volume_bytes=None if max_volume_size is None else parse_size(max_volume_size),
         pools=None if pools == -1 else pools,
         network=None if max_network is None else NetworkMode(max_network),
         installs=installs,
@@ -140,11 +140,11 @@ def revoke_key(*, key: Annotated[str, typer.Argument(metavar="NAME|ID", help="Th
 
 def _done(by_api: Callable[[Client], _Result], directly: Callable[[ApiKeys], Awaitable[_Result]]) -> _Result:
     """Do something with the keys: by the service that runs, or on the store where none does."""
-    from sandlot.sdk import Client, local
+    from sandlot.sdk import Client, local_service
 
     with Client(autostart=False) as client:
         target = client.target
-        if target.local is None or (target.socket is not None and local.answers(target.socket)):
+        if target.local is None or (target.socket is not None and local_service.answers(target.socket)):
             return by_api(client)
     import asyncio
 

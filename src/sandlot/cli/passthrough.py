@@ -21,7 +21,8 @@ import anyio
 
 from sandlot.cli.output import note
 from sandlot.model.errors import ErrorCode, SandlotError
-from sandlot.sdk.results import TIMED_OUT, CommandResult, Output
+from sandlot.sdk.models.code import TIMED_OUT
+from sandlot.sdk.models.processes import CommandResult, Output
 
 CHUNK_BYTES = 64 * 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

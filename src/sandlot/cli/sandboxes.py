@@ -218,11 +218,16 @@ async def _create(template: str | None, options: dict[str, Any], *, in_json: boo
 
 def _listed(**wanted: Any) -> list[SandboxInfo]:  # noqa: ANN401 - Client.sandboxes has the names and types
     """Sandboxes; none where no local service runs and none can have been left by one."""
-    from sandlot.sdk import local
+    from sandlot.sdk import local_service
 
     with asking() as client:
         target = client.target
-        if target.local is not None and target.socket is not None and not local.keeps_sandboxes(target.local) and not local.answers(target.socket):
+        if (
+            target.local is not None
+            and target.socket is not None
+            and not local_service.keeps_sandboxes(target.local)
+            and not local_service.answers(target.socket)
+        ):
             return []
         return client.sandboxes(**wanted)
 

@@ -57,20 +57,22 @@ from sandlot.sdk._sync.tunnels import Forward, Tunnel
 from sandlot.sdk._sync.volumes import Volumes
 from sandlot.sdk._sync.watches import FileWatch, Watchers
 from sandlot.sdk._sync.webhooks import Webhooks
-from sandlot.sdk.cells.charts import Chart
-from sandlot.sdk.cells.contexts import Context
-from sandlot.sdk.cells.events import Cleared, CodeEvent, Started
-from sandlot.sdk.history import EventInfo, ExecutionInfo, ListeningPort, LogEntry, StoredFile, StoredFiles
-from sandlot.sdk.info import Entry, KeyInfo, Network, NewKey, SandboxInfo, Stopping, Usage, Whoami
-from sandlot.sdk.inside.processes import ProcessInfo
-from sandlot.sdk.inside.watching import FileEvent, WatcherInfo
-from sandlot.sdk.oneshot import BatchItem, Program, ProgramOptions, ProgramResult, execute, execute_batch
-from sandlot.sdk.operating.pools import PoolInfo
-from sandlot.sdk.operating.webhooks import WebhookInfo
-from sandlot.sdk.results import ChangedFile, CommandResult, Execution, ExecutionError, Output, Result
-from sandlot.sdk.saved.snapshots import Branch, ForkTree, SnapshotInfo
-from sandlot.sdk.saved.volumes import Mounted, VolumeInfo
-from sandlot.sdk.transfer.sending import Progress
+from sandlot.sdk.models.code import Chart, CodeEvent, ExceptionInfo, Execution, ExecutionStarted, OutputCleared, Result
+from sandlot.sdk.models.contexts import Context
+from sandlot.sdk.models.events import EventInfo
+from sandlot.sdk.models.executions import ExecutionInfo, LogEntry
+from sandlot.sdk.models.file_store import StoredFile, StoredFiles
+from sandlot.sdk.models.files import FileEntry, FileEvent, WatcherInfo
+from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey
+from sandlot.sdk.models.pools import PoolInfo
+from sandlot.sdk.models.processes import ChangedFile, CommandResult, Output, ProcessInfo
+from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult, execute, execute_batch
+from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, Usage
+from sandlot.sdk.models.service import ServiceStopResult
+from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode, SnapshotInfo
+from sandlot.sdk.models.volumes import Mount, VolumeInfo
+from sandlot.sdk.models.webhooks import WebhookInfo
+from sandlot.sdk.transfer.upload import TransferProgress
 
 __all__ = [
     "AsyncClient",
@@ -97,10 +99,8 @@ __all__ = [
     "AsyncWebhooks",
     "AuthenticationError",
     "BatchItem",
-    "Branch",
     "ChangedFile",
     "Chart",
-    "Cleared",
     "Client",
     "CodeEvent",
     "CodeHandle",
@@ -110,14 +110,16 @@ __all__ = [
     "ConflictError",
     "Context",
     "Contexts",
-    "Entry",
+    "CurrentKey",
     "ErrorCode",
     "EventInfo",
     "Events",
+    "ExceptionInfo",
     "Execution",
-    "ExecutionError",
     "ExecutionInfo",
+    "ExecutionStarted",
     "Executions",
+    "FileEntry",
     "FileEvent",
     "FileStore",
     "FileStream",
@@ -125,6 +127,7 @@ __all__ = [
     "Files",
     "ForbiddenError",
     "ForkTree",
+    "ForkTreeNode",
     "Forward",
     "HostError",
     "InternalError",
@@ -135,18 +138,18 @@ __all__ = [
     "Limits",
     "ListeningPort",
     "LogEntry",
-    "Mounted",
+    "Mount",
     "Network",
     "NewKey",
     "NotFoundError",
     "Output",
+    "OutputCleared",
     "PoolInfo",
     "Pools",
     "ProcessInfo",
     "Program",
     "ProgramOptions",
     "ProgramResult",
-    "Progress",
     "Pty",
     "Quota",
     "Result",
@@ -154,14 +157,14 @@ __all__ = [
     "SandboxEndedError",
     "SandboxInfo",
     "SandlotError",
+    "ServiceStopResult",
     "SnapshotInfo",
     "Snapshots",
-    "Started",
-    "Stopping",
     "StoredFile",
     "StoredFiles",
     "Terminal",
     "TimeoutExceededError",
+    "TransferProgress",
     "Tunnel",
     "UnavailableError",
     "UnsupportedError",
@@ -172,7 +175,6 @@ __all__ = [
     "Watchers",
     "WebhookInfo",
     "Webhooks",
-    "Whoami",
     "execute",
     "execute_batch",
 ]

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from sandlot.model.output_capture import OutputCapture
-from sandlot.sdk.cells.events import Cleared, Started
-from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result, Stream
+from sandlot.sdk.models.code import ExceptionInfo, Execution, ExecutionStarted, OutputCleared, Result
+from sandlot.sdk.models.processes import CommandResult, Output, Stream
 from sandlot.sdk.sse import Event
 
-Piece: TypeAlias = Output | Result | ExecutionError | Started | Cleared
+Piece: TypeAlias = Output | Result | ExceptionInfo | ExecutionStarted | OutputCleared
 """What an event comes to for who reads along."""
 
 
@@ -68,13 +68,13 @@ class Transcript:
     stdout: Reading = field(default_factory=Reading)
     stderr: Reading = field(default_factory=Reading)
     results: list[Result] = field(default_factory=list)
-    error: ExecutionError | None = None
+    error: ExceptionInfo | None = None
     end: dict[str, Any] | None = None
     events: int = 0
     """Of a cell, that are no output: where a reader that comes back goes on."""
     _clearing: bool = False
 
-    def take(self, event: Event) -> Piece | None:
+    def feed(self, event: Event) -> Piece | None:
         """Take in the next event; what a callback or a reader wants of it, if anything."""
         data = event.data
         match event.name:
@@ -90,19 +90,19 @@ class Transcript:
                 self.pid = data.get("pid")
                 if event.name == "started" and "execution_count" in data:
                     self.events += 1
-                    return Started(self.id, int(data["execution_count"]))
+                    return ExecutionStarted(self.id, int(data["execution_count"]))
             case "exit":
                 self.end = data
             case _:
                 pass  # a newer service's
         return None
 
-    def _told(self, name: str, data: dict[str, Any]) -> Result | ExecutionError | Cleared:
+    def _told(self, name: str, data: dict[str, Any]) -> Result | ExceptionInfo | OutputCleared:
         if name == "error":
-            self.error = ExecutionError.parse(data)
+            self.error = ExceptionInfo.parse(data)
             return self.error
         if name == "clear":
-            cleared = Cleared(bool(data.get("wait", False)))
+            cleared = OutputCleared(bool(data.get("wait", False)))
             self._clearing = cleared.wait
             if not cleared.wait:
                 self.results.clear()

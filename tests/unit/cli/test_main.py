@@ -107,7 +107,7 @@ def test_no_service_is_started_only_to_be_asked(
 
     monkeypatch.delenv("SANDLOT_URL")
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setattr("sandlot.sdk.local.ensure", started)
+    monkeypatch.setattr("sandlot.sdk.local_service.ensure", started)
     for command in ("info sb-x", "set-timeout sb-x 5", "usage sb-x", "limit sb-x --pids 20", "rm sb-x", "capacity"):
         with subtests.test(command=command):
             assert dispatch(command.split()) == 1

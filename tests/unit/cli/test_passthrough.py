@@ -15,7 +15,7 @@ import pytest
 
 from sandlot.cli.passthrough import exit_status, failure_status, run_until_signal, standard_input, write_all
 from sandlot.model.errors import ErrorCode, NotFoundError, from_code
-from sandlot.sdk.results import CommandResult
+from sandlot.sdk.models.processes import CommandResult
 
 
 def test_the_status_is_the_programs_own(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:

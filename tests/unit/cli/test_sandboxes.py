@@ -87,7 +87,7 @@ def test_where_sandboxes_may_live_on_their_service_is_started_to_tell(monkeypatc
 
     monkeypatch.delenv("SANDLOT_URL", raising=False)
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr("sandlot.sdk.local.ensure", start)
+    monkeypatch.setattr("sandlot.sdk.local_service.ensure", start)
     assert dispatch(["ls"]) == 0
     assert started == []
     (tmp_path / "sandboxes" / "one").mkdir(parents=True)

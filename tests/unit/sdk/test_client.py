@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandlot.model.errors import ErrorCode, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.sdk import AsyncSandbox, Client, Sandbox, local, retries
+from sandlot.sdk import AsyncSandbox, Client, Sandbox, local_service, retries
 from tests.support.archives import archive, entry
 from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Seen, events, problem
 
@@ -110,7 +110,7 @@ def test_a_service_that_starts_anew_is_waited_for(service: Script, client: Clien
 def test_first_call_waits_for_the_next_service_if_the_socket_disappears(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     service.say(Reply(200, {"version": "1"}))
     gone = service.socket.with_suffix(".gone")
-    answers = local.answers
+    answers = local_service.answers
 
     def answers_and_disappears(path: Path) -> bool:
         found = answers(path)
@@ -120,7 +120,7 @@ def test_first_call_waits_for_the_next_service_if_the_socket_disappears(service:
         return found
 
     back = threading.Timer(0.3, gone.rename, [service.socket])
-    monkeypatch.setattr(local, "answers", answers_and_disappears)
+    monkeypatch.setattr(local_service, "answers", answers_and_disappears)
     assert client.version() == {"version": "1"}
     back.join()
 

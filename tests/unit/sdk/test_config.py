@@ -9,7 +9,7 @@ import pytest
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.sdk.config import resolve
-from sandlot.sdk.transport import trust
+from sandlot.sdk.http import tls_context
 
 
 def test_without_anything_it_is_the_local_service() -> None:
@@ -55,11 +55,11 @@ def test_what_is_no_address_is_refused_and_named(subtests: pytest.Subtests) -> N
 
 def test_authorities_are_read_once_and_nobody_is_believed_where_nothing_is_encrypted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     far = resolve({}, url="https://a", api_key="k")
-    believed = trust(far)
+    believed = tls_context(far)
     assert (believed.verify_mode, believed.check_hostname) == (ssl.CERT_REQUIRED, True)
-    assert trust(resolve({}, url="https://b", api_key="l")) is believed
+    assert tls_context(resolve({}, url="https://b", api_key="l")) is believed
     for near in (resolve({}), resolve({}, url="http://a", api_key="k")):
-        nobody = trust(near)
-        assert (nobody.verify_mode, nobody.check_hostname, nobody.get_ca_certs()) == (ssl.CERT_REQUIRED, True, [])
+        no_authorities = tls_context(near)
+        assert (no_authorities.verify_mode, no_authorities.check_hostname, no_authorities.get_ca_certs()) == (ssl.CERT_REQUIRED, True, [])
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
-    assert trust(far) is not believed
+    assert tls_context(far) is not believed

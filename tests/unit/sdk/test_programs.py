@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot import AsyncClient, Client, InvalidRequestError, NotFoundError, UnavailableError
-from sandlot.sdk.oneshot import Lines, ProgramResult, batch_body
+from sandlot.sdk.models.programs import ProgramResult
+from sandlot.sdk.requests import batch_body
+from sandlot.sdk.responses import JsonLines
 from tests.unit.sdk.scripted import Reply, Script
 
 RESULT = {"status": "completed", "language": "bash", "stdout": "1\n", "stderr": "", "exit_code": 0, "signal": None, "duration": 0.5}
@@ -124,7 +126,7 @@ def test_a_batch_that_is_cut_says_so(service: Script, subtests: pytest.Subtests)
 @given(st.lists(st.dictionaries(st.text(), st.text(), max_size=3), max_size=5), st.data())
 def test_lines_are_the_same_however_they_are_cut(objects: list[dict[str, str]], data: st.DataObject) -> None:
     text = b"".join(json.dumps(each, ensure_ascii=False).encode("utf-8", "replace") + b"\n" * data.draw(st.integers(1, 3)) for each in objects)
-    read, at = Lines(), 0
+    read, at = JsonLines(), 0
     told: list[dict[str, Any]] = []
     while at < len(text):
         size = data.draw(st.integers(1, 20))

@@ -10,7 +10,7 @@ import pytest
 from sandlot.model.errors import ConflictError, NotFoundError, UnavailableError
 from sandlot.sdk import AsyncSandbox, Sandbox
 from sandlot.sdk.config import Target
-from sandlot.sdk.sockets import address, options
+from sandlot.sdk.websocket import address, options
 from sandlot.server.serve import answering
 from sandlot.web import listener
 from tests.support.service import Bench, bench

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.model.output_capture import HEAD_BYTES, TAIL_BYTES
-from sandlot.sdk.cells.events import Cleared
-from sandlot.sdk.results import ExecutionError, Output, Result
+from sandlot.sdk.models.code import ExceptionInfo, OutputCleared, Result
+from sandlot.sdk.models.processes import Output
 from sandlot.sdk.sse import Event
 from sandlot.sdk.transcript import Transcript
 
@@ -28,7 +28,7 @@ def output(data: bytes, offset: int, stream: str = "stdout") -> Event:
 def told(transcript: Transcript, events: list[Event]) -> str:
     text = ""
     for event in events:
-        piece = transcript.take(event)
+        piece = transcript.feed(event)
         if isinstance(piece, Output):
             text += transcript.stream(piece.stream).decode(piece.data)
     return text + "".join(rest for _, rest in transcript.remainders())
@@ -47,18 +47,18 @@ def test_characters_survive_any_cut(text: str, cuts: list[int]) -> None:
 
 def test_what_was_read_before_is_not_taken_again() -> None:
     transcript = Transcript()
-    transcript.take(output(b"hello", 0))
-    piece = transcript.take(output(b"lo world", 3))
+    transcript.feed(output(b"hello", 0))
+    piece = transcript.feed(output(b"lo world", 3))
     assert piece == Output("stdout", b" world")
-    assert transcript.take(output(b"hello world", 0)) is None
+    assert transcript.feed(output(b"hello world", 0)) is None
     assert transcript.stdout.text() == "hello world"
 
 
 def test_a_gap_is_counted_whether_it_is_told_or_seen() -> None:
     transcript = Transcript()
-    assert transcript.take(Event("lost", {"stream": "stdout", "bytes": 100})) == Output("stdout", b"", 100)
-    assert transcript.take(output(b"x", 100)) == Output("stdout", b"x")
-    assert transcript.take(output(b"y", 111)) == Output("stdout", b"y", 10)
+    assert transcript.feed(Event("lost", {"stream": "stdout", "bytes": 100})) == Output("stdout", b"", 100)
+    assert transcript.feed(output(b"x", 100)) == Output("stdout", b"x")
+    assert transcript.feed(output(b"y", 111)) == Output("stdout", b"y", 10)
     assert transcript.stdout.offset == 112
     assert transcript.stdout.omitted == 111, "what stood between two gaps is left out with them"
 
@@ -70,7 +70,7 @@ def test_the_first_and_last_mib_are_kept(subtests: pytest.Subtests) -> None:
         with subtests.test(piece_bytes=piece_bytes):
             transcript = Transcript()
             for start in range(0, total, piece_bytes):
-                transcript.take(output(raw[start : start + piece_bytes], start))
+                transcript.feed(output(raw[start : start + piece_bytes], start))
             omitted = total - HEAD_BYTES - TAIL_BYTES
             assert transcript.stdout.omitted == omitted
             text = transcript.stdout.text().encode()
@@ -81,10 +81,10 @@ def test_the_first_and_last_mib_are_kept(subtests: pytest.Subtests) -> None:
 
 def test_a_command_ends_with_its_exit_event() -> None:
     transcript = Transcript()
-    transcript.take(Event("started", {"process": "p1", "pid": 7}))
-    transcript.take(output(b"hi\n", 0))
+    transcript.feed(Event("started", {"process": "p1", "pid": 7}))
+    transcript.feed(output(b"hi\n", 0))
     assert transcript.command_result() is None
-    transcript.take(Event("exit", {"process": "p1", "exit_code": 137, "signal": 9, "reason": "timeout", "duration": 1.5}))
+    transcript.feed(Event("exit", {"process": "p1", "exit_code": 137, "signal": 9, "reason": "timeout", "duration": 1.5}))
     result = transcript.command_result()
     assert result is not None
     assert (transcript.id, transcript.pid) == ("p1", 7)
@@ -95,11 +95,11 @@ def test_a_command_ends_with_its_exit_event() -> None:
 
 def test_a_cell_collects_results_and_its_error() -> None:
     transcript = Transcript()
-    assert transcript.take(Event("display", {"data": {"text/plain": "1"}, "main": True})) == Result({"text/plain": "1"}, main=True)
+    assert transcript.feed(Event("display", {"data": {"text/plain": "1"}, "main": True})) == Result({"text/plain": "1"}, main=True)
     failed = {"name": "KeyError", "value": "'x'", "traceback": ["Traceback", "KeyError: 'x'"]}
-    assert transcript.take(Event("error", failed)) == ExecutionError("KeyError", "'x'", ("Traceback", "KeyError: 'x'"))
-    assert transcript.take(Event("of a later version", {"x": 1})) is None
-    transcript.take(Event("exit", {"execution": "e1", "status": "error", "execution_count": 3, "duration": 0.5}))
+    assert transcript.feed(Event("error", failed)) == ExceptionInfo("KeyError", "'x'", ("Traceback", "KeyError: 'x'"))
+    assert transcript.feed(Event("of a later version", {"x": 1})) is None
+    transcript.feed(Event("exit", {"execution": "e1", "status": "error", "execution_count": 3, "duration": 0.5}))
     execution = transcript.execution()
     assert execution is not None
     assert (execution.text, execution.exit_code, execution.execution_count, execution.id) == ("1", 1, 3, "e1")
@@ -111,7 +111,7 @@ def test_results_are_what_a_notebook_shows_in_the_end() -> None:
     transcript = Transcript()
 
     def show(text: str, **more: Any) -> None:  # noqa: ANN401 - JSON
-        transcript.take(Event("display", {"data": {"text/plain": text}, "main": False, **more}))
+        transcript.feed(Event("display", {"data": {"text/plain": text}, "main": False, **more}))
 
     def texts() -> list[str | None]:
         return [each.text for each in transcript.results]
@@ -122,10 +122,10 @@ def test_results_are_what_a_notebook_shows_in_the_end() -> None:
     assert texts() == ["c", "b"]
     show("nobody's", display_id="e", update=True)
     assert texts() == ["c", "b", "nobody's"]
-    assert transcript.take(Event("clear", {"wait": True})) == Cleared(wait=True)
+    assert transcript.feed(Event("clear", {"wait": True})) == OutputCleared(wait=True)
     assert texts() == ["c", "b", "nobody's"], "not before it shows the next thing"
     show("d")
     assert texts() == ["d"]
-    transcript.take(Event("clear", {"wait": False}))
+    transcript.feed(Event("clear", {"wait": False}))
     assert texts() == []
     assert transcript.events == 7

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Shown
     from rich.progress import TaskID
 
-    from sandlot.sdk import Progress
+    from sandlot.sdk import TransferProgress
 
 
 class Bar:
@@ -24,7 +24,7 @@ class Bar:
     def __init__(self, what: str) -> None:
         self._shown: Shown | None = None
         self._task: TaskID | None = None
-        self.last: Progress | None = None
+        self.last: TransferProgress | None = None
         """What was told last."""
         if sys.stderr.isatty():
             from rich.console import Console
@@ -46,7 +46,7 @@ class Bar:
         if self._shown is not None:
             self._shown.stop()
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: TransferProgress) -> None:
         """It is so far now."""
         self.last = progress
         if self._shown is not None and self._task is not None:

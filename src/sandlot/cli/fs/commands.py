@@ -17,7 +17,7 @@ from sandlot.cli.fs.copy import last_name, place
 from sandlot.cli.output import Legible, as_json, plain, size, table, visible
 
 if TYPE_CHECKING:
-    from sandlot.sdk import Entry, FileEvent, Sandbox
+    from sandlot.sdk import FileEntry, FileEvent, Sandbox
 
 fs = typer.Typer(name="fs", help="Files of a sandbox.", no_args_is_help=True)
 
@@ -144,7 +144,7 @@ def _opened(word: str) -> Iterator[tuple[Sandbox, str]]:
         sandbox.close()
 
 
-def _row(entry: Entry) -> list[str]:
+def _row(entry: FileEntry) -> list[str]:
     kinds = {"directory": modes.S_IFDIR, "symlink": modes.S_IFLNK, "file": modes.S_IFREG}
     moment = "-" if entry.modified_at is None else entry.modified_at.strftime("%Y-%m-%d %H:%M:%S")
     name = entry.name + (f" -> {entry.target}" if entry.target is not None else "/" if entry.is_dir else "")

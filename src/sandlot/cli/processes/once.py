@@ -11,7 +11,7 @@ import typer
 from sandlot.cli.arguments import InJson, TemplateName
 
 if TYPE_CHECKING:
-    from sandlot.sdk.oneshot import ProgramOptions, ProgramResult
+    from sandlot.sdk.models.programs import ProgramOptions, ProgramResult
 
 LANGUAGES = {".py": "python", ".sh": "bash", ".bash": "bash", ".js": "javascript", ".cjs": "javascript"}
 WRONG = 1
@@ -65,7 +65,7 @@ def execute(
 
 def status(done: ProgramResult) -> int:
     """What the command exits with. Pure."""
-    from sandlot.sdk.results import TIMED_OUT
+    from sandlot.sdk.models.code import TIMED_OUT
 
     if done.status == "timeout":
         return TIMED_OUT

@@ -28,7 +28,7 @@ from sandlot.cli.passthrough import emit, exit_status, failure_status, standard_
 from sandlot.model.errors import SandlotError
 from sandlot.sdk import AsyncClient, AsyncSandbox
 from sandlot.sdk._async.pty import SHELL
-from sandlot.sdk.results import Output, Stream
+from sandlot.sdk.models.processes import Output, Stream
 
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncTerminal, LogEntry

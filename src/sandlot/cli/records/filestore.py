@@ -14,7 +14,7 @@ from sandlot.cli.arguments import InJson
 from sandlot.cli.output import age, as_json, note, size, table, visible
 
 if TYPE_CHECKING:
-    from sandlot.sdk import Progress, StoredFile
+    from sandlot.sdk import StoredFile, TransferProgress
 
 files = typer.Typer(help="Files that outlive sandboxes: uploaded once, put into any number of them.", no_args_is_help=True)
 
@@ -105,7 +105,7 @@ def rm(*, ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The fi
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Callable[[Progress], object] | None]:
+def _bar(name: str) -> Iterator[Callable[[TransferProgress], object] | None]:
     """How far a transfer is, on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
         yield None

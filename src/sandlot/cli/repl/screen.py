@@ -12,7 +12,7 @@ from pathlib import Path
 from sandlot.cli.output import Legible, note
 from sandlot.cli.passthrough import emit, write_all
 from sandlot.cli.repl import showing
-from sandlot.sdk import CodeEvent, Execution, ExecutionError, Output, Result
+from sandlot.sdk import CodeEvent, ExceptionInfo, Execution, Output, Result
 
 WHY: Mapping[str, str] = {
     "timeout": "the cell was interrupted, because its time was up.",
@@ -45,7 +45,7 @@ class Screen:
         elif isinstance(event, Result):
             files = await asyncio.to_thread(showing.save, event, self._folder)
             await self._write(1, showing.shown(event, files, width=self._widths[1]))
-        elif isinstance(event, ExecutionError):
+        elif isinstance(event, ExceptionInfo):
             await self._write(2, showing.failure(event, width=self._widths[2]))
         elif isinstance(event, Execution):
             await self._end(event)

@@ -21,7 +21,7 @@ from sandlot.cli.repl.markup import Table, first_table, words
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sandlot.sdk import Chart, ExecutionError, Result
+    from sandlot.sdk import Chart, ExceptionInfo, Result
 
 Form = Literal["text", "markdown", "table", "latex", "json", "html", "javascript", "nothing"]
 
@@ -102,7 +102,7 @@ def shown(result: Result, files: Sequence[Path], *, width: int | None) -> str:
     return "".join(parts)
 
 
-def failure(error: ExecutionError, *, width: int | None) -> str:
+def failure(error: ExceptionInfo, *, width: int | None) -> str:
     """An exception as text."""
     text = legible(COLOURS.sub("", str(error))).rstrip("\n")
     if width is None:

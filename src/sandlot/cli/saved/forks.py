@@ -11,7 +11,7 @@ from sandlot.cli.arguments import InJson, Metadata, SandboxId, asking
 from sandlot.cli.output import age, as_json, note, pairs, table
 
 if TYPE_CHECKING:
-    from sandlot.sdk import Branch, ForkTree
+    from sandlot.sdk import ForkTree, ForkTreeNode
 
 
 def fork(
@@ -70,7 +70,7 @@ def promote(*, sandbox: SandboxId) -> None:
         note("It has no siblings that live.")
 
 
-def _drawn(found: ForkTree) -> Iterator[tuple[int, Branch]]:
+def _drawn(found: ForkTree) -> Iterator[tuple[int, ForkTreeNode]]:
     """Each sandbox behind whose fork it is, and how deep it stands; however deep that is."""
     known = {branch.id for branch in found}
     left = [(0, branch) for branch in reversed(found.branches) if branch.parent not in known]

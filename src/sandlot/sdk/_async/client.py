@@ -13,7 +13,7 @@ import httpx
 
 from sandlot import __version__
 from sandlot.model.errors import ConflictError, SandlotError
-from sandlot.sdk import local, retries, wire
+from sandlot.sdk import local_service, requests, responses, retries
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.events import AsyncEvents
 from sandlot.sdk._async.executions import AsyncExecutions
@@ -25,9 +25,10 @@ from sandlot.sdk._async.snapshots import AsyncSnapshots
 from sandlot.sdk._async.volumes import AsyncVolumes
 from sandlot.sdk._async.webhooks import AsyncWebhooks
 from sandlot.sdk.config import Target, resolve
-from sandlot.sdk.info import SandboxInfo, Stopping
+from sandlot.sdk.http import ConnectionFailedError, ConnectionLostError, sendable, translated, unreachable_error
+from sandlot.sdk.models.sandboxes import SandboxInfo
+from sandlot.sdk.models.service import ServiceStopResult
 from sandlot.sdk.sse import Decoder, Event
-from sandlot.sdk.transport import CutError, NotSentError, not_there, sendable, translated
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ class AsyncClient(AsyncOneShots):
         limit: int | None = None,
     ) -> AsyncIterator[SandboxInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        params = wire.listing(state=state, metadata=metadata, ended=ended, name=name)
+        params = requests.sandboxes_query(state=state, metadata=metadata, ended=ended, name=name)
         return self.items("/v1/sandboxes", "sandboxes", SandboxInfo.parse, params=params, limit=limit)
 
     async def items(
@@ -128,11 +129,11 @@ class AsyncClient(AsyncOneShots):
         cursor: str | None = None
         left = limit
         while True:
-            page = await self.request("GET", path, params={**params, **wire.given(cursor=cursor, limit=wire.page_size(left))})
+            page = await self.request("GET", path, params={**params, **requests.omit_none(cursor=cursor, limit=requests.page_size(left))})
             for item in page[key][:left]:
                 yield parse(item)
             left = None if left is None else left - len(page[key])
-            if (left is not None and left <= 0) or (cursor := wire.following(page, cursor)) is None:
+            if (left is not None and left <= 0) or (cursor := responses.next_cursor(page, cursor)) is None:
                 return
 
     async def sandbox(self, sandbox: str) -> SandboxInfo:
@@ -141,7 +142,7 @@ class AsyncClient(AsyncOneShots):
         Raises:
             NotFoundError: There was never one of this id, or it ended long ago.
         """
-        return SandboxInfo.parse(await self.request("GET", f"/v1/sandboxes/{wire.segment(sandbox)}"))
+        return SandboxInfo.parse(await self.request("GET", f"/v1/sandboxes/{requests.path_segment(sandbox)}"))
 
     async def kill(self, sandbox: str) -> None:
         """End a sandbox and remove every trace of it. Doing so twice does no harm.
@@ -149,7 +150,7 @@ class AsyncClient(AsyncOneShots):
         Raises:
             NotFoundError: There was never one of this id.
         """
-        await self.request("DELETE", f"/v1/sandboxes/{wire.segment(sandbox)}")
+        await self.request("DELETE", f"/v1/sandboxes/{requests.path_segment(sandbox)}")
 
     @property
     def keys(self) -> AsyncKeys:
@@ -211,7 +212,7 @@ class AsyncClient(AsyncOneShots):
         """
         return await self.request("GET", "/v1/capacity")
 
-    async def stop_service(self) -> Stopping:
+    async def stop_service(self) -> ServiceStopResult:
         """End the local service. Its sandboxes live on; the next service takes them over.
 
         Returns:
@@ -221,7 +222,7 @@ class AsyncClient(AsyncOneShots):
             ForbiddenError: It is reached over TCP.
         """
         answer = await self.request("POST", "/v1/service/stop")
-        return Stopping.parse(answer)
+        return ServiceStopResult.parse(answer)
 
     async def request(
         self,
@@ -260,9 +261,9 @@ class AsyncClient(AsyncOneShots):
                 async with self.stream(
                     method, path, params=params, body=body, content=content, headers=headers, read_timeout_s=read_timeout_s
                 ) as response:
-                    return wire.parse(await self._read(response))
-            except (CutError, ConflictError) as error:
-                if isinstance(error, ConflictError) and not wire.came_to_rest(error):
+                    return responses.decode_object(await self._read(response))
+            except (ConnectionLostError, ConflictError) as error:
+                if isinstance(error, ConflictError) and not responses.cut_by_hibernation(error):
                     raise
                 wait_s = retries.cut_wait_s(tries, once=once, luck=retries.roll())
                 if wait_s is None:
@@ -293,7 +294,7 @@ class AsyncClient(AsyncOneShots):
             async for piece in response.aiter_bytes():
                 for event in decoder.feed(piece):
                     if event.name == "failure":
-                        raise wire.from_problem(event.data)
+                        raise responses.error_from_problem(event.data)
                     yield event
 
     @asynccontextmanager
@@ -313,7 +314,7 @@ class AsyncClient(AsyncOneShots):
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None, read=read_timeout_s)
         sent = {"Accept": accept, "Content-Type": "application/json" if content is None else "application/octet-stream", **(headers or {})}
         if body is not None:
-            content = wire.encode(body)
+            content = requests.encode_body(body)
         with self._opening:
             if self._http.is_closed:
                 self._http = self._connections()
@@ -343,7 +344,7 @@ class AsyncClient(AsyncOneShots):
                 await self._reach()
                 with translated(self.target):
                     response = await self._http.send(request, stream=True)
-            except NotSentError:
+            except ConnectionFailedError:
                 if self._reached:
                     self._reached = False  # it was there before: a local service that left meanwhile
                 wait_s = retries.unreached_wait_s(tries, waited_s, met=self._met, luck=retries.roll())
@@ -371,9 +372,9 @@ class AsyncClient(AsyncOneShots):
         """See to it, before the first call, that there is a service on the socket."""
         if self._reached is False and self.target.socket is not None:
             if self.target.local is not None and self._autostart:
-                await backend.in_thread(local.ensure, self.target.local)
-            elif not await backend.in_thread(local.answers, self.target.socket):
-                raise not_there(self.target)
+                await backend.in_thread(local_service.ensure, self.target.local)
+            elif not await backend.in_thread(local_service.answers, self.target.socket):
+                raise unreachable_error(self.target)
             self._reached = self._met = True
 
     def _connections(self) -> httpx.AsyncClient:
@@ -389,5 +390,7 @@ class AsyncClient(AsyncOneShots):
     async def _refusal(self, response: httpx.Response, tries: int) -> tuple[SandlotError, float | None]:
         body = await self._read(response)
         headers = response.headers
-        error = wire.failure(response.status_code, headers.get("content-type", ""), body, headers.get("x-request-id", ""))
-        return error, retries.refused_wait_s(tries, retryable=wire.retryable(body), retry_after=headers.get("retry-after"), luck=retries.roll())
+        error = responses.error_from_response(response.status_code, headers.get("content-type", ""), body, headers.get("x-request-id", ""))
+        return error, retries.refused_wait_s(
+            tries, retryable=responses.is_retryable(body), retry_after=headers.get("retry-after"), luck=retries.roll()
+        )

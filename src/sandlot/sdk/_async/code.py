@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandlot.model.errors import ErrorCode, SandlotError
-from sandlot.sdk import retries, wire
+from sandlot.sdk import requests, responses, retries
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import cut_short, tell, tell_rest
-from sandlot.sdk.cells.events import CodeEvent
-from sandlot.sdk.results import Execution, ExecutionError, Output, Result
+from sandlot.sdk.http import ConnectionLostError
+from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
+from sandlot.sdk.models.processes import Output
 from sandlot.sdk.transcript import Piece, Transcript
-from sandlot.sdk.transport import CutError
 
 INTERRUPT_TIMEOUT_S = 10.0
 """How long an interrupt may take of a caller that is leaving."""
@@ -42,7 +42,7 @@ async def run(client: AsyncClient, path: str, body: dict[str, Any], transcript: 
             try:
                 async with client.event_stream("POST", path, body=body, headers=headers) as events:
                     async for event in events:
-                        piece = transcript.take(event)
+                        piece = transcript.feed(event)
                         if piece is not None:
                             yield piece
                 if transcript.over():
@@ -92,7 +92,7 @@ async def _interrupting(
                 await _leave(client, path, body, headers)
             elif transcript.id and not transcript.over():
                 # Without this request, the service would wait some seconds for the client to come back.
-                await interrupt(client, f"{path}/{wire.segment(transcript.id)}")
+                await interrupt(client, f"{path}/{requests.path_segment(transcript.id)}")
 
 
 async def _leave(client: AsyncClient, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
@@ -100,11 +100,11 @@ async def _leave(client: AsyncClient, path: str, body: dict[str, Any], headers: 
     transcript = Transcript()
     async with client.event_stream("POST", path, body=body, headers=headers) as events:
         async for event in events:
-            transcript.take(event)
+            transcript.feed(event)
             if transcript.id:
                 break
         if transcript.id and not transcript.over():
-            await interrupt(client, f"{path}/{wire.segment(transcript.id)}")
+            await interrupt(client, f"{path}/{requests.path_segment(transcript.id)}")
 
 
 async def follow(client: AsyncClient, path: str, transcript: Transcript) -> AsyncGenerator[Piece]:
@@ -120,9 +120,9 @@ async def follow(client: AsyncClient, path: str, transcript: Transcript) -> Asyn
         tries += 1
         params = {"events_from": transcript.events, "stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset}
         try:
-            async with client.event_stream("GET", f"{path}/{wire.segment(transcript.id)}", params=params) as events:
+            async with client.event_stream("GET", f"{path}/{requests.path_segment(transcript.id)}", params=params) as events:
                 async for event in events:
-                    piece = transcript.take(event)
+                    piece = transcript.feed(event)
                     if piece is not None:
                         tries = 0
                         yield piece
@@ -147,7 +147,11 @@ async def again(error: SandlotError, tries: int) -> None:
         error: What ended it, raised again where that was no cut.
         tries: How often it was tried without getting anything, 1 and more.
     """
-    cut = isinstance(error, CutError) or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE} or wire.came_to_rest(error)
+    cut = (
+        isinstance(error, ConnectionLostError)
+        or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE}
+        or responses.cut_by_hibernation(error)
+    )
     wait_s = retries.cut_wait_s(tries, once=cut, luck=retries.roll())
     if wait_s is None:
         raise error
@@ -173,7 +177,7 @@ class Callbacks:
     on_stdout: backend.Callback[str] | None = None
     on_stderr: backend.Callback[str] | None = None
     on_result: backend.Callback[Result] | None = None
-    on_error: backend.Callback[ExecutionError] | None = None
+    on_error: backend.Callback[ExceptionInfo] | None = None
 
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.on_stdout, self.on_stderr, self.on_result, self.on_error))
@@ -193,7 +197,7 @@ class Callbacks:
             await tell(transcript, piece, self.on_stdout, self.on_stderr)
         elif isinstance(piece, Result):
             await backend.call(self.on_result, piece)
-        elif isinstance(piece, ExecutionError):
+        elif isinstance(piece, ExceptionInfo):
             await backend.call(self.on_error, piece)
 
 
@@ -243,7 +247,7 @@ class AsyncCodeHandle:
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
-        on_error: backend.Callback[ExecutionError] | None = None,
+        on_error: backend.Callback[ExceptionInfo] | None = None,
     ) -> Execution:
         """Wait for its end, as often as the connection breaks meanwhile.
 
@@ -269,11 +273,11 @@ class AsyncCodeHandle:
 
     async def poll(self) -> Execution:
         """All that there is of it now, also what this handle has read; its status is ``running`` until it is done."""
-        return Execution.parse(await self._client.request("GET", f"{self._path}/{wire.segment(self.id)}"))
+        return Execution.parse(await self._client.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
 
     async def interrupt(self) -> bool:
         """Interrupt it, as Ctrl-C would, or take it back where it waits for its turn; False when it has ended."""
-        return await interrupt(self._client, f"{self._path}/{wire.segment(self.id)}")
+        return await interrupt(self._client, f"{self._path}/{requests.path_segment(self.id)}")
 
     async def _events(self) -> AsyncGenerator[CodeEvent]:
         if self._transcript.over():

@@ -10,11 +10,10 @@ from typing import Any, Literal, overload
 
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandlotError, UnavailableError
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
-from sandlot.sdk import wire
+from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
-from sandlot.sdk.inside.processes import ProcessInfo
-from sandlot.sdk.results import CommandResult, Output
+from sandlot.sdk.models.processes import CommandResult, Output, ProcessInfo
 from sandlot.sdk.transcript import Transcript
 
 
@@ -104,10 +103,10 @@ class AsyncCommands:
         inline, rest = (None, None) if stdin is None or isinstance(stdin, bool) else _split(stdin)
         limit_s = (None if background else DEFAULT_COMMAND_TIMEOUT_S) if isinstance(timeout, EllipsisType) else timeout
         stdin_open = rest is not None or (background and stdin is True)
-        body = wire.process_body(
+        body = requests.process_body(
             cmd, envs=envs, cwd=cwd, user=user, timeout=limit_s, background=background, stdin=inline, stdin_open=stdin_open, tag=tag
         )
-        body |= wire.given(track=None if track is None else list(track))
+        body |= requests.omit_none(track=None if track is None else list(track))
         if background:
             return await self._start(body, rest, on_stdout, on_stderr)
         if rest is None and on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
@@ -152,7 +151,7 @@ class AsyncCommands:
         Raises:
             NotFoundError: There is none of this id.
         """
-        return ProcessInfo.parse(await self._client.request("GET", f"{self._path}/{wire.segment(id)}"))
+        return ProcessInfo.parse(await self._client.request("GET", f"{self._path}/{requests.path_segment(id)}"))
 
     async def connect(
         self,
@@ -178,15 +177,15 @@ class AsyncCommands:
 
     async def kill(self, id: str, signal: str | int = "SIGKILL") -> bool:  # noqa: A002 - the word of the API
         """Send a signal to a process's whole group; False when it is gone."""
-        return await send_signal(self._client, f"{self._path}/{wire.segment(id)}", signal)
+        return await send_signal(self._client, f"{self._path}/{requests.path_segment(id)}", signal)
 
     async def restart(self, id: str) -> str:  # noqa: A002 - the word of the API
         """Kill a process where it still runs, and start it again in the background, with what it was started with; its new id."""
-        return str((await self._client.request("POST", f"{self._path}/{wire.segment(id)}/restart"))["process"])
+        return str((await self._client.request("POST", f"{self._path}/{requests.path_segment(id)}/restart"))["process"])
 
     async def send_stdin(self, id: str, data: str | bytes, *, offset: int | None = None) -> int:  # noqa: A002 - the word of the API
         """Write to the standard input of a process that was started with ``stdin=True``; see :meth:`AsyncCommandHandle.send_stdin`."""
-        return await write_stdin(self._client, f"{self._path}/{wire.segment(id)}", data, offset)
+        return await write_stdin(self._client, f"{self._path}/{requests.path_segment(id)}", data, offset)
 
     def _handle(
         self, transcript: Transcript, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None
@@ -222,7 +221,7 @@ class AsyncCommands:
         failures: builtins.list[Exception] = []
         async with backend.beside() as start, self._client.event_stream("POST", self._path, body=body) as events:
             async for event in events:
-                piece = transcript.take(event)
+                piece = transcript.feed(event)
                 if event.name == "started" and stdin is not None:
                     start(self._feed, transcript.id, stdin, failures)
                 if isinstance(piece, Output):
@@ -258,7 +257,7 @@ def _split(stdin: backend.Data) -> tuple[str | None, backend.Data | None]:
     """Small text travels inside of the request, everything else beside it."""
     if not isinstance(stdin, str | bytes):
         return None, stdin
-    inline, raw = wire.split_stdin(stdin)
+    inline, raw = requests.split_stdin(stdin)
     return inline, (raw if inline is None else None)
 
 
@@ -384,11 +383,11 @@ class AsyncCommandHandle:
             try:
                 async with self._client.event_stream("GET", f"{self._path}/output", params=params) as events:
                     async for event in events:
-                        piece = transcript.take(event)
+                        piece = transcript.feed(event)
                         if isinstance(piece, Output):
                             yield piece
             except ConflictError as error:
-                if not wire.came_to_rest(error):
+                if not responses.cut_by_hibernation(error):
                     raise
                 rested = True
 
@@ -447,6 +446,6 @@ async def send_signal(client: AsyncClient, path: str, signal: str | int) -> bool
 
 async def write_stdin(client: AsyncClient, path: str, data: str | bytes, offset: int | None = None) -> int:
     """Write to a process's standard input; it may take as long as the process takes to read."""
-    content = wire.utf8(data) if isinstance(data, str) else data
-    answer = await client.request("POST", f"{path}/stdin", params=wire.given(offset=offset), content=content, read_timeout_s=None)
+    content = requests.encode_text(data) if isinstance(data, str) else data
+    answer = await client.request("POST", f"{path}/stdin", params=requests.omit_none(offset=offset), content=content, read_timeout_s=None)
     return int(answer.get("stdin_bytes", 0))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import builtins
 from collections.abc import Mapping
 
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code import interrupt
-from sandlot.sdk.cells.contexts import Context, id_of
+from sandlot.sdk.models.contexts import Context, id_of
 
 
 class AsyncContexts:
@@ -31,8 +31,8 @@ class AsyncContexts:
             LimitError: The sandbox has as many as it may.
             SandboxEndedError: The sandbox has ended.
         """
-        body = {"language": language, **wire.given(cwd=cwd, env=None if envs is None else dict(envs))}
-        return Context.parse(await self._client.request("POST", self._path, body=body, headers=wire.once(), once=True))
+        body = {"language": language, **requests.omit_none(cwd=cwd, env=None if envs is None else dict(envs))}
+        return Context.parse(await self._client.request("POST", self._path, body=body, headers=requests.idempotency_headers(), once=True))
 
     async def list(self) -> builtins.list[Context]:
         """All that there are."""
@@ -72,4 +72,4 @@ class AsyncContexts:
         return await interrupt(self._client, self._of(context))
 
     def _of(self, context: Context | str) -> str:
-        return f"{self._path}/{wire.segment(id_of(context) or '')}"
+        return f"{self._path}/{requests.path_segment(id_of(context) or '')}"

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from sandlot.model.errors import UnavailableError
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._async import backend
-from sandlot.sdk.history import EventInfo
+from sandlot.sdk.models.events import EventInfo
 
 if TYPE_CHECKING:
     from sandlot.sdk._async.client import AsyncClient
@@ -36,7 +36,7 @@ class AsyncEvents:
             sandbox: What happened to that one only.
             limit: So many at most; all of them where left out.
         """
-        params = wire.given(after=after, sandbox=sandbox)
+        params = requests.omit_none(after=after, sandbox=sandbox)
         return await backend.collected(self._client.items("/v1/events", "events", EventInfo.parse, params=params, limit=limit))
 
     async def follow(self, *, after: int | None = None, sandbox: str | None = None) -> AsyncIterator[EventInfo]:
@@ -52,7 +52,7 @@ class AsyncEvents:
         seen, tries = after, 0
         while True:
             try:
-                async with self._client.event_stream("GET", "/v1/events", params=wire.given(after=seen, sandbox=sandbox)) as told:
+                async with self._client.event_stream("GET", "/v1/events", params=requests.omit_none(after=seen, sandbox=sandbox)) as told:
                     async for event in told:
                         tries = 0
                         if event.name == "position":

@@ -6,9 +6,9 @@ import builtins
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._async import backend
-from sandlot.sdk.history import ExecutionInfo
+from sandlot.sdk.models.executions import ExecutionInfo
 
 if TYPE_CHECKING:
     from sandlot.sdk._async.client import AsyncClient
@@ -35,7 +35,7 @@ class AsyncExecutions:
 
     def iter(self, *, sandbox: str | None = None, limit: int | None = None) -> AsyncIterator[ExecutionInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        return self._client.items("/v1/executions", "executions", ExecutionInfo.parse, params=wire.given(sandbox=sandbox), limit=limit)
+        return self._client.items("/v1/executions", "executions", ExecutionInfo.parse, params=requests.omit_none(sandbox=sandbox), limit=limit)
 
     async def get(self, execution: str) -> ExecutionInfo:
         """One run: what it was, what it wrote, how it ended.
@@ -46,4 +46,4 @@ class AsyncExecutions:
         Raises:
             NotFoundError: There is none, or it is older than what is kept.
         """
-        return ExecutionInfo.parse(await self._client.request("GET", f"/v1/executions/{wire.segment(execution)}"))
+        return ExecutionInfo.parse(await self._client.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))

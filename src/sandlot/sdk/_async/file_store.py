@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import httpx
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._async import backend
-from sandlot.sdk.history import StoredFile, StoredFiles
-from sandlot.sdk.info import Entry
-from sandlot.sdk.transfer import receiving, sending
-from sandlot.sdk.transfer.sending import Progress
-from sandlot.sdk.transport import translated
+from sandlot.sdk.http import translated
+from sandlot.sdk.models.file_store import StoredFile, StoredFiles
+from sandlot.sdk.models.files import FileEntry
+from sandlot.sdk.transfer.download import PartialFile
+from sandlot.sdk.transfer.upload import TransferProgress, plan_upload
 
 if TYPE_CHECKING:
     from sandlot.sdk._async.client import AsyncClient
@@ -40,7 +40,7 @@ class AsyncFileStore:
         *,
         filename: str | None = None,
         media_type: str | None = None,
-        on_progress: backend.Callback[Progress] | None = None,
+        on_progress: backend.Callback[TransferProgress] | None = None,
     ) -> StoredFile:
         """Keep a file.
 
@@ -56,7 +56,7 @@ class AsyncFileStore:
         """
         if isinstance(source, str | Path):
             path = Path(source)
-            file = (await backend.in_thread(sending.plan_upload, path, "/file")).files[:1]
+            file = (await backend.in_thread(plan_upload, path, "/file")).files[:1]
             if not file:
                 raise InvalidRequestError(f"{path} is a folder.", hint="Upload its files, or an archive of it.", fields={"path": str(path)})
             with await backend.in_thread(path.open, "rb") as data:
@@ -105,7 +105,7 @@ class AsyncFileStore:
         async with self._client.stream("GET", f"{self._path(file)}/content", accept="*/*") as response:
             yield self._pieces(response)
 
-    async def download(self, file: str, local: str | Path, *, on_progress: backend.Callback[Progress] | None = None) -> Path:
+    async def download(self, file: str, local: str | Path, *, on_progress: backend.Callback[TransferProgress] | None = None) -> Path:
         """Copy a file to this machine. It appears under its name only once it is complete.
 
         Args:
@@ -127,13 +127,13 @@ class AsyncFileStore:
             if name in {"", ".", ".."} or "/" in name or "\0" in name:
                 raise InvalidRequestError(f"The service names a file {name!r}, which would lie elsewhere.", hint="Give the whole path.")
             target /= name
-        part = await backend.in_thread(receiving.PartFile.create, target, False)
+        part = await backend.in_thread(PartialFile.create, target, False)
         try:
             async with self.stream(file) as pieces:
                 async for piece in pieces:
                     await backend.in_thread(part.write, piece)
                     done += len(piece)
-                    await backend.call(on_progress, Progress(known.filename, done, known.size_bytes, 0, 1))
+                    await backend.call(on_progress, TransferProgress(known.filename, done, known.size_bytes, 0, 1))
             await backend.in_thread(part.finish)
         finally:
             part.discard()
@@ -147,7 +147,7 @@ class AsyncFileStore:
         """
         await self._client.request("DELETE", self._path(file))
 
-    async def inject(self, sandbox: str, files: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[Entry]:
+    async def inject(self, sandbox: str, files: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[FileEntry]:
         """Put files into a sandbox, each under its own name; one that is there already is replaced.
 
         Args:
@@ -162,9 +162,9 @@ class AsyncFileStore:
         Raises:
             NotFoundError: There is no such sandbox, or no such file.
         """
-        body = {"file_ids": [*files], "path": path, **wire.given(user=user)}
-        answer = await self._client.request("POST", f"/v1/sandboxes/{wire.segment(sandbox)}/files/inject", body=body)
-        return [Entry.parse(raw) for raw in answer["entries"]]
+        body = {"file_ids": [*files], "path": path, **requests.omit_none(user=user)}
+        answer = await self._client.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/inject", body=body)
+        return [FileEntry.parse(raw) for raw in answer["entries"]]
 
     async def keep(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
         """Copy a file out of a sandbox into the file store, where it outlives the sandbox.
@@ -178,8 +178,8 @@ class AsyncFileStore:
         Raises:
             NotFoundError: There is no such sandbox, or no such file.
         """
-        body = wire.given(path=path, filename=filename, user=user)
-        return StoredFile.parse(await self._client.request("POST", f"/v1/sandboxes/{wire.segment(sandbox)}/files/keep", body=body))
+        body = requests.omit_none(path=path, filename=filename, user=user)
+        return StoredFile.parse(await self._client.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/keep", body=body))
 
     async def _send(
         self,
@@ -187,21 +187,21 @@ class AsyncFileStore:
         filename: str,
         media_type: str | None,
         total: int | None,
-        on_progress: backend.Callback[Progress] | None,
+        on_progress: backend.Callback[TransferProgress] | None,
     ) -> StoredFile:
         kind = media_type or mimetypes.guess_type(f"./{filename}")[0]
-        params = wire.given(filename=filename, media_type=kind)
+        params = requests.omit_none(filename=filename, media_type=kind)
         content = data if isinstance(data, bytes) else self._told(backend.chunks(data), filename, total, on_progress)
         return StoredFile.parse(await self._client.request("POST", "/v1/files", params=params, content=content))
 
     async def _told(
-        self, chunks: AsyncIterator[bytes], filename: str, total: int | None, on_progress: backend.Callback[Progress] | None
+        self, chunks: AsyncIterator[bytes], filename: str, total: int | None, on_progress: backend.Callback[TransferProgress] | None
     ) -> AsyncIterator[bytes]:
         done = 0
         async for piece in chunks:
             yield piece
             done += len(piece)
-            await backend.call(on_progress, Progress(filename, done, total, 0, 1))
+            await backend.call(on_progress, TransferProgress(filename, done, total, 0, 1))
 
     async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
         with translated(self._client.target):
@@ -209,4 +209,4 @@ class AsyncFileStore:
                 yield bytes(piece)
 
     def _path(self, file: str) -> str:
-        return f"/v1/files/{wire.segment(file)}"
+        return f"/v1/files/{requests.path_segment(file)}"

@@ -11,14 +11,14 @@ from typing import IO, Any, Literal, Self, overload
 import httpx
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, UnavailableError
-from sandlot.sdk import wire
+from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.watches import AsyncFileWatch, AsyncWatchers
-from sandlot.sdk.info import Entry
-from sandlot.sdk.transfer import receiving, sending
-from sandlot.sdk.transfer.sending import Progress, UploadFile, UploadPlan
-from sandlot.sdk.transport import translated
+from sandlot.sdk.http import translated
+from sandlot.sdk.models.files import FileEntry
+from sandlot.sdk.transfer.download import ArchiveExtractor, PartialFile, below
+from sandlot.sdk.transfer.upload import TransferProgress, UploadFile, UploadPlan, UploadProgress, packed, plan_upload
 
 
 class AsyncFileStream:
@@ -88,7 +88,7 @@ class AsyncFiles:
             InvalidRequestError: It is a folder, or ``text`` was asked for and it is none.
         """
         resources = AsyncExitStack()
-        params = wire.given(path=path, user=user)
+        params = requests.omit_none(path=path, user=user)
         response = await resources.enter_async_context(
             self._client.stream("GET", f"{self._path}/content", params=params, accept="application/octet-stream")
         )
@@ -107,7 +107,7 @@ class AsyncFiles:
                 f"{path} is no UTF-8 text: byte {error.start} does not fit.", hint='Read it with format="bytes".', fields={"path": path}
             ) from error
 
-    async def write(self, path: str, data: backend.Data, *, user: str | None = None, mode: int | None = None, append: bool = False) -> Entry:
+    async def write(self, path: str, data: backend.Data, *, user: str | None = None, mode: int | None = None, append: bool = False) -> FileEntry:
         """Write a file; folders above it are made.
 
         Args:
@@ -121,36 +121,36 @@ class AsyncFiles:
             ForbiddenError: The user may not write there.
             LimitError: The sandbox's disk is full.
         """
-        params = wire.given(path=path, user=user, mode=mode, append="true" if append else None)
-        content = wire.utf8(data) if isinstance(data, str) else data
+        params = requests.omit_none(path=path, user=user, mode=mode, append="true" if append else None)
+        content = requests.encode_text(data) if isinstance(data, str) else data
         answer = await self._client.request(
             "PUT", f"{self._path}/content", params=params, content=content if isinstance(content, bytes) else backend.chunks(content)
         )
-        return Entry.parse(answer)
+        return FileEntry.parse(answer)
 
-    async def list(self, path: str = "/workspace", *, user: str | None = None) -> builtins.list[Entry]:
+    async def list(self, path: str = "/workspace", *, user: str | None = None) -> builtins.list[FileEntry]:
         """What is in a folder, by name."""
-        found: builtins.list[Entry] = []
+        found: builtins.list[FileEntry] = []
         more = True
         while more:
-            answer = await self._client.request("GET", self._path, params=wire.given(path=path, user=user, offset=len(found) or None))
-            page = [Entry.parse(raw) for raw in answer["entries"]]
+            answer = await self._client.request("GET", self._path, params=requests.omit_none(path=path, user=user, offset=len(found) or None))
+            page = [FileEntry.parse(raw) for raw in answer["entries"]]
             more = bool(answer.get("more", False))
-            wire.check_page(found, page, more=more)
+            responses.check_page(found, page, more=more)
             found += page
         return found
 
-    async def stat(self, path: str, *, user: str | None = None) -> Entry:
+    async def stat(self, path: str, *, user: str | None = None) -> FileEntry:
         """What is at a path.
 
         Raises:
             NotFoundError: Nothing.
         """
-        return Entry.parse(await self._client.request("GET", f"{self._path}/stat", params=wire.given(path=path, user=user)))
+        return FileEntry.parse(await self._client.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
         """Whether there is something at a path."""
-        answer = await self._client.request("GET", f"{self._path}/exists", params=wire.given(path=path, user=user))
+        answer = await self._client.request("GET", f"{self._path}/exists", params=requests.omit_none(path=path, user=user))
         return bool(answer["exists"])
 
     async def watch(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> AsyncFileWatch:
@@ -169,7 +169,7 @@ class AsyncFiles:
             LimitError: There are too many folders in it.
         """
         resources = AsyncExitStack()
-        params = wire.given(path=path, user=user, recursive="true" if recursive else None)
+        params = requests.omit_none(path=path, user=user, recursive="true" if recursive else None)
         events = await resources.enter_async_context(self._client.event_stream("GET", f"{self._path}/watch", params=params))
         try:
             begun = await events.__anext__()
@@ -189,9 +189,9 @@ class AsyncFiles:
             expires_in: Seconds that it holds, at most 604,800.
             user: Who it is done as.
         """
-        body: dict[str, Any] = {"path": path, "method": method, "expires_in": expires_in, **wire.given(user=user)}
+        body: dict[str, Any] = {"path": path, "method": method, "expires_in": expires_in, **requests.omit_none(user=user)}
         answer = await self._client.request("POST", f"{self._path}/sign", body=body)
-        return wire.reached(str(answer["url"]), None if self._client.waits else self._client.target.base_url)
+        return requests.rebase_url(str(answer["url"]), None if self._client.waits else self._client.target.base_url)
 
     async def make_dir(self, path: str, *, user: str | None = None, mode: int | None = None) -> bool:
         """Make a folder, and those above it.
@@ -204,17 +204,17 @@ class AsyncFiles:
         """
         if await self._is_dir(path, user):
             return False
-        await self._client.request("POST", f"{self._path}/directories", body=wire.given(path=path, parents=True, mode=mode, user=user))
+        await self._client.request("POST", f"{self._path}/directories", body=requests.omit_none(path=path, parents=True, mode=mode, user=user))
         return True
 
-    async def move(self, path: str, to: str, *, overwrite: bool = False, user: str | None = None) -> Entry:
+    async def move(self, path: str, to: str, *, overwrite: bool = False, user: str | None = None) -> FileEntry:
         """Move a file or folder, or give it another name.
 
         Raises:
             ConflictError: There is something at the new path, and it may not be overwritten.
         """
-        body: dict[str, Any] = {"path": path, "to": to, "overwrite": overwrite, **wire.given(user=user)}
-        return Entry.parse(await self._client.request("POST", f"{self._path}/move", body=body))
+        body: dict[str, Any] = {"path": path, "to": to, "overwrite": overwrite, **requests.omit_none(user=user)}
+        return FileEntry.parse(await self._client.request("POST", f"{self._path}/move", body=body))
 
     rename = move
 
@@ -229,11 +229,13 @@ class AsyncFiles:
         Returns:
             How many files and folders were removed.
         """
-        params = {"path": path, "recursive": "true" if recursive else "false", **wire.given(user=user)}
+        params = {"path": path, "recursive": "true" if recursive else "false", **requests.omit_none(user=user)}
         answer = await self._client.request("DELETE", self._path, params=params, read_timeout_s=None)
         return int(answer.get("removed", 1))
 
-    async def upload(self, local: str | Path, guest: str, *, user: str | None = None, on_progress: backend.Callback[Progress] | None = None) -> int:
+    async def upload(
+        self, local: str | Path, guest: str, *, user: str | None = None, on_progress: backend.Callback[TransferProgress] | None = None
+    ) -> int:
         """Copy a file or folder of this machine into the sandbox, under exactly this path.
 
         Folders are copied with everything in them. A link to a file is copied as that file; a link to a folder is left out, and so is what is
@@ -251,8 +253,8 @@ class AsyncFiles:
         Raises:
             NotFoundError: There is no such file here.
         """
-        plan = await backend.in_thread(sending.plan_upload, Path(local), guest)
-        tally = sending.Tally(plan)
+        plan = await backend.in_thread(plan_upload, Path(local), guest)
+        tally = UploadProgress(plan)
         for part in plan.parts():
             if part.folders or len(part.files) > 1:
                 await self._send_tree(part, tally, plan.root, user, on_progress)
@@ -261,13 +263,13 @@ class AsyncFiles:
         return len(plan.files)
 
     async def _send_tree(
-        self, part: UploadPlan, tally: sending.Tally, root: str, user: str | None, on_progress: backend.Callback[Progress] | None
+        self, part: UploadPlan, tally: UploadProgress, root: str, user: str | None, on_progress: backend.Callback[TransferProgress] | None
     ) -> None:
         try:
             await self._client.request(
                 "POST",
                 f"{self._path}/archive",
-                params=wire.given(path=root, user=user),
+                params=requests.omit_none(path=root, user=user),
                 content=self._packed(part, tally.begin(), root, on_progress),
                 read_timeout_s=None,
             )
@@ -281,14 +283,16 @@ class AsyncFiles:
             await self._send_files(part, tally, user, on_progress)
 
     async def _packed(
-        self, part: UploadPlan, tally: sending.Tally, root: str, on_progress: backend.Callback[Progress] | None
+        self, part: UploadPlan, tally: UploadProgress, root: str, on_progress: backend.Callback[TransferProgress] | None
     ) -> AsyncIterator[bytes]:
-        pieces = sending.packed(part, root, tally)
+        pieces = packed(part, root, tally)
         while (piece := await backend.in_thread(next, pieces, None)) is not None:
             yield piece
             await backend.call(on_progress, tally.progress)
 
-    async def _send_files(self, part: UploadPlan, tally: sending.Tally, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
+    async def _send_files(
+        self, part: UploadPlan, tally: UploadProgress, user: str | None, on_progress: backend.Callback[TransferProgress] | None
+    ) -> None:
         for file in part.files:
             mode = 0o755 if file.executable else 0o644
             with await backend.in_thread(file.source.open, "rb") as data:
@@ -297,14 +301,16 @@ class AsyncFiles:
             await backend.call(on_progress, tally.progress)
 
     async def _counted(
-        self, data: IO[bytes], file: UploadFile, tally: sending.Tally, on_progress: backend.Callback[Progress] | None
+        self, data: IO[bytes], file: UploadFile, tally: UploadProgress, on_progress: backend.Callback[TransferProgress] | None
     ) -> AsyncIterator[bytes]:
         async for piece in backend.chunks(data):
             yield piece
             tally.add(file, len(piece))
             await backend.call(on_progress, tally.progress)
 
-    async def download(self, guest: str, local: str | Path, *, user: str | None = None, on_progress: backend.Callback[Progress] | None = None) -> int:
+    async def download(
+        self, guest: str, local: str | Path, *, user: str | None = None, on_progress: backend.Callback[TransferProgress] | None = None
+    ) -> int:
         """Copy a file or folder of the sandbox to this machine, under exactly this path.
 
         A file appears under its name only once it is complete. What the sandbox says is not trusted: names that would leave the folder are
@@ -332,16 +338,16 @@ class AsyncFiles:
         await self._fetch(guest, Path(local), entry, user=user, on_progress=on_progress)
         return 1
 
-    async def _receive_tree(self, guest: str, local: Path, user: str | None, on_progress: backend.Callback[Progress] | None) -> int:
-        receiver = await backend.in_thread(receiving.Receiver, local)
-        params = wire.given(path=guest, user=user)
+    async def _receive_tree(self, guest: str, local: Path, user: str | None, on_progress: backend.Callback[TransferProgress] | None) -> int:
+        receiver = await backend.in_thread(ArchiveExtractor, local)
+        params = requests.omit_none(path=guest, user=user)
         try:
             async with self._client.stream("GET", f"{self._path}/archive", params=params, accept="application/x-tar") as response:
                 stream = AsyncFileStream(self._client, response, AsyncExitStack())
                 async for piece in stream:
                     await backend.in_thread(receiver.feed, piece)
-                    path = receiving.below(guest, receiver.path)
-                    await backend.call(on_progress, Progress(path, receiver.size_bytes, None, receiver.files, None))
+                    path = below(guest, receiver.path)
+                    await backend.call(on_progress, TransferProgress(path, receiver.size_bytes, None, receiver.files, None))
             await backend.in_thread(receiver.finish)
         except UnavailableError:
             receiver.explain()
@@ -350,19 +356,21 @@ class AsyncFiles:
             receiver.discard()
         return receiver.files
 
-    async def _fetch(self, path: str, target: Path, entry: Entry, *, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
-        part = await backend.in_thread(receiving.PartFile.create, target, bool(entry.mode & 0o111))
+    async def _fetch(
+        self, path: str, target: Path, entry: FileEntry, *, user: str | None, on_progress: backend.Callback[TransferProgress] | None
+    ) -> None:
+        part = await backend.in_thread(PartialFile.create, target, bool(entry.mode & 0o111))
         done = 0
         try:
             async with await self.read(path, "stream", user=user) as pieces:
                 async for piece in pieces:
                     await backend.in_thread(part.write, piece)
                     done += len(piece)
-                    await backend.call(on_progress, Progress(path, done, entry.size, 0, 1))
+                    await backend.call(on_progress, TransferProgress(path, done, entry.size, 0, 1))
             await backend.in_thread(part.finish)
         finally:
             part.discard()
-        await backend.call(on_progress, Progress(path, done, done, 1, 1))
+        await backend.call(on_progress, TransferProgress(path, done, done, 1, 1))
 
     async def _is_dir(self, path: str, user: str | None) -> bool:
         try:

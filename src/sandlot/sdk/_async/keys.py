@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from sandlot.model.access import Quota
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._async import backend
-from sandlot.sdk.info import KeyInfo, NewKey, Whoami, quota_body
+from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey
+from sandlot.sdk.requests import quota_body
 
 if TYPE_CHECKING:
     from sandlot.sdk._async.client import AsyncClient
@@ -39,7 +40,7 @@ class AsyncKeys:
             ForbiddenError: You are no operator.
             ConflictError: There is one of that name.
         """
-        body = wire.given(name=name, operator=operator, quota=None if quota is None else quota_body(quota))
+        body = requests.omit_none(name=name, operator=operator, quota=None if quota is None else quota_body(quota))
         return NewKey.parse(await self._client.request("POST", "/v1/keys", body=body))
 
     async def list(self) -> list[KeyInfo]:
@@ -63,8 +64,8 @@ class AsyncKeys:
             ForbiddenError: You are no operator.
             NotFoundError: No valid key is called so.
         """
-        await self._client.request("DELETE", f"/v1/keys/{wire.segment(key)}")
+        await self._client.request("DELETE", f"/v1/keys/{requests.path_segment(key)}")
 
-    async def whoami(self) -> Whoami:
+    async def whoami(self) -> CurrentKey:
         """Who you are to the service, what you may take, and what of it is taken."""
-        return Whoami.parse(await self._client.request("GET", "/v1/keys/self"))
+        return CurrentKey.parse(await self._client.request("GET", "/v1/keys/self"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sandlot.sdk import wire
-from sandlot.sdk.operating.pools import PoolInfo
+from sandlot.sdk import requests
+from sandlot.sdk.models.pools import PoolInfo
 
 if TYPE_CHECKING:
     from sandlot.sdk._async.client import AsyncClient
@@ -59,8 +59,8 @@ class AsyncPools:
             ConflictError: You have a pool of this kind.
             UnsupportedError: Sandboxes of that isolation cannot wait; says why.
         """
-        limits = wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
-        body = wire.given(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, blank=blank)
+        limits = requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
+        body = requests.omit_none(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, blank=blank)
         if metadata is not None:
             body["metadata"] = dict(metadata)
         return PoolInfo.parse(await self._client.request("POST", "/v1/pools", body=body))
@@ -79,7 +79,7 @@ class AsyncPools:
         Raises:
             NotFoundError: There is none.
         """
-        return PoolInfo.parse(await self._client.request("GET", f"/v1/pools/{wire.segment(pool)}"))
+        return PoolInfo.parse(await self._client.request("GET", f"/v1/pools/{requests.path_segment(pool)}"))
 
     async def set(
         self,
@@ -108,8 +108,8 @@ class AsyncPools:
             LimitError: You may not have so many sandboxes.
         """
         words = None if metadata is None else dict(metadata)
-        body = wire.given(warm=warm, max=max, blank=blank, metadata=words)
-        return PoolInfo.parse(await self._client.request("PATCH", f"/v1/pools/{wire.segment(pool)}", body=body))
+        body = requests.omit_none(warm=warm, max=max, blank=blank, metadata=words)
+        return PoolInfo.parse(await self._client.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
 
     async def remove(self, pool: str) -> None:
         """Have a pool no more, also after a restart of the service; what waits in it is removed.
@@ -120,4 +120,4 @@ class AsyncPools:
         Raises:
             NotFoundError: There is none.
         """
-        await self._client.request("DELETE", f"/v1/pools/{wire.segment(pool)}")
+        await self._client.request("DELETE", f"/v1/pools/{requests.path_segment(pool)}")

@@ -13,10 +13,12 @@ from typing import Any, Unpack
 import httpx
 
 from sandlot.model.errors import ErrorCode
-from sandlot.sdk import wire
+from sandlot.sdk import responses
 from sandlot.sdk.config import Target
-from sandlot.sdk.oneshot import BatchItem, Lines, Program, ProgramOptions, ProgramResult, batch_body
-from sandlot.sdk.transport import CutError, translated
+from sandlot.sdk.http import ConnectionLostError, translated
+from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult
+from sandlot.sdk.requests import batch_body
+from sandlot.sdk.responses import JsonLines
 
 
 class AsyncOneShots(ABC):
@@ -75,18 +77,18 @@ class AsyncOneShots(ABC):
         async with self.stream("POST", "/v1/execute/batch", body=body, accept="application/x-ndjson") as response:
             async for line in self._lines(response):
                 if "index" not in line:
-                    raise wire.from_problem(line)
+                    raise responses.error_from_problem(line)
                 left -= 1
                 yield BatchItem.parse(line)
         if left:
-            raise CutError(
+            raise ConnectionLostError(
                 f"{self.target} left a batch before {left} of its programs were done.",
                 code=ErrorCode.SERVICE_UNAVAILABLE,
                 hint="What became of these is not known; they can be run again.",
             )
 
     async def _lines(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-        lines = Lines()
+        lines = JsonLines()
         with translated(self.target):
             async for piece in response.aiter_bytes():
                 for line in lines.feed(piece):

@@ -8,11 +8,11 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from sandlot.model.errors import InternalError
-from sandlot.sdk import sockets, wire
+from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import send_signal
-from sandlot.sdk.results import CommandResult
+from sandlot.sdk.models.processes import CommandResult
 
 SHELL = ("/bin/bash",)
 """The service takes sh where an image has no bash."""
@@ -53,7 +53,7 @@ class AsyncPty:
             SandboxEndedError: The sandbox ended, now or before.
             InvalidRequestError: The command, environment, folder, size or timeout is one that the sandbox cannot take.
         """
-        body = wire.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=timeout, background=True, stdin=None, stdin_open=False, tag=tag)
+        body = requests.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=timeout, background=True, stdin=None, stdin_open=False, tag=tag)
         answer = await self._client.request("POST", self._path, body={**body, "pty": {"rows": rows, "cols": cols}})
         return await self.connect(str(answer["process"]), offset=0)
 
@@ -77,8 +77,8 @@ class AsyncPty:
             NotFoundError: There is no such process.
             ConflictError: It has no terminal.
         """
-        path = f"{self._path}/{wire.segment(id)}"
-        query = urlencode(wire.given(stdout_from=offset, rows=rows, cols=cols))
+        path = f"{self._path}/{requests.path_segment(id)}"
+        query = urlencode(requests.omit_none(stdout_from=offset, rows=rows, cols=cols))
         terminal = AsyncTerminal(self._client, path, id, await self._client.web_socket(f"{path}/terminal{'?' if query else ''}{query}"))
         try:
             await terminal.begin()
@@ -146,8 +146,8 @@ class AsyncTerminal:
 
     async def send(self, data: str | bytes) -> None:
         """Type something; waits where the program does not read."""
-        raw = wire.utf8(data) if isinstance(data, str) else bytes(data)
-        with sockets.translated(self._client.target):
+        raw = requests.encode_text(data) if isinstance(data, str) else bytes(data)
+        with websocket.translated(self._client.target):
             for at in range(0, len(raw), backend.CHUNK_BYTES):
                 await self._socket.send(raw[at : at + backend.CHUNK_BYTES])
 
@@ -176,12 +176,12 @@ class AsyncTerminal:
         await self._socket.close()
 
     async def _control(self, message: Mapping[str, Any]) -> None:
-        with sockets.translated(self._client.target):
+        with websocket.translated(self._client.target):
             await self._socket.send(json.dumps(message))
 
     async def _next(self) -> bytes:
         """One message: the bytes that it brought, if any."""
-        with sockets.translated(self._client.target):
+        with websocket.translated(self._client.target):
             message = await self._socket.recv()
         if not isinstance(message, str):
             self.offset += len(message)
@@ -196,7 +196,7 @@ class AsyncTerminal:
             case "exit":
                 self._end = told
             case "failure":
-                raise wire.from_problem(told)
+                raise responses.error_from_problem(told)
             case str():
                 pass  # a newer service's
             case _:

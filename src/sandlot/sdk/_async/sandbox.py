@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, overload
 
 from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, Limits
-from sandlot.sdk import wire
+from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code import AsyncCodeHandle, Callbacks, again, answered, finished_execution, run
@@ -18,12 +18,12 @@ from sandlot.sdk._async.contexts import AsyncContexts
 from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.pty import AsyncPty
 from sandlot.sdk._async.tunnels import AsyncForward, AsyncTunnel
-from sandlot.sdk.cells.contexts import Context, id_of
-from sandlot.sdk.cells.events import CodeEvent
-from sandlot.sdk.history import ListeningPort, LogEntry
-from sandlot.sdk.info import Network, SandboxInfo, Usage
-from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result
-from sandlot.sdk.saved.snapshots import ForkTree, SnapshotInfo
+from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
+from sandlot.sdk.models.contexts import Context, id_of
+from sandlot.sdk.models.executions import LogEntry
+from sandlot.sdk.models.processes import CommandResult, Output
+from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, Usage
+from sandlot.sdk.models.snapshots import ForkTree, SnapshotInfo
 from sandlot.sdk.transcript import Transcript
 
 CREATE_TIMEOUT_S = 30 * 60.0
@@ -121,14 +121,14 @@ class AsyncSandbox:
             UnavailableError: No service answers, or its host is full.
             HostError: This machine cannot run sandboxes; the message says what to do.
         """
-        body = wire.sandbox_body(
+        body = requests.sandbox_body(
             template=template,
             timeout=timeout,
             idle_timeout=idle_timeout,
             persistent=persistent,
             envs=envs,
             metadata=metadata,
-            limits=wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids),
+            limits=requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids),
             isolation=isolation,
             network=network,
             name=name,
@@ -139,7 +139,7 @@ class AsyncSandbox:
             auto_resume=auto_resume,
             volumes=volumes,
         )
-        headers = wire.once() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        headers = requests.idempotency_headers() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         pool = client or AsyncClient(url=url, api_key=api_key)
         try:
             raw = await pool.request("POST", "/v1/sandboxes", body=body, headers=headers, once=True, read_timeout_s=CREATE_TIMEOUT_S)
@@ -176,10 +176,10 @@ class AsyncSandbox:
         """
         pool = client or AsyncClient(url=url, api_key=api_key)
         try:
-            info = SandboxInfo.parse(await pool.request("GET", f"/v1/sandboxes/{wire.segment(id)}"))
-            wire.check_alive(info)
+            info = SandboxInfo.parse(await pool.request("GET", f"/v1/sandboxes/{requests.path_segment(id)}"))
+            responses.check_alive(info)
             sandbox = cls(pool, info, owns_client=client is None)
-            if resume and info.state in wire.RESTING:
+            if resume and info.state in responses.SUSPENDED:
                 await sandbox.resume(timeout)
             elif timeout is not None:
                 await sandbox.set_timeout(timeout)
@@ -330,7 +330,7 @@ class AsyncSandbox:
             UnavailableError: The node has not so much to give now, and did not have it for the next seconds either.
             SandboxEndedError: It has ended.
         """
-        limits = wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
+        limits = requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
         await self._change({"limits": limits})
         return self._info.limits
 
@@ -370,8 +370,8 @@ class AsyncSandbox:
             SandboxEndedError: The sandbox ended, now or before.
         """
         words = [packages] if isinstance(packages, str) else list(packages)
-        body = {"manager": manager, "packages": words, "timeout": timeout, **wire.given(user=user)}
-        path, headers = f"{self._path}/packages", wire.once()
+        body = {"manager": manager, "packages": words, "timeout": timeout, **requests.omit_none(user=user)}
+        path, headers = f"{self._path}/packages", requests.idempotency_headers()
         if on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
             return CommandResult.parse(await self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
         transcript, tries = Transcript(), 0
@@ -380,7 +380,7 @@ class AsyncSandbox:
             try:
                 async with self._client.event_stream("POST", path, body=body, headers=headers) as events:
                     async for event in events:
-                        piece = transcript.take(event)
+                        piece = transcript.feed(event)
                         if isinstance(piece, Output):
                             tries = 1
                             await backend.call(on_output, piece)
@@ -395,7 +395,7 @@ class AsyncSandbox:
 
     async def set_rest(self, *, on_timeout: str | None = None, auto_resume: bool | None = None) -> None:
         """Change what becomes of it at its timeout, and whether the next request resumes it; what is left out stays. As in :meth:`create`."""
-        await self._change(wire.given(on_timeout=on_timeout, auto_resume=auto_resume))
+        await self._change(requests.omit_none(on_timeout=on_timeout, auto_resume=auto_resume))
 
     async def ports(self) -> builtins.list[ListeningPort]:
         """The TCP ports on which something listens inside, by number.
@@ -416,7 +416,7 @@ class AsyncSandbox:
         Args:
             stream: ``stdout``, ``stderr`` or ``both``.
         """
-        told = await self._client.request("GET", f"{self._path}/logs", params=wire.given(stream=stream))
+        told = await self._client.request("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream))
         return [LogEntry.parse(entry) for entry in told["entries"]]
 
     async def follow_logs(self, stream: str = BOTH) -> AsyncIterator[LogEntry]:
@@ -428,7 +428,7 @@ class AsyncSandbox:
         Raises:
             UnavailableError: The service is gone, or the connection was cut.
         """
-        async with self._client.event_stream("GET", f"{self._path}/logs", params=wire.given(stream=stream)) as events:
+        async with self._client.event_stream("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream)) as events:
             async for event in events:
                 if event.name in {"entry", "output", "lost"}:
                     yield LogEntry.parse(event.data)
@@ -454,7 +454,7 @@ class AsyncSandbox:
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
-        on_error: backend.Callback[ExecutionError] | None = None,
+        on_error: backend.Callback[ExceptionInfo] | None = None,
     ) -> Execution: ...
 
     @overload
@@ -473,7 +473,7 @@ class AsyncSandbox:
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
-        on_error: backend.Callback[ExecutionError] | None = None,
+        on_error: backend.Callback[ExceptionInfo] | None = None,
     ) -> AsyncCodeHandle: ...
 
     async def run_code(  # noqa: PLR0913 - all by name, and each the field's
@@ -491,7 +491,7 @@ class AsyncSandbox:
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
-        on_error: backend.Callback[ExecutionError] | None = None,
+        on_error: backend.Callback[ExceptionInfo] | None = None,
     ) -> Execution | AsyncCodeHandle:
         """Run code in a context, where variables, imports and functions of the calls before are still there.
 
@@ -523,12 +523,14 @@ class AsyncSandbox:
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error)
         if background:
-            answer = await self._client.request("POST", self._code, body={**body, "background": True}, headers=wire.once(), once=True)
+            answer = await self._client.request(
+                "POST", self._code, body={**body, "background": True}, headers=requests.idempotency_headers(), once=True
+            )
             return AsyncCodeHandle(self._client, self._code, Transcript(id=str(answer["execution"])), callbacks)
         if not callbacks and self._client.waits:
-            return await answered(self._client, self._code, body, wire.once())
+            return await answered(self._client, self._code, body, requests.idempotency_headers())
         transcript = Transcript()
-        async with aclosing(run(self._client, self._code, body, transcript, wire.once())) as pieces:
+        async with aclosing(run(self._client, self._code, body, transcript, requests.idempotency_headers())) as pieces:
             async for piece in pieces:
                 await callbacks.tell(transcript, piece)
         await tell_rest(transcript, on_stdout, on_stderr)
@@ -559,11 +561,11 @@ class AsyncSandbox:
             stop_on_error: As in :meth:`run_code`.
 
         Yields:
-            Started, Output, Result, Cleared and ExecutionError as they come, and the Execution as the last.
+            Started, Output, Result, Cleared and ExceptionInfo as they come, and the Execution as the last.
         """
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         transcript = Transcript()
-        async with aclosing(run(self._client, self._code, body, transcript, wire.once())) as pieces:
+        async with aclosing(run(self._client, self._code, body, transcript, requests.idempotency_headers())) as pieces:
             async for piece in pieces:
                 yield piece
         yield finished_execution(transcript)
@@ -606,7 +608,7 @@ class AsyncSandbox:
             SandboxEndedError: It has ended.
             UnavailableError: The node has no room for its memory now.
         """
-        await self._verb("resume", wire.given(timeout=timeout))
+        await self._verb("resume", requests.omit_none(timeout=timeout))
 
     async def hibernate(self) -> None:
         """Write its memory to the service's disk and give it back; the next request, or :meth:`wake`, has it go on where it was.
@@ -626,7 +628,7 @@ class AsyncSandbox:
         Args:
             timeout: As in :meth:`resume`.
         """
-        await self._verb("wake", wire.given(timeout=timeout))
+        await self._verb("wake", requests.omit_none(timeout=timeout))
 
     async def snapshot(self, name: str | None = None, kind: str = "memory", *, idempotency_key: str | None = None) -> SnapshotInfo:
         """Keep what it is at this moment; it goes on undisturbed. ``AsyncSandbox.create(snapshot=...)`` starts others from it, also after its end.
@@ -643,7 +645,7 @@ class AsyncSandbox:
             UnsupportedError: Its isolation cannot; says why, and ``files`` may still do.
             LimitError: The disk is full; nothing is left of the snapshot.
         """
-        return SnapshotInfo.parse(await self._made("snapshot", wire.given(name=name, kind=kind), idempotency_key))
+        return SnapshotInfo.parse(await self._made("snapshot", requests.omit_none(name=name, kind=kind), idempotency_key))
 
     async def fork(
         self,
@@ -678,7 +680,7 @@ class AsyncSandbox:
             UnsupportedError: Its isolation cannot; says why.
             UnavailableError: The node has no room for so many now.
         """
-        body = wire.given(
+        body = requests.omit_none(
             count=count,
             name=name,
             metadata=None if metadata is None else dict(metadata),
@@ -703,7 +705,7 @@ class AsyncSandbox:
             ConflictError: The place is another volume's, or it has this one elsewhere; or it is being forked.
             UnsupportedError: Its isolation cannot; says why.
         """
-        await self._verb("volumes", wire.given(volume=volume, path=path, read_only=read_only or None))
+        await self._verb("volumes", requests.omit_none(volume=volume, path=path, read_only=read_only or None))
 
     async def detach_volume(self, path: str) -> None:
         """Take a volume away from it; what is in the volume stays.
@@ -741,7 +743,7 @@ class AsyncSandbox:
         self._info = SandboxInfo.parse(await self._client.request("POST", path, body=body, once=True, read_timeout_s=WRITTEN_TIMEOUT_S))
 
     async def _made(self, verb: str, body: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-        headers = wire.once() if key is None else {"Idempotency-Key": key}
+        headers = requests.idempotency_headers() if key is None else {"Idempotency-Key": key}
         path = f"{self._path}/{verb}"
         return await self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=WRITTEN_TIMEOUT_S)
 
@@ -791,5 +793,5 @@ def _body(
     code: str, language: str | None, context: Context | str | None, timeout: float | None, envs: Mapping[str, str] | None, **flags: bool
 ) -> dict[str, Any]:
     """The body that runs code; ``timeout`` None is sent, because it means "no limit"."""
-    words = wire.given(language=language, context=id_of(context), env=None if envs is None else dict(envs))
+    words = requests.omit_none(language=language, context=id_of(context), env=None if envs is None else dict(envs))
     return {"code": code, "timeout": timeout, **words, **{name: flag for name, flag in flags.items() if flag is not (name == "store_history")}}

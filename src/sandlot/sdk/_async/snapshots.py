@@ -6,9 +6,9 @@ import builtins
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._async import backend
-from sandlot.sdk.saved.snapshots import SnapshotInfo
+from sandlot.sdk.models.snapshots import SnapshotInfo
 
 if TYPE_CHECKING:
     from sandlot.sdk._async.client import AsyncClient
@@ -45,7 +45,7 @@ class AsyncSnapshots:
         Raises:
             NotFoundError: There is none.
         """
-        return SnapshotInfo.parse(await self._client.request("GET", f"/v1/snapshots/{wire.segment(snapshot)}"))
+        return SnapshotInfo.parse(await self._client.request("GET", f"/v1/snapshots/{requests.path_segment(snapshot)}"))
 
     async def delete(self, snapshot: str) -> None:
         """Remove a snapshot. Sandboxes that were started from it live on.
@@ -56,4 +56,4 @@ class AsyncSnapshots:
         Raises:
             NotFoundError: There is none.
         """
-        await self._client.request("DELETE", f"/v1/snapshots/{wire.segment(snapshot)}")
+        await self._client.request("DELETE", f"/v1/snapshots/{requests.path_segment(snapshot)}")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Self
 
 from sandlot.model.errors import InternalError, SandlotError, UnavailableError
-from sandlot.sdk import sockets, wire
+from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.local_listener import Connection, Listener
@@ -39,7 +39,7 @@ class AsyncTunnel:
             ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
             SandboxEndedError: It has ended.
         """
-        return cls(client, await client.web_socket(f"/v1/sandboxes/{wire.segment(sandbox)}/ports/{port}/tunnel"), port)
+        return cls(client, await client.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,7 +71,7 @@ class AsyncTunnel:
             UnavailableError: The connection broke; who receives is told why.
         """
         for at in range(0, len(data), backend.CHUNK_BYTES):
-            with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+            with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
                 await self._socket.send(bytes(data[at : at + backend.CHUNK_BYTES]))
 
     async def end(self) -> None:
@@ -80,7 +80,7 @@ class AsyncTunnel:
         Raises:
             UnavailableError: The connection broke; who receives is told why.
         """
-        with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+        with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
             await self._socket.send(json.dumps({"end": True}))
 
     async def wait(self) -> None:
@@ -99,10 +99,10 @@ class AsyncTunnel:
     async def _next(self) -> bytes:
         """One message: the bytes that it brought, if any."""
         try:
-            with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+            with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
                 message = await self._socket.recv()
         except UnavailableError as error:
-            if not sockets.ended_well(error):
+            if not websocket.ended_well(error):
                 raise
             self._ended = self._over = True
             return b""
@@ -113,7 +113,7 @@ class AsyncTunnel:
             case "end":
                 self._ended = True
             case "failure":
-                raise wire.from_problem(told)
+                raise responses.error_from_problem(told)
             case str():
                 pass  # a newer service's
             case _:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING
 
-from sandlot.sdk import wire
-from sandlot.sdk.saved.volumes import VolumeInfo
+from sandlot.sdk import requests
+from sandlot.sdk.models.volumes import VolumeInfo
 
 if TYPE_CHECKING:
     from sandlot.sdk._async.client import AsyncClient
@@ -38,7 +38,7 @@ class AsyncVolumes:
             LimitError: Your quota does not allow it.
             UnavailableError: The node has no room for it now.
         """
-        body = wire.given(name=name, size_bytes=None if size is None else wire.size_bytes(size))
+        body = requests.omit_none(name=name, size_bytes=None if size is None else requests.parse_size(size))
         return VolumeInfo.parse(await self._client.request("POST", "/v1/volumes", body=body))
 
     async def list(self) -> builtins.list[VolumeInfo]:
@@ -55,7 +55,7 @@ class AsyncVolumes:
         Raises:
             NotFoundError: There is none.
         """
-        return VolumeInfo.parse(await self._client.request("GET", f"/v1/volumes/{wire.segment(volume)}"))
+        return VolumeInfo.parse(await self._client.request("GET", f"/v1/volumes/{requests.path_segment(volume)}"))
 
     async def delete(self, volume: str) -> None:
         """Delete a volume, and all that is in it.
@@ -67,4 +67,4 @@ class AsyncVolumes:
             NotFoundError: There is none.
             ConflictError: A sandbox has it.
         """
-        await self._client.request("DELETE", f"/v1/volumes/{wire.segment(volume)}")
+        await self._client.request("DELETE", f"/v1/volumes/{requests.path_segment(volume)}")

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Self
 
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._async.client import AsyncClient
-from sandlot.sdk.inside.watching import FileEvent, WatcherInfo
+from sandlot.sdk.models.files import FileEvent, WatcherInfo
 from sandlot.sdk.sse import Event
 
 
@@ -72,7 +72,7 @@ class AsyncWatchers:
             NotFoundError: There is no such folder.
             LimitError: The sandbox has 32 watchers, or there are too many folders.
         """
-        body = {"path": path, "recursive": recursive, **wire.given(user=user)}
+        body = {"path": path, "recursive": recursive, **requests.omit_none(user=user)}
         return WatcherInfo.parse(await self._client.request("POST", self._path, body=body))
 
     async def list(self) -> builtins.list[WatcherInfo]:
@@ -87,7 +87,7 @@ class AsyncWatchers:
         Raises:
             NotFoundError: There is none of this id.
         """
-        answer = await self._client.request("POST", f"{self._path}/{wire.segment(id)}/events")
+        answer = await self._client.request("POST", f"{self._path}/{requests.path_segment(id)}/events")
         return [FileEvent.parse(str(raw["event"]), raw) for raw in answer["events"]]
 
     async def remove(self, id: str) -> None:  # noqa: A002 - the word of the API
@@ -96,4 +96,4 @@ class AsyncWatchers:
         Raises:
             NotFoundError: There is none of this id.
         """
-        await self._client.request("DELETE", f"{self._path}/{wire.segment(id)}")
+        await self._client.request("DELETE", f"{self._path}/{requests.path_segment(id)}")

@@ -10,9 +10,9 @@ from typing import IO, TYPE_CHECKING, TypeAlias, TypeVar, TypeVarTuple
 
 import httpx
 
-from sandlot.sdk import sockets
+from sandlot.sdk import websocket
 from sandlot.sdk.config import Target
-from sandlot.sdk.transport import trust
+from sandlot.sdk.http import tls_context
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -37,17 +37,19 @@ def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout)
     """One pool of keep-alive connections to the service."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=KEEP_ALIVE_S)
     if target.socket is not None:
-        transport = httpx.HTTPTransport(uds=str(target.socket), limits=limits, verify=trust(target))
+        transport = httpx.HTTPTransport(uds=str(target.socket), limits=limits, verify=tls_context(target))
         return httpx.Client(base_url=target.base_url, headers=headers, timeout=timeout, transport=transport)
-    return httpx.Client(base_url=target.base_url, headers=headers, timeout=timeout, limits=limits, verify=trust(target), trust_env=target.proxied)
+    return httpx.Client(
+        base_url=target.base_url, headers=headers, timeout=timeout, limits=limits, verify=tls_context(target), trust_env=target.proxied
+    )
 
 
 def web_socket(target: Target, path: str) -> Socket:
     """A WebSocket to the service."""
     from websockets.sync.client import connect, unix_connect  # noqa: PLC0415 - most clients open none
 
-    address, options = sockets.address(target, path), sockets.options(target)
-    with sockets.translated(target):
+    address, options = websocket.address(target, path), websocket.options(target)
+    with websocket.translated(target):
         if target.socket is None:
             return connect(address, legacy=True, **options)
         return unix_connect(str(target.socket), address, legacy=True, **options)

@@ -14,7 +14,7 @@ import httpx
 
 from sandlot import __version__
 from sandlot.model.errors import ConflictError, SandlotError
-from sandlot.sdk import local, retries, wire
+from sandlot.sdk import local_service, requests, responses, retries
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.events import Events
 from sandlot.sdk._sync.executions import Executions
@@ -26,9 +26,10 @@ from sandlot.sdk._sync.snapshots import Snapshots
 from sandlot.sdk._sync.volumes import Volumes
 from sandlot.sdk._sync.webhooks import Webhooks
 from sandlot.sdk.config import Target, resolve
-from sandlot.sdk.info import SandboxInfo, Stopping
+from sandlot.sdk.http import ConnectionFailedError, ConnectionLostError, sendable, translated, unreachable_error
+from sandlot.sdk.models.sandboxes import SandboxInfo
+from sandlot.sdk.models.service import ServiceStopResult
 from sandlot.sdk.sse import Decoder, Event
-from sandlot.sdk.transport import CutError, NotSentError, not_there, sendable, translated
 
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ class Client(OneShots):
         limit: int | None = None,
     ) -> Iterator[SandboxInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        params = wire.listing(state=state, metadata=metadata, ended=ended, name=name)
+        params = requests.sandboxes_query(state=state, metadata=metadata, ended=ended, name=name)
         return self.items("/v1/sandboxes", "sandboxes", SandboxInfo.parse, params=params, limit=limit)
 
     def items(self, path: str, key: str, parse: Callable[[dict[str, Any]], T], *, params: Mapping[str, Any], limit: int | None = None) -> Iterator[T]:
@@ -127,11 +128,11 @@ class Client(OneShots):
         cursor: str | None = None
         left = limit
         while True:
-            page = self.request("GET", path, params={**params, **wire.given(cursor=cursor, limit=wire.page_size(left))})
+            page = self.request("GET", path, params={**params, **requests.omit_none(cursor=cursor, limit=requests.page_size(left))})
             for item in page[key][:left]:
                 yield parse(item)
             left = None if left is None else left - len(page[key])
-            if (left is not None and left <= 0) or (cursor := wire.following(page, cursor)) is None:
+            if (left is not None and left <= 0) or (cursor := responses.next_cursor(page, cursor)) is None:
                 return
 
     def sandbox(self, sandbox: str) -> SandboxInfo:
@@ -140,7 +141,7 @@ class Client(OneShots):
         Raises:
             NotFoundError: There was never one of this id, or it ended long ago.
         """
-        return SandboxInfo.parse(self.request("GET", f"/v1/sandboxes/{wire.segment(sandbox)}"))
+        return SandboxInfo.parse(self.request("GET", f"/v1/sandboxes/{requests.path_segment(sandbox)}"))
 
     def kill(self, sandbox: str) -> None:
         """End a sandbox and remove every trace of it. Doing so twice does no harm.
@@ -148,7 +149,7 @@ class Client(OneShots):
         Raises:
             NotFoundError: There was never one of this id.
         """
-        self.request("DELETE", f"/v1/sandboxes/{wire.segment(sandbox)}")
+        self.request("DELETE", f"/v1/sandboxes/{requests.path_segment(sandbox)}")
 
     @property
     def keys(self) -> Keys:
@@ -210,7 +211,7 @@ class Client(OneShots):
         """
         return self.request("GET", "/v1/capacity")
 
-    def stop_service(self) -> Stopping:
+    def stop_service(self) -> ServiceStopResult:
         """End the local service. Its sandboxes live on; the next service takes them over.
 
         Returns:
@@ -220,7 +221,7 @@ class Client(OneShots):
             ForbiddenError: It is reached over TCP.
         """
         answer = self.request("POST", "/v1/service/stop")
-        return Stopping.parse(answer)
+        return ServiceStopResult.parse(answer)
 
     def request(
         self,
@@ -257,9 +258,9 @@ class Client(OneShots):
             tries += 1
             try:
                 with self.stream(method, path, params=params, body=body, content=content, headers=headers, read_timeout_s=read_timeout_s) as response:
-                    return wire.parse(self._read(response))
-            except (CutError, ConflictError) as error:
-                if isinstance(error, ConflictError) and not wire.came_to_rest(error):
+                    return responses.decode_object(self._read(response))
+            except (ConnectionLostError, ConflictError) as error:
+                if isinstance(error, ConflictError) and not responses.cut_by_hibernation(error):
                     raise
                 wait_s = retries.cut_wait_s(tries, once=once, luck=retries.roll())
                 if wait_s is None:
@@ -290,7 +291,7 @@ class Client(OneShots):
             for piece in response.iter_bytes():
                 for event in decoder.feed(piece):
                     if event.name == "failure":
-                        raise wire.from_problem(event.data)
+                        raise responses.error_from_problem(event.data)
                     yield event
 
     @contextmanager
@@ -310,7 +311,7 @@ class Client(OneShots):
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None, read=read_timeout_s)
         sent = {"Accept": accept, "Content-Type": "application/json" if content is None else "application/octet-stream", **(headers or {})}
         if body is not None:
-            content = wire.encode(body)
+            content = requests.encode_body(body)
         with self._opening:
             if self._http.is_closed:
                 self._http = self._connections()
@@ -340,7 +341,7 @@ class Client(OneShots):
                 self._reach()
                 with translated(self.target):
                     response = self._http.send(request, stream=True)
-            except NotSentError:
+            except ConnectionFailedError:
                 if self._reached:
                     self._reached = False  # it was there before: a local service that left meanwhile
                 wait_s = retries.unreached_wait_s(tries, waited_s, met=self._met, luck=retries.roll())
@@ -368,9 +369,9 @@ class Client(OneShots):
         """See to it, before the first call, that there is a service on the socket."""
         if self._reached is False and self.target.socket is not None:
             if self.target.local is not None and self._autostart:
-                backend.in_thread(local.ensure, self.target.local)
-            elif not backend.in_thread(local.answers, self.target.socket):
-                raise not_there(self.target)
+                backend.in_thread(local_service.ensure, self.target.local)
+            elif not backend.in_thread(local_service.answers, self.target.socket):
+                raise unreachable_error(self.target)
             self._reached = self._met = True
 
     def _connections(self) -> httpx.Client:
@@ -386,5 +387,7 @@ class Client(OneShots):
     def _refusal(self, response: httpx.Response, tries: int) -> tuple[SandlotError, float | None]:
         body = self._read(response)
         headers = response.headers
-        error = wire.failure(response.status_code, headers.get("content-type", ""), body, headers.get("x-request-id", ""))
-        return error, retries.refused_wait_s(tries, retryable=wire.retryable(body), retry_after=headers.get("retry-after"), luck=retries.roll())
+        error = responses.error_from_response(response.status_code, headers.get("content-type", ""), body, headers.get("x-request-id", ""))
+        return error, retries.refused_wait_s(
+            tries, retryable=responses.is_retryable(body), retry_after=headers.get("retry-after"), luck=retries.roll()
+        )

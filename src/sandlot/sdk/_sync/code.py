@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandlot.model.errors import ErrorCode, SandlotError
-from sandlot.sdk import retries, wire
+from sandlot.sdk import requests, responses, retries
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.commands import cut_short, tell, tell_rest
-from sandlot.sdk.cells.events import CodeEvent
-from sandlot.sdk.results import Execution, ExecutionError, Output, Result
+from sandlot.sdk.http import ConnectionLostError
+from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
+from sandlot.sdk.models.processes import Output
 from sandlot.sdk.transcript import Piece, Transcript
-from sandlot.sdk.transport import CutError
 
 INTERRUPT_TIMEOUT_S = 10.0
 """How long an interrupt may take of a caller that is leaving."""
@@ -43,7 +43,7 @@ def run(client: Client, path: str, body: dict[str, Any], transcript: Transcript,
             try:
                 with client.event_stream("POST", path, body=body, headers=headers) as events:
                     for event in events:
-                        piece = transcript.take(event)
+                        piece = transcript.feed(event)
                         if piece is not None:
                             yield piece
                 if transcript.over():
@@ -91,7 +91,7 @@ def _interrupting(client: Client, path: str, body: dict[str, Any], transcript: T
                 _leave(client, path, body, headers)
             elif transcript.id and not transcript.over():
                 # Without this request, the service would wait some seconds for the client to come back.
-                interrupt(client, f"{path}/{wire.segment(transcript.id)}")
+                interrupt(client, f"{path}/{requests.path_segment(transcript.id)}")
 
 
 def _leave(client: Client, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
@@ -99,11 +99,11 @@ def _leave(client: Client, path: str, body: dict[str, Any], headers: Mapping[str
     transcript = Transcript()
     with client.event_stream("POST", path, body=body, headers=headers) as events:
         for event in events:
-            transcript.take(event)
+            transcript.feed(event)
             if transcript.id:
                 break
         if transcript.id and not transcript.over():
-            interrupt(client, f"{path}/{wire.segment(transcript.id)}")
+            interrupt(client, f"{path}/{requests.path_segment(transcript.id)}")
 
 
 def follow(client: Client, path: str, transcript: Transcript) -> Generator[Piece]:
@@ -119,9 +119,9 @@ def follow(client: Client, path: str, transcript: Transcript) -> Generator[Piece
         tries += 1
         params = {"events_from": transcript.events, "stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset}
         try:
-            with client.event_stream("GET", f"{path}/{wire.segment(transcript.id)}", params=params) as events:
+            with client.event_stream("GET", f"{path}/{requests.path_segment(transcript.id)}", params=params) as events:
                 for event in events:
-                    piece = transcript.take(event)
+                    piece = transcript.feed(event)
                     if piece is not None:
                         tries = 0
                         yield piece
@@ -146,7 +146,11 @@ def again(error: SandlotError, tries: int) -> None:
         error: What ended it, raised again where that was no cut.
         tries: How often it was tried without getting anything, 1 and more.
     """
-    cut = isinstance(error, CutError) or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE} or wire.came_to_rest(error)
+    cut = (
+        isinstance(error, ConnectionLostError)
+        or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE}
+        or responses.cut_by_hibernation(error)
+    )
     wait_s = retries.cut_wait_s(tries, once=cut, luck=retries.roll())
     if wait_s is None:
         raise error
@@ -172,7 +176,7 @@ class Callbacks:
     on_stdout: backend.Callback[str] | None = None
     on_stderr: backend.Callback[str] | None = None
     on_result: backend.Callback[Result] | None = None
-    on_error: backend.Callback[ExecutionError] | None = None
+    on_error: backend.Callback[ExceptionInfo] | None = None
 
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.on_stdout, self.on_stderr, self.on_result, self.on_error))
@@ -192,7 +196,7 @@ class Callbacks:
             tell(transcript, piece, self.on_stdout, self.on_stderr)
         elif isinstance(piece, Result):
             backend.call(self.on_result, piece)
-        elif isinstance(piece, ExecutionError):
+        elif isinstance(piece, ExceptionInfo):
             backend.call(self.on_error, piece)
 
 
@@ -242,7 +246,7 @@ class CodeHandle:
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
-        on_error: backend.Callback[ExecutionError] | None = None,
+        on_error: backend.Callback[ExceptionInfo] | None = None,
     ) -> Execution:
         """Wait for its end, as often as the connection breaks meanwhile.
 
@@ -268,11 +272,11 @@ class CodeHandle:
 
     def poll(self) -> Execution:
         """All that there is of it now, also what this handle has read; its status is ``running`` until it is done."""
-        return Execution.parse(self._client.request("GET", f"{self._path}/{wire.segment(self.id)}"))
+        return Execution.parse(self._client.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
 
     def interrupt(self) -> bool:
         """Interrupt it, as Ctrl-C would, or take it back where it waits for its turn; False when it has ended."""
-        return interrupt(self._client, f"{self._path}/{wire.segment(self.id)}")
+        return interrupt(self._client, f"{self._path}/{requests.path_segment(self.id)}")
 
     def _events(self) -> Generator[CodeEvent]:
         if self._transcript.over():

@@ -6,10 +6,10 @@ from __future__ import annotations
 import builtins
 from collections.abc import Mapping
 
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.code import interrupt
-from sandlot.sdk.cells.contexts import Context, id_of
+from sandlot.sdk.models.contexts import Context, id_of
 
 
 class Contexts:
@@ -32,8 +32,8 @@ class Contexts:
             LimitError: The sandbox has as many as it may.
             SandboxEndedError: The sandbox has ended.
         """
-        body = {"language": language, **wire.given(cwd=cwd, env=None if envs is None else dict(envs))}
-        return Context.parse(self._client.request("POST", self._path, body=body, headers=wire.once(), once=True))
+        body = {"language": language, **requests.omit_none(cwd=cwd, env=None if envs is None else dict(envs))}
+        return Context.parse(self._client.request("POST", self._path, body=body, headers=requests.idempotency_headers(), once=True))
 
     def list(self) -> builtins.list[Context]:
         """All that there are."""
@@ -73,4 +73,4 @@ class Contexts:
         return interrupt(self._client, self._of(context))
 
     def _of(self, context: Context | str) -> str:
-        return f"{self._path}/{wire.segment(id_of(context) or '')}"
+        return f"{self._path}/{requests.path_segment(id_of(context) or '')}"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sandlot.model.errors import UnavailableError
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
-from sandlot.sdk.history import EventInfo
+from sandlot.sdk.models.events import EventInfo
 
 if TYPE_CHECKING:
     from sandlot.sdk._sync.client import Client
@@ -37,7 +37,7 @@ class Events:
             sandbox: What happened to that one only.
             limit: So many at most; all of them where left out.
         """
-        params = wire.given(after=after, sandbox=sandbox)
+        params = requests.omit_none(after=after, sandbox=sandbox)
         return backend.collected(self._client.items("/v1/events", "events", EventInfo.parse, params=params, limit=limit))
 
     def follow(self, *, after: int | None = None, sandbox: str | None = None) -> Iterator[EventInfo]:
@@ -53,7 +53,7 @@ class Events:
         seen, tries = after, 0
         while True:
             try:
-                with self._client.event_stream("GET", "/v1/events", params=wire.given(after=seen, sandbox=sandbox)) as told:
+                with self._client.event_stream("GET", "/v1/events", params=requests.omit_none(after=seen, sandbox=sandbox)) as told:
                     for event in told:
                         tries = 0
                         if event.name == "position":

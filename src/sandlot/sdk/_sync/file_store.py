@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import httpx
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
-from sandlot.sdk.history import StoredFile, StoredFiles
-from sandlot.sdk.info import Entry
-from sandlot.sdk.transfer import receiving, sending
-from sandlot.sdk.transfer.sending import Progress
-from sandlot.sdk.transport import translated
+from sandlot.sdk.http import translated
+from sandlot.sdk.models.file_store import StoredFile, StoredFiles
+from sandlot.sdk.models.files import FileEntry
+from sandlot.sdk.transfer.download import PartialFile
+from sandlot.sdk.transfer.upload import TransferProgress, plan_upload
 
 if TYPE_CHECKING:
     from sandlot.sdk._sync.client import Client
@@ -41,7 +41,7 @@ class FileStore:
         *,
         filename: str | None = None,
         media_type: str | None = None,
-        on_progress: backend.Callback[Progress] | None = None,
+        on_progress: backend.Callback[TransferProgress] | None = None,
     ) -> StoredFile:
         """Keep a file.
 
@@ -57,7 +57,7 @@ class FileStore:
         """
         if isinstance(source, str | Path):
             path = Path(source)
-            file = (backend.in_thread(sending.plan_upload, path, "/file")).files[:1]
+            file = (backend.in_thread(plan_upload, path, "/file")).files[:1]
             if not file:
                 raise InvalidRequestError(f"{path} is a folder.", hint="Upload its files, or an archive of it.", fields={"path": str(path)})
             with backend.in_thread(path.open, "rb") as data:
@@ -106,7 +106,7 @@ class FileStore:
         with self._client.stream("GET", f"{self._path(file)}/content", accept="*/*") as response:
             yield self._pieces(response)
 
-    def download(self, file: str, local: str | Path, *, on_progress: backend.Callback[Progress] | None = None) -> Path:
+    def download(self, file: str, local: str | Path, *, on_progress: backend.Callback[TransferProgress] | None = None) -> Path:
         """Copy a file to this machine. It appears under its name only once it is complete.
 
         Args:
@@ -128,13 +128,13 @@ class FileStore:
             if name in {"", ".", ".."} or "/" in name or "\0" in name:
                 raise InvalidRequestError(f"The service names a file {name!r}, which would lie elsewhere.", hint="Give the whole path.")
             target /= name
-        part = backend.in_thread(receiving.PartFile.create, target, False)
+        part = backend.in_thread(PartialFile.create, target, False)
         try:
             with self.stream(file) as pieces:
                 for piece in pieces:
                     backend.in_thread(part.write, piece)
                     done += len(piece)
-                    backend.call(on_progress, Progress(known.filename, done, known.size_bytes, 0, 1))
+                    backend.call(on_progress, TransferProgress(known.filename, done, known.size_bytes, 0, 1))
             backend.in_thread(part.finish)
         finally:
             part.discard()
@@ -148,7 +148,7 @@ class FileStore:
         """
         self._client.request("DELETE", self._path(file))
 
-    def inject(self, sandbox: str, files: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[Entry]:
+    def inject(self, sandbox: str, files: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[FileEntry]:
         """Put files into a sandbox, each under its own name; one that is there already is replaced.
 
         Args:
@@ -163,9 +163,9 @@ class FileStore:
         Raises:
             NotFoundError: There is no such sandbox, or no such file.
         """
-        body = {"file_ids": [*files], "path": path, **wire.given(user=user)}
-        answer = self._client.request("POST", f"/v1/sandboxes/{wire.segment(sandbox)}/files/inject", body=body)
-        return [Entry.parse(raw) for raw in answer["entries"]]
+        body = {"file_ids": [*files], "path": path, **requests.omit_none(user=user)}
+        answer = self._client.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/inject", body=body)
+        return [FileEntry.parse(raw) for raw in answer["entries"]]
 
     def keep(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
         """Copy a file out of a sandbox into the file store, where it outlives the sandbox.
@@ -179,8 +179,8 @@ class FileStore:
         Raises:
             NotFoundError: There is no such sandbox, or no such file.
         """
-        body = wire.given(path=path, filename=filename, user=user)
-        return StoredFile.parse(self._client.request("POST", f"/v1/sandboxes/{wire.segment(sandbox)}/files/keep", body=body))
+        body = requests.omit_none(path=path, filename=filename, user=user)
+        return StoredFile.parse(self._client.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/keep", body=body))
 
     def _send(
         self,
@@ -188,19 +188,21 @@ class FileStore:
         filename: str,
         media_type: str | None,
         total: int | None,
-        on_progress: backend.Callback[Progress] | None,
+        on_progress: backend.Callback[TransferProgress] | None,
     ) -> StoredFile:
         kind = media_type or mimetypes.guess_type(f"./{filename}")[0]
-        params = wire.given(filename=filename, media_type=kind)
+        params = requests.omit_none(filename=filename, media_type=kind)
         content = data if isinstance(data, bytes) else self._told(backend.chunks(data), filename, total, on_progress)
         return StoredFile.parse(self._client.request("POST", "/v1/files", params=params, content=content))
 
-    def _told(self, chunks: Iterator[bytes], filename: str, total: int | None, on_progress: backend.Callback[Progress] | None) -> Iterator[bytes]:
+    def _told(
+        self, chunks: Iterator[bytes], filename: str, total: int | None, on_progress: backend.Callback[TransferProgress] | None
+    ) -> Iterator[bytes]:
         done = 0
         for piece in chunks:
             yield piece
             done += len(piece)
-            backend.call(on_progress, Progress(filename, done, total, 0, 1))
+            backend.call(on_progress, TransferProgress(filename, done, total, 0, 1))
 
     def _pieces(self, response: httpx.Response) -> Iterator[bytes]:
         with translated(self._client.target):
@@ -208,4 +210,4 @@ class FileStore:
                 yield bytes(piece)
 
     def _path(self, file: str) -> str:
-        return f"/v1/files/{wire.segment(file)}"
+        return f"/v1/files/{requests.path_segment(file)}"

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sandlot.model.access import Quota
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
-from sandlot.sdk.info import KeyInfo, NewKey, Whoami, quota_body
+from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey
+from sandlot.sdk.requests import quota_body
 
 if TYPE_CHECKING:
     from sandlot.sdk._sync.client import Client
@@ -40,7 +41,7 @@ class Keys:
             ForbiddenError: You are no operator.
             ConflictError: There is one of that name.
         """
-        body = wire.given(name=name, operator=operator, quota=None if quota is None else quota_body(quota))
+        body = requests.omit_none(name=name, operator=operator, quota=None if quota is None else quota_body(quota))
         return NewKey.parse(self._client.request("POST", "/v1/keys", body=body))
 
     def list(self) -> list[KeyInfo]:
@@ -64,8 +65,8 @@ class Keys:
             ForbiddenError: You are no operator.
             NotFoundError: No valid key is called so.
         """
-        self._client.request("DELETE", f"/v1/keys/{wire.segment(key)}")
+        self._client.request("DELETE", f"/v1/keys/{requests.path_segment(key)}")
 
-    def whoami(self) -> Whoami:
+    def whoami(self) -> CurrentKey:
         """Who you are to the service, what you may take, and what of it is taken."""
-        return Whoami.parse(self._client.request("GET", "/v1/keys/self"))
+        return CurrentKey.parse(self._client.request("GET", "/v1/keys/self"))

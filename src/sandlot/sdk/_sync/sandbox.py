@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, overload
 
 from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, Limits
-from sandlot.sdk import wire
+from sandlot.sdk import requests, responses
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.code import Callbacks, CodeHandle, again, answered, finished_execution, run
@@ -19,12 +19,12 @@ from sandlot.sdk._sync.contexts import Contexts
 from sandlot.sdk._sync.files import Files
 from sandlot.sdk._sync.pty import Pty
 from sandlot.sdk._sync.tunnels import Forward, Tunnel
-from sandlot.sdk.cells.contexts import Context, id_of
-from sandlot.sdk.cells.events import CodeEvent
-from sandlot.sdk.history import ListeningPort, LogEntry
-from sandlot.sdk.info import Network, SandboxInfo, Usage
-from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result
-from sandlot.sdk.saved.snapshots import ForkTree, SnapshotInfo
+from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
+from sandlot.sdk.models.contexts import Context, id_of
+from sandlot.sdk.models.executions import LogEntry
+from sandlot.sdk.models.processes import CommandResult, Output
+from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, Usage
+from sandlot.sdk.models.snapshots import ForkTree, SnapshotInfo
 from sandlot.sdk.transcript import Transcript
 
 CREATE_TIMEOUT_S = 30 * 60.0
@@ -122,14 +122,14 @@ class Sandbox:
             UnavailableError: No service answers, or its host is full.
             HostError: This machine cannot run sandboxes; the message says what to do.
         """
-        body = wire.sandbox_body(
+        body = requests.sandbox_body(
             template=template,
             timeout=timeout,
             idle_timeout=idle_timeout,
             persistent=persistent,
             envs=envs,
             metadata=metadata,
-            limits=wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids),
+            limits=requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids),
             isolation=isolation,
             network=network,
             name=name,
@@ -140,7 +140,7 @@ class Sandbox:
             auto_resume=auto_resume,
             volumes=volumes,
         )
-        headers = wire.once() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        headers = requests.idempotency_headers() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         pool = client or Client(url=url, api_key=api_key)
         try:
             raw = pool.request("POST", "/v1/sandboxes", body=body, headers=headers, once=True, read_timeout_s=CREATE_TIMEOUT_S)
@@ -177,10 +177,10 @@ class Sandbox:
         """
         pool = client or Client(url=url, api_key=api_key)
         try:
-            info = SandboxInfo.parse(pool.request("GET", f"/v1/sandboxes/{wire.segment(id)}"))
-            wire.check_alive(info)
+            info = SandboxInfo.parse(pool.request("GET", f"/v1/sandboxes/{requests.path_segment(id)}"))
+            responses.check_alive(info)
             sandbox = cls(pool, info, owns_client=client is None)
-            if resume and info.state in wire.RESTING:
+            if resume and info.state in responses.SUSPENDED:
                 sandbox.resume(timeout)
             elif timeout is not None:
                 sandbox.set_timeout(timeout)
@@ -331,7 +331,7 @@ class Sandbox:
             UnavailableError: The node has not so much to give now, and did not have it for the next seconds either.
             SandboxEndedError: It has ended.
         """
-        limits = wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
+        limits = requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
         self._change({"limits": limits})
         return self._info.limits
 
@@ -371,8 +371,8 @@ class Sandbox:
             SandboxEndedError: The sandbox ended, now or before.
         """
         words = [packages] if isinstance(packages, str) else list(packages)
-        body = {"manager": manager, "packages": words, "timeout": timeout, **wire.given(user=user)}
-        path, headers = f"{self._path}/packages", wire.once()
+        body = {"manager": manager, "packages": words, "timeout": timeout, **requests.omit_none(user=user)}
+        path, headers = f"{self._path}/packages", requests.idempotency_headers()
         if on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
             return CommandResult.parse(self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
         transcript, tries = Transcript(), 0
@@ -381,7 +381,7 @@ class Sandbox:
             try:
                 with self._client.event_stream("POST", path, body=body, headers=headers) as events:
                     for event in events:
-                        piece = transcript.take(event)
+                        piece = transcript.feed(event)
                         if isinstance(piece, Output):
                             tries = 1
                             backend.call(on_output, piece)
@@ -396,7 +396,7 @@ class Sandbox:
 
     def set_rest(self, *, on_timeout: str | None = None, auto_resume: bool | None = None) -> None:
         """Change what becomes of it at its timeout, and whether the next request resumes it; what is left out stays. As in :meth:`create`."""
-        self._change(wire.given(on_timeout=on_timeout, auto_resume=auto_resume))
+        self._change(requests.omit_none(on_timeout=on_timeout, auto_resume=auto_resume))
 
     def ports(self) -> builtins.list[ListeningPort]:
         """The TCP ports on which something listens inside, by number.
@@ -417,7 +417,7 @@ class Sandbox:
         Args:
             stream: ``stdout``, ``stderr`` or ``both``.
         """
-        told = self._client.request("GET", f"{self._path}/logs", params=wire.given(stream=stream))
+        told = self._client.request("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream))
         return [LogEntry.parse(entry) for entry in told["entries"]]
 
     def follow_logs(self, stream: str = BOTH) -> Iterator[LogEntry]:
@@ -429,7 +429,7 @@ class Sandbox:
         Raises:
             UnavailableError: The service is gone, or the connection was cut.
         """
-        with self._client.event_stream("GET", f"{self._path}/logs", params=wire.given(stream=stream)) as events:
+        with self._client.event_stream("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream)) as events:
             for event in events:
                 if event.name in {"entry", "output", "lost"}:
                     yield LogEntry.parse(event.data)
@@ -455,7 +455,7 @@ class Sandbox:
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
-        on_error: backend.Callback[ExecutionError] | None = None,
+        on_error: backend.Callback[ExceptionInfo] | None = None,
     ) -> Execution: ...
 
     @overload
@@ -474,7 +474,7 @@ class Sandbox:
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
-        on_error: backend.Callback[ExecutionError] | None = None,
+        on_error: backend.Callback[ExceptionInfo] | None = None,
     ) -> CodeHandle: ...
 
     def run_code(  # noqa: PLR0913 - all by name, and each the field's
@@ -492,7 +492,7 @@ class Sandbox:
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
-        on_error: backend.Callback[ExecutionError] | None = None,
+        on_error: backend.Callback[ExceptionInfo] | None = None,
     ) -> Execution | CodeHandle:
         """Run code in a context, where variables, imports and functions of the calls before are still there.
 
@@ -524,12 +524,12 @@ class Sandbox:
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error)
         if background:
-            answer = self._client.request("POST", self._code, body={**body, "background": True}, headers=wire.once(), once=True)
+            answer = self._client.request("POST", self._code, body={**body, "background": True}, headers=requests.idempotency_headers(), once=True)
             return CodeHandle(self._client, self._code, Transcript(id=str(answer["execution"])), callbacks)
         if not callbacks and self._client.waits:
-            return answered(self._client, self._code, body, wire.once())
+            return answered(self._client, self._code, body, requests.idempotency_headers())
         transcript = Transcript()
-        with closing(run(self._client, self._code, body, transcript, wire.once())) as pieces:
+        with closing(run(self._client, self._code, body, transcript, requests.idempotency_headers())) as pieces:
             for piece in pieces:
                 callbacks.tell(transcript, piece)
         tell_rest(transcript, on_stdout, on_stderr)
@@ -560,11 +560,11 @@ class Sandbox:
             stop_on_error: As in :meth:`run_code`.
 
         Yields:
-            Started, Output, Result, Cleared and ExecutionError as they come, and the Execution as the last.
+            Started, Output, Result, Cleared and ExceptionInfo as they come, and the Execution as the last.
         """
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         transcript = Transcript()
-        with closing(run(self._client, self._code, body, transcript, wire.once())) as pieces:
+        with closing(run(self._client, self._code, body, transcript, requests.idempotency_headers())) as pieces:
             for piece in pieces:
                 yield piece
         yield finished_execution(transcript)
@@ -607,7 +607,7 @@ class Sandbox:
             SandboxEndedError: It has ended.
             UnavailableError: The node has no room for its memory now.
         """
-        self._verb("resume", wire.given(timeout=timeout))
+        self._verb("resume", requests.omit_none(timeout=timeout))
 
     def hibernate(self) -> None:
         """Write its memory to the service's disk and give it back; the next request, or :meth:`wake`, has it go on where it was.
@@ -627,7 +627,7 @@ class Sandbox:
         Args:
             timeout: As in :meth:`resume`.
         """
-        self._verb("wake", wire.given(timeout=timeout))
+        self._verb("wake", requests.omit_none(timeout=timeout))
 
     def snapshot(self, name: str | None = None, kind: str = "memory", *, idempotency_key: str | None = None) -> SnapshotInfo:
         """Keep what it is at this moment; it goes on undisturbed. ``Sandbox.create(snapshot=...)`` starts others from it, also after its end.
@@ -644,7 +644,7 @@ class Sandbox:
             UnsupportedError: Its isolation cannot; says why, and ``files`` may still do.
             LimitError: The disk is full; nothing is left of the snapshot.
         """
-        return SnapshotInfo.parse(self._made("snapshot", wire.given(name=name, kind=kind), idempotency_key))
+        return SnapshotInfo.parse(self._made("snapshot", requests.omit_none(name=name, kind=kind), idempotency_key))
 
     def fork(
         self,
@@ -679,7 +679,7 @@ class Sandbox:
             UnsupportedError: Its isolation cannot; says why.
             UnavailableError: The node has no room for so many now.
         """
-        body = wire.given(
+        body = requests.omit_none(
             count=count,
             name=name,
             metadata=None if metadata is None else dict(metadata),
@@ -704,7 +704,7 @@ class Sandbox:
             ConflictError: The place is another volume's, or it has this one elsewhere; or it is being forked.
             UnsupportedError: Its isolation cannot; says why.
         """
-        self._verb("volumes", wire.given(volume=volume, path=path, read_only=read_only or None))
+        self._verb("volumes", requests.omit_none(volume=volume, path=path, read_only=read_only or None))
 
     def detach_volume(self, path: str) -> None:
         """Take a volume away from it; what is in the volume stays.
@@ -742,7 +742,7 @@ class Sandbox:
         self._info = SandboxInfo.parse(self._client.request("POST", path, body=body, once=True, read_timeout_s=WRITTEN_TIMEOUT_S))
 
     def _made(self, verb: str, body: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-        headers = wire.once() if key is None else {"Idempotency-Key": key}
+        headers = requests.idempotency_headers() if key is None else {"Idempotency-Key": key}
         path = f"{self._path}/{verb}"
         return self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=WRITTEN_TIMEOUT_S)
 
@@ -790,5 +790,5 @@ def _body(
     code: str, language: str | None, context: Context | str | None, timeout: float | None, envs: Mapping[str, str] | None, **flags: bool
 ) -> dict[str, Any]:
     """The body that runs code; ``timeout`` None is sent, because it means "no limit"."""
-    words = wire.given(language=language, context=id_of(context), env=None if envs is None else dict(envs))
+    words = requests.omit_none(language=language, context=id_of(context), env=None if envs is None else dict(envs))
     return {"code": code, "timeout": timeout, **words, **{name: flag for name, flag in flags.items() if flag is not (name == "store_history")}}

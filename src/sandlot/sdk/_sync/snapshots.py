@@ -7,9 +7,9 @@ import builtins
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
-from sandlot.sdk.saved.snapshots import SnapshotInfo
+from sandlot.sdk.models.snapshots import SnapshotInfo
 
 if TYPE_CHECKING:
     from sandlot.sdk._sync.client import Client
@@ -46,7 +46,7 @@ class Snapshots:
         Raises:
             NotFoundError: There is none.
         """
-        return SnapshotInfo.parse(self._client.request("GET", f"/v1/snapshots/{wire.segment(snapshot)}"))
+        return SnapshotInfo.parse(self._client.request("GET", f"/v1/snapshots/{requests.path_segment(snapshot)}"))
 
     def delete(self, snapshot: str) -> None:
         """Remove a snapshot. Sandboxes that were started from it live on.
@@ -57,4 +57,4 @@ class Snapshots:
         Raises:
             NotFoundError: There is none.
         """
-        self._client.request("DELETE", f"/v1/snapshots/{wire.segment(snapshot)}")
+        self._client.request("DELETE", f"/v1/snapshots/{requests.path_segment(snapshot)}")

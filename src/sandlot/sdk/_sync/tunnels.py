@@ -8,7 +8,7 @@ from collections.abc import Generator
 from typing import Self
 
 from sandlot.model.errors import InternalError, SandlotError, UnavailableError
-from sandlot.sdk import sockets, wire
+from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.local_listener import Connection, Listener
@@ -40,7 +40,7 @@ class Tunnel:
             ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
             SandboxEndedError: It has ended.
         """
-        return cls(client, client.web_socket(f"/v1/sandboxes/{wire.segment(sandbox)}/ports/{port}/tunnel"), port)
+        return cls(client, client.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +72,7 @@ class Tunnel:
             UnavailableError: The connection broke; who receives is told why.
         """
         for at in range(0, len(data), backend.CHUNK_BYTES):
-            with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+            with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
                 self._socket.send(bytes(data[at : at + backend.CHUNK_BYTES]))
 
     def end(self) -> None:
@@ -81,7 +81,7 @@ class Tunnel:
         Raises:
             UnavailableError: The connection broke; who receives is told why.
         """
-        with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+        with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
             self._socket.send(json.dumps({"end": True}))
 
     def wait(self) -> None:
@@ -100,10 +100,10 @@ class Tunnel:
     def _next(self) -> bytes:
         """One message: the bytes that it brought, if any."""
         try:
-            with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+            with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
                 message = self._socket.recv()
         except UnavailableError as error:
-            if not sockets.ended_well(error):
+            if not websocket.ended_well(error):
                 raise
             self._ended = self._over = True
             return b""
@@ -114,7 +114,7 @@ class Tunnel:
             case "end":
                 self._ended = True
             case "failure":
-                raise wire.from_problem(told)
+                raise responses.error_from_problem(told)
             case str():
                 pass  # a newer service's
             case _:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING
 
-from sandlot.sdk import wire
-from sandlot.sdk.saved.volumes import VolumeInfo
+from sandlot.sdk import requests
+from sandlot.sdk.models.volumes import VolumeInfo
 
 if TYPE_CHECKING:
     from sandlot.sdk._sync.client import Client
@@ -39,7 +39,7 @@ class Volumes:
             LimitError: Your quota does not allow it.
             UnavailableError: The node has no room for it now.
         """
-        body = wire.given(name=name, size_bytes=None if size is None else wire.size_bytes(size))
+        body = requests.omit_none(name=name, size_bytes=None if size is None else requests.parse_size(size))
         return VolumeInfo.parse(self._client.request("POST", "/v1/volumes", body=body))
 
     def list(self) -> builtins.list[VolumeInfo]:
@@ -56,7 +56,7 @@ class Volumes:
         Raises:
             NotFoundError: There is none.
         """
-        return VolumeInfo.parse(self._client.request("GET", f"/v1/volumes/{wire.segment(volume)}"))
+        return VolumeInfo.parse(self._client.request("GET", f"/v1/volumes/{requests.path_segment(volume)}"))
 
     def delete(self, volume: str) -> None:
         """Delete a volume, and all that is in it.
@@ -68,4 +68,4 @@ class Volumes:
             NotFoundError: There is none.
             ConflictError: A sandbox has it.
         """
-        self._client.request("DELETE", f"/v1/volumes/{wire.segment(volume)}")
+        self._client.request("DELETE", f"/v1/volumes/{requests.path_segment(volume)}")

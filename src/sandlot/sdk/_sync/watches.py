@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Self
 
-from sandlot.sdk import wire
+from sandlot.sdk import requests
 from sandlot.sdk._sync.client import Client
-from sandlot.sdk.inside.watching import FileEvent, WatcherInfo
+from sandlot.sdk.models.files import FileEvent, WatcherInfo
 from sandlot.sdk.sse import Event
 
 
@@ -73,7 +73,7 @@ class Watchers:
             NotFoundError: There is no such folder.
             LimitError: The sandbox has 32 watchers, or there are too many folders.
         """
-        body = {"path": path, "recursive": recursive, **wire.given(user=user)}
+        body = {"path": path, "recursive": recursive, **requests.omit_none(user=user)}
         return WatcherInfo.parse(self._client.request("POST", self._path, body=body))
 
     def list(self) -> builtins.list[WatcherInfo]:
@@ -88,7 +88,7 @@ class Watchers:
         Raises:
             NotFoundError: There is none of this id.
         """
-        answer = self._client.request("POST", f"{self._path}/{wire.segment(id)}/events")
+        answer = self._client.request("POST", f"{self._path}/{requests.path_segment(id)}/events")
         return [FileEvent.parse(str(raw["event"]), raw) for raw in answer["events"]]
 
     def remove(self, id: str) -> None:  # noqa: A002 - the word of the API
@@ -97,4 +97,4 @@ class Watchers:
         Raises:
             NotFoundError: There is none of this id.
         """
-        self._client.request("DELETE", f"{self._path}/{wire.segment(id)}")
+        self._client.request("DELETE", f"{self._path}/{requests.path_segment(id)}")

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sandlot.sdk import wire
-from sandlot.sdk.operating.webhooks import WebhookInfo
+from sandlot.sdk import requests
+from sandlot.sdk.models.webhooks import WebhookInfo
 
 if TYPE_CHECKING:
     from sandlot.sdk._sync.client import Client
@@ -42,7 +42,7 @@ class Webhooks:
             InvalidRequestError: The address is none that is called, or there is no such event.
             LimitError: You have as many as one may have.
         """
-        body = wire.given(url=url, events=list(events) or None, secret=secret, name=name, enabled=None if enabled else False)
+        body = requests.omit_none(url=url, events=list(events) or None, secret=secret, name=name, enabled=None if enabled else False)
         return WebhookInfo.parse(self._client.request("POST", "/v1/webhooks", body=body))
 
     def list(self) -> list[WebhookInfo]:
@@ -56,7 +56,7 @@ class Webhooks:
         Raises:
             NotFoundError: There is none of that id.
         """
-        return WebhookInfo.parse(self._client.request("GET", f"/v1/webhooks/{wire.segment(webhook)}"))
+        return WebhookInfo.parse(self._client.request("GET", f"/v1/webhooks/{requests.path_segment(webhook)}"))
 
     def update(
         self,
@@ -85,8 +85,8 @@ class Webhooks:
             NotFoundError: There is none of that id.
             InvalidRequestError: As for :meth:`create`.
         """
-        body = wire.given(url=url, events=None if events is None else list(events), secret=secret, name=name, enabled=enabled)
-        return WebhookInfo.parse(self._client.request("PATCH", f"/v1/webhooks/{wire.segment(webhook)}", body=body))
+        body = requests.omit_none(url=url, events=None if events is None else list(events), secret=secret, name=name, enabled=enabled)
+        return WebhookInfo.parse(self._client.request("PATCH", f"/v1/webhooks/{requests.path_segment(webhook)}", body=body))
 
     def remove(self, webhook: str) -> None:
         """Tell an address nothing more.
@@ -94,4 +94,4 @@ class Webhooks:
         Raises:
             NotFoundError: There is none of that id.
         """
-        self._client.request("DELETE", f"/v1/webhooks/{wire.segment(webhook)}")
+        self._client.request("DELETE", f"/v1/webhooks/{requests.path_segment(webhook)}")

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from sandlot.cli.processes import shell
-from sandlot.sdk.results import Output
+from sandlot.sdk.models.processes import Output
 
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncTerminal

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.cli.repl.repl import Cells, Running
-from sandlot.sdk.results import Execution
+from sandlot.sdk.models.code import Execution
 
 DONE = Execution.parse({"execution": "e1", "status": "error", "stdout": "", "stderr": "", "results": [], "execution_count": 1, "duration_s": 0.1})
 

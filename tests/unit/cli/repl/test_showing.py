@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sandlot.cli.repl.showing import COLOURS, failure, form, save, shown
-from sandlot.sdk import ExecutionError, Result
-from sandlot.sdk.cells.charts import CHART
+from sandlot.sdk import ExceptionInfo, Result
+from sandlot.sdk.models.code import CHART
 
 PNG = base64.b64encode(b"\x89PNG").decode()
 TABLE = "<table><thead><tr><th>n</th></tr></thead><tr><td>1</td></tr></table>"
@@ -106,6 +106,6 @@ def test_tables_and_charts_are_drawn_and_what_is_beyond_is_counted() -> None:
 
 
 def test_an_exception_is_its_traceback_without_colours() -> None:
-    error = ExecutionError("ValueError", "x", ("\x1b[31mTraceback\x1b[0m", "  \x1b]0;t\x07", "ValueError: x"))
+    error = ExceptionInfo("ValueError", "x", ("\x1b[31mTraceback\x1b[0m", "  \x1b]0;t\x07", "ValueError: x"))
     assert failure(error, width=None) == "Traceback\n  \\x1b]0;t\\x07\nValueError: x\n"
     assert COLOURS.sub("", failure(error, width=80)) == "Traceback\n  \\x1b]0;t\\x07\nValueError: x\n"

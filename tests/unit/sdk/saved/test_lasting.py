@@ -9,7 +9,7 @@ import pytest
 
 from sandlot import Client, Sandbox, SandboxInfo
 from sandlot.sdk import SnapshotInfo
-from sandlot.sdk.saved.snapshots import Branch, ForkTree
+from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode
 from tests.unit.sdk.scripted import Reply, Script
 
 BOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base", "on_timeout": "pause", "auto_resume": False}
@@ -118,7 +118,7 @@ def test_a_tree_is_read_and_walked(service: Script, sandbox: Sandbox) -> None:
     assert len(tree) == 4
     assert [each.id for each in tree.children("a")] == ["b", "d"]
     assert tree.children("d") == ()
-    assert tree.branches[1] == Branch("b", "a", "running", None, datetime(2026, 11, 22, 10, tzinfo=UTC))
+    assert tree.branches[1] == ForkTreeNode("b", "a", "running", None, datetime(2026, 11, 22, 10, tzinfo=UTC))
 
 
 def test_connecting_resumes_what_rests(service: Script, subtests: pytest.Subtests) -> None:

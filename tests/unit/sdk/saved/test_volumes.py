@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandlot import Client, Sandbox
-from sandlot.sdk.saved.volumes import Mounted
+from sandlot.sdk.models.volumes import Mount
 from tests.unit.sdk.scripted import Reply, Script
 
 VOLUME: dict[str, Any] = {
@@ -24,7 +24,7 @@ def test_a_sandbox_tells_its_volumes_and_forks_share_them_where_it_is_said(servi
     with Client(url=service.url) as client:
         box = Sandbox.create("base", client=client)
         assert "volumes" not in service.seen[0].json()
-        assert box.info().volumes == (Mounted(VOLUME["id"], "/data", read_only=True),)
+        assert box.info().volumes == (Mount(VOLUME["id"], "/data", read_only=True),)
         box.fork(share_volumes=True)
         box.fork()
     assert [seen.json().get("share_volumes") for seen in service.seen[2:]] == [True, None]

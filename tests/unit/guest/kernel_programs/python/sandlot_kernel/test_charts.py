@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandlot.guest.kernel_programs.python.sandlot_kernel import charts
-from sandlot.sdk.cells.charts import CHART
+from sandlot.sdk.models.code import CHART
 
 
 def test_mime_type_is_the_documented_one() -> None:

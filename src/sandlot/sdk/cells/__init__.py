@@ -1,1 +1,0 @@
-"""What belongs to cells: their contexts, their events, the data of what they drew."""

@@ -1,1 +1,0 @@
-"""What happens inside a sandbox, as the service tells it."""

@@ -1,0 +1,1 @@
+"""Values of the API, one module per resource."""

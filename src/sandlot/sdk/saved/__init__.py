@@ -1,1 +1,0 @@
-"""What is kept of sandboxes, and what came of one another."""

@@ -1,0 +1,81 @@
+"""Bodies, sizes and paths of requests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import GIB, KIB, MIB
+from sandlot.sdk import requests
+
+
+def test_sizes(subtests: pytest.Subtests) -> None:
+    for text, size in (
+        (5, 5),
+        ("6", 6),
+        ("512M", 512 * MIB),
+        ("512 MiB", 512 * MIB),
+        ("1.5g", 3 * GIB // 2),
+        ("2GB", 2 * GIB),
+        ("7k", 7 * KIB),
+        (" 1T ", 1024 * GIB),
+    ):
+        with subtests.test(text=text, size=size):
+            assert requests.parse_size(text) == size
+
+
+def test_what_is_no_size_is_refused(subtests: pytest.Subtests) -> None:
+    for text in ("", "M", "1X", "-1M", "1 2M", "1e3"):
+        with subtests.test(text=text), pytest.raises(InvalidRequestError, match="size"):
+            requests.parse_size(text)
+
+
+def test_what_is_not_given_is_not_sent() -> None:
+    body = requests.sandbox_body(
+        template=None, timeout=None, idle_timeout=None, persistent=False, envs=None, metadata=None, limits={"cpus": None}, isolation=None,
+        network=None, name=None, files=None,
+    )  # fmt: skip
+    assert body == {}
+
+
+def test_limits_are_sent_in_bytes_and_in_part() -> None:
+    assert requests.limits_body(cpus=0.5, memory="512M", disk=None, pids=None) == {"cpus": 0.5, "memory_bytes": 512 << 20}
+    assert requests.limits_body(cpus=None, memory=None, disk="1.5G", pids=9) == {"disk_bytes": 3 << 29, "pids": 9}
+    with pytest.raises(InvalidRequestError):
+        requests.limits_body(cpus=None, memory="lots", disk=None, pids=None)
+
+
+def test_no_time_limit_is_said() -> None:
+    body = requests.process_body("x", envs=None, cwd=None, user=None, timeout=None, background=False, stdin=None, stdin_open=False)
+    assert body == {"command": "x", "timeout": None}
+
+
+@given(st.binary(max_size=200))
+def test_standard_input_is_sent_whole(data: bytes) -> None:
+    inline, rest = requests.split_stdin(data, inline_bytes=100)
+    assert (inline.encode() if inline is not None else rest) == data
+    assert inline is None or len(data) <= 100
+
+
+def test_what_json_cannot_carry_is_refused(subtests: pytest.Subtests) -> None:
+    for value in ("\udcff", float("nan"), float("inf"), b"bytes", object()):
+        with subtests.test(value=value), pytest.raises(InvalidRequestError):
+            requests.encode_body({"x": value})
+    assert requests.encode_body({"x": "é\u2028"}) == '{"x":"é\u2028"}'.encode()
+
+
+@given(st.text())
+def test_a_segment_is_one(text: str) -> None:
+    assert "/" not in requests.path_segment(text)
+    assert "?" not in requests.path_segment(text)
+    assert requests.path_segment(text)
+
+
+def test_a_url_of_the_service_begins_as_this_client_reaches_it(subtests: pytest.Subtests) -> None:
+    for base in ("https://outside", "https://outside/"):
+        with subtests.test(base=base):
+            given = "http://inside:8080/v1/signed/files/content?a=b%2Fc&d=e"
+            assert requests.rebase_url(given, base) == "https://outside/v1/signed/files/content?a=b%2Fc&d=e"
+            assert requests.rebase_url(given, None) == given

@@ -1,0 +1,92 @@
+"""Copying into a sandbox: what is planned from a folder here, and what is sent of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError
+from sandlot.sdk.transfer.upload import TransferProgress, UploadPlan, UploadProgress, packed, plan_upload
+
+
+def test_a_folder_is_planned_from_the_top_down_without_links_to_folders(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "sub" / "deep").mkdir(parents=True)
+    (tree / "empty").mkdir()
+    (tree / "a").write_text("a")
+    (tree / "sub" / "deep" / "b").write_text("b")
+    (tree / "link-to-file").symlink_to("a")
+    (tree / "link-to-folder").symlink_to("sub")
+    (tree / "loop").symlink_to(".")
+    (tree / "dangling").symlink_to("nowhere")
+    os.mkfifo(tree / "pipe")
+    plan = plan_upload(tree, "/g/")
+    assert plan.folders == ("/g", "/g/empty", "/g/sub", "/g/sub/deep")
+    assert [file.guest for file in plan.files] == ["/g/a", "/g/link-to-file", "/g/sub/deep/b"]
+
+
+def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="nothing"):
+        plan_upload(tmp_path / "nothing", "/g")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidRequestError, match="pipe"):
+        plan_upload(tmp_path / "pipe", "/g")
+
+
+def sent(plan: UploadPlan) -> list[dict[str, bytes | None]]:
+    """What each part of a plan carries: names below the plan's root, and contents."""
+    found = []
+    for part in plan.parts():
+        raw = b"".join(packed(part, plan.root, UploadProgress(plan)))
+        with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+            members = {member.name: archive.extractfile(member) for member in archive}
+            found.append({name: None if content is None else content.read() for name, content in members.items()})
+    return found
+
+
+def test_a_tree_travels_in_parts_and_a_large_file_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    sizes = {"a": 7, "b": 7, "c": 7, "sub/d": 9, "sub/e": 0}
+    for name, size in sizes.items():
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size << 20)
+    plan = plan_upload(tmp_path, "/g")
+    parts = list(plan.parts())
+    assert [[file.guest for file in part.files] for part in parts] == [["/g/a", "/g/b"], ["/g/c", "/g/sub/e"], ["/g/sub/d"]]
+    assert [part.folders for part in parts] == [("/g", "/g/sub"), (), ()]
+    assert plan.size_bytes == 30 << 20
+
+
+def test_what_is_packed_is_what_is_here(tmp_path: Path) -> None:
+    (tmp_path / "sub" / "empty").mkdir(parents=True)
+    (tmp_path / "sub" / "ünï").write_bytes(os.urandom(600_000))
+    (tmp_path / "a").write_text("a")
+    assert sent(plan_upload(tmp_path, "/g/h")) == [
+        {"sub": None, "sub/empty": None, "a": b"a", "sub/ünï": (tmp_path / "sub/ünï").read_bytes()},
+    ]
+    assert sent(plan_upload(tmp_path / "sub/empty", "/")) == [{}]
+
+
+def test_a_file_that_becomes_shorter_while_it_is_packed_is_no_whole_archive(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(700_000))
+    pieces = packed(UploadPlan(("/g",), plan_upload(tmp_path, "/g").files), "/g", UploadProgress(plan_upload(tmp_path, "/g")))
+    next(pieces)
+    os.truncate(tmp_path / "a", 0)
+    with pytest.raises(ConflictError, match="shorter"):
+        list(pieces)
+
+
+def test_progress_counts_what_was_sent_and_forgets_what_is_sent_again(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(bytes(10))
+    plan = plan_upload(tmp_path, "/g")
+    tally = UploadProgress(plan)
+    for part in plan.parts():
+        list(packed(part, plan.root, tally.begin()))
+    assert tally.progress == TransferProgress("/g/b", 20, 20, 2, 2)
+    tally.again()
+    assert tally.progress == TransferProgress("/g/b", 0, 20, 0, 2)
