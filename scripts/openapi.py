@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from sandlot.server.app import create_routes
-from sandlot.server.document import document
+from sandlot.server.openapi import document
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "openapi.json"
 

@@ -36,7 +36,7 @@ SURFACE = ("tests/unit/server", "tests/unit/web", "tests/unit/doors")
 IN_MEMORY = ("sandlot.testing.memory.", "tests.support.node.")
 """Modules of the node in memory, which unit tests of the surface do not import."""
 NEEDS_BEHAVIOUR = {
-    "tests/unit/server/test_compose.py": "its subject is a whole service, built on a driver",
+    "tests/unit/server/test_composition.py": "its subject is a whole service, built on a driver",
     "tests/unit/web/test_websocket.py": "its subject is the order and the backpressure of bytes between a client and a program in a sandbox",
 }
 """Test module -> reason why it imports the node in memory."""

@@ -11,7 +11,7 @@ from fastapi.routing import iter_route_contexts
 
 from sandlot.model.errors import CODES
 from sandlot.server.app import DOORS, create_routes
-from sandlot.server.document import TAGS
+from sandlot.server.openapi import TAGS
 from sandlot.web.auth import OPEN_PATHS
 from sandlot.web.errors import MEDIA_TYPE
 from tests.meta.tree import ROOT
@@ -56,11 +56,11 @@ def test_operations_are_documented() -> None:
         parameters = operation.get("parameters", ())
         in_path = {each["name"] for each in parameters if each["in"] == "path"}
         checks = {
-            "has one tag of sandlot.server.document.TAGS": len(operation["tags"]) == 1 and set(operation["tags"]) <= set(TAGS),
+            "has one tag of sandlot.server.openapi.TAGS": len(operation["tags"]) == 1 and set(operation["tags"]) <= set(TAGS),
             "has a summary of one line": operation["summary"] and "\n" not in operation["summary"],
             "has a docstring": bool(operation["description"]),
             "needs a key unless its path is open": (operation.get("security") == []) == (path in OPEN_PATHS),
-            "describes its parameters (Field, Path or sandlot.server.document.PARAMETERS)": all(each.get("description") for each in parameters),
+            "describes its parameters (Field, Path or sandlot.server.openapi.PARAMETERS)": all(each.get("description") for each in parameters),
             "has the parameters of its path": set(re.findall(r"{(\w+)}", path)) == in_path,
         }
         wrong += [f"{name}: {check}" for check, holds in checks.items() if not holds]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from tests.support.localservice import LocalService, local_service
 from tests.support.saving import place, real_service
 
@@ -37,7 +37,7 @@ def state_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-async def core_service(state_dir: Path) -> AsyncGenerator[Service]:
+async def core_service(state_dir: Path) -> AsyncGenerator[RunningService]:
     """A service that allows every isolation. It promises more than this machine has, because no test that uses it is about room."""
     async with real_service(state_dir, memory_ratio=100.0, disk_ratio=100.0, pids_ratio=100.0) as running:
         yield running

@@ -10,7 +10,7 @@ import pytest
 from sandlot.model.access import OPERATOR, Principal, Quota
 from sandlot.model.errors import HostError, LimitError, NotFoundError
 from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from sandlot.server.settings import Settings
 from tests.support.postgres import Cluster, cluster
 from tests.support.service import BASE, bench, client
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, name: str) -> Path:
     return made
 
 
-def principal(service: Service, secret: str) -> Principal:
+def principal(service: RunningService, secret: str) -> Principal:
     found = service.api_keys.verify(secret)
     assert found is not None
     return found

@@ -17,7 +17,7 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.network import NetworkMode
 from sandlot.model.sandboxes import ForkParams
 from sandlot.model.specs import MIB, OnTimeout
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from tests.support.saving import BASE, SMALL, State, cell, check, fill, gone, make, saved, shell
 from tests.support.until import until
 
@@ -33,7 +33,7 @@ print(json.dumps([os.urandom(16).hex(), random.random(), str(uuid.uuid4())]))
 
 
 @pytest.fixture(scope="module")
-async def parent(core_service: Service) -> tuple[Sandbox, State]:
+async def parent(core_service: RunningService) -> tuple[Sandbox, State]:
     params = replace(
         BASE,
         name="root",
@@ -47,20 +47,22 @@ async def parent(core_service: Service) -> tuple[Sandbox, State]:
 
 
 async def fork(
-    service: Service, sandbox: Sandbox, count: int = 1, principal: Principal = OPERATOR, key: str | None = None, **asked: object
+    service: RunningService, sandbox: Sandbox, count: int = 1, principal: Principal = OPERATOR, key: str | None = None, **asked: object
 ) -> list[Sandbox]:
     return list(await service.internals.forks.create(principal, sandbox.id, ForkParams(count, **asked), key=key))  # type: ignore[arg-type]
 
 
-async def end(service: Service, *sandboxes: Sandbox) -> None:
+async def end(service: RunningService, *sandboxes: Sandbox) -> None:
     await asyncio.gather(*(service.internals.manager.kill(OPERATOR, sandbox.id) for sandbox in sandboxes))
 
 
-def live(service: Service) -> set[str]:
+def live(service: RunningService) -> set[str]:
     return {sandbox.id for sandbox in service.internals.registry.list(OPERATOR)}
 
 
-async def test_children_continue_from_their_parent_and_are_independent(core_service: Service, parent: tuple[Sandbox, State], state_dir: Path) -> None:
+async def test_children_continue_from_their_parent_and_are_independent(
+    core_service: RunningService, parent: tuple[Sandbox, State], state_dir: Path
+) -> None:
     sandbox, state = parent
     await cell(core_service.node, sandbox, DRAWS)  # every generator has been used
     children = await fork(core_service, sandbox, 2, env={"BOTH": "2"}, name="child", timeout_s=77.0)
@@ -85,7 +87,7 @@ async def test_children_continue_from_their_parent_and_are_independent(core_serv
 
 
 @pytest.mark.parametrize("generations, size", [(2, 8 * MIB), pytest.param(10, 50 * MIB, marks=pytest.mark.soak)])
-async def test_generations_of_forks_keep_everything(core_service: Service, generations: int, size: int, state_dir: Path) -> None:
+async def test_generations_of_forks_keep_everything(core_service: RunningService, generations: int, size: int, state_dir: Path) -> None:
     sandbox = await make(core_service)
     state = await fill(core_service.node, sandbox, size=size)
     line = [sandbox]
@@ -107,7 +109,7 @@ async def test_generations_of_forks_keep_everything(core_service: Service, gener
 
 
 @pytest.mark.soak
-async def test_many_children_start_at_once(core_service: Service, state_dir: Path) -> None:
+async def test_many_children_start_at_once(core_service: RunningService, state_dir: Path) -> None:
     sandbox = await make(core_service)
     await cell(core_service.node, sandbox, "word = 'first'")
     children = await fork(core_service, sandbox, 40)
@@ -117,7 +119,7 @@ async def test_many_children_start_at_once(core_service: Service, state_dir: Pat
     await until(lambda: saved(state_dir) == [])
 
 
-async def test_concurrent_forks_of_a_hibernated_sandbox_do_not_block_each_other(core_service: Service) -> None:
+async def test_concurrent_forks_of_a_hibernated_sandbox_do_not_block_each_other(core_service: RunningService) -> None:
     """Children that are prepared ahead, and a parent that needs a turn to be written, must not hold each other up."""
     sandbox = await make(core_service)
     await cell(core_service.node, sandbox, "word = 'first'")

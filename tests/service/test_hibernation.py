@@ -13,7 +13,7 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError
 from sandlot.model.specs import MIB
 from sandlot.model.states import State as Life
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from tests.support.saving import BASE, cell, check, fill, fill_up, make, place, real_service, saved, shell, small_disk
 from tests.support.until import until
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.slow
 ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
 
 
-async def no_memory_promised(service: Service) -> bool:
+async def no_memory_promised(service: RunningService) -> bool:
     return (await service.internals.reservations.capacity()).reserved.memory_bytes == 0
 
 
 @pytest.mark.parametrize("times, size", [(2, 8 * MIB), pytest.param(20, 50 * MIB, marks=pytest.mark.soak)])
-async def test_hibernation_keeps_everything_again_and_again(core_service: Service, state_dir: Path, times: int, size: int) -> None:
+async def test_hibernation_keeps_everything_again_and_again(core_service: RunningService, state_dir: Path, times: int, size: int) -> None:
     sandbox = await make(core_service)
     state = await fill(core_service.node, sandbox, size=size)
     for number in range(1, times + 1):
@@ -63,7 +63,7 @@ async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> No
             await check(service.node, sandbox, state)
 
 
-async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Service) -> None:
+async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: RunningService) -> None:
     first, second = [await core_service.internals.manager.create(principal, BASE) for principal in (ALICE, BOB)]
     states = [await fill(core_service.node, sandbox, word) for sandbox, word in ((first, "first"), (second, "second"))]
     for sandbox, principal, other in ((first, ALICE, BOB), (second, BOB, ALICE)):
@@ -89,7 +89,7 @@ async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Se
         await core_service.internals.manager.kill(principal, sandbox.id)
 
 
-async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wakes(core_service: Service) -> None:
+async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wakes(core_service: RunningService) -> None:
     async def programs(sandbox: Sandbox) -> int:
         async with sandbox.connection() as link:
             return sum(info.running and is_helper(info.argv) for info in await link.processes.list())

@@ -17,7 +17,7 @@ from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.pools import StartPath
 from sandlot.model.states import State as Life
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from tests.support.forsaken import POOL, POOLED, own_cache, stocked
 from tests.support.saving import State, cell, check, killed_at, make, real_service, saved, shell, soaks
 from tests.support.until import until
@@ -33,13 +33,13 @@ def abandoned(deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
         assert saved(folder) == []
 
 
-async def settled(service: Service, told: dict[str, Any]) -> Sandbox:
+async def settled(service: RunningService, told: dict[str, Any]) -> Sandbox:
     sandbox = service.internals.registry.find(told["box"], OPERATOR)
     await until(lambda: sandbox.recovered.is_set() or sandbox.state in {Life.STOPPED, Life.FAILED})
     return sandbox
 
 
-async def goes_on(service: Service, folder: Path, sandbox: Sandbox, told: dict[str, Any]) -> None:
+async def goes_on(service: RunningService, folder: Path, sandbox: Sandbox, told: dict[str, Any]) -> None:
     """It has all that it had, and can be put to sleep and woken again."""
     await service.internals.manager.resume(OPERATOR, sandbox.id)
     await check(service.node, sandbox, State("first", told["ticker"]))

@@ -13,7 +13,7 @@ from sandlot.core.admission import SINGLE_USE_METADATA
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from tests.support.forsaken import COUNT
 from tests.support.saving import State, check, killed_at, make, real_service, saved, shell, soaks
 from tests.support.until import until
@@ -21,17 +21,17 @@ from tests.support.until import until
 pytestmark = pytest.mark.slow
 
 
-async def lives_on(service: Service, told: dict[str, Any]) -> Sandbox:
+async def lives_on(service: RunningService, told: dict[str, Any]) -> Sandbox:
     sandbox = service.internals.registry.find(told["box"], OPERATOR)
     await check(service.node, sandbox, State("first", told["ticker"]))
     return sandbox
 
 
-async def listed(service: Service) -> list[str]:
+async def listed(service: RunningService) -> list[str]:
     return [record.id for record in (await service.node.snapshots.list(OPERATOR, after=None, limit=99)).items]
 
 
-def live(service: Service) -> set[str]:
+def live(service: RunningService) -> set[str]:
     return {sandbox.id for sandbox in service.internals.registry.list(OPERATOR)}
 
 

@@ -20,8 +20,8 @@ from sandlot.images.store import ImageStore
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, LimitError, SandlotError
 from sandlot.model.specs import ProcessSpec, User
-from sandlot.server.compose import Service
-from sandlot.server.templates import ImageTemplates
+from sandlot.server.composition import RunningService
+from sandlot.server.image_templates import ImageTemplates
 from tests.support.saving import BASE, make
 
 pytestmark = pytest.mark.slow
@@ -102,20 +102,20 @@ async def looked(node: Node, sandbox: Sandbox) -> dict[str, Any]:
     return found
 
 
-async def root_of(service: Service, sandbox: Sandbox) -> Path:
+async def root_of(service: RunningService, sandbox: Sandbox) -> Path:
     resolver = TemplateResolver(ImageTemplates(ImageStore(service.settings.cache_dir)))
     return (await resolver.resolve(sandbox.spec.template)).root.tree
 
 
 @pytest.fixture(scope="module", params=["gvisor", "container"])
-async def source(core_service: Service, request: pytest.FixtureRequest) -> Sandbox:
+async def source(core_service: RunningService, request: pytest.FixtureRequest) -> Sandbox:
     sandbox = await make(core_service, replace(BASE, isolation=request.param))
     await python(core_service.node, sandbox, CHANGES)
     return sandbox
 
 
 @pytest.fixture(scope="module")
-async def layer(core_service: Service, source: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
+async def layer(core_service: RunningService, source: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = tmp_path_factory.mktemp("layer") / "files"
     size = await pack_overlay(source, into, await root_of(core_service, source))
     assert 6 << 20 < into.stat().st_size < 9 << 20, "what is in it, no hole of the sparse file, and nothing of the image"
@@ -125,7 +125,7 @@ async def layer(core_service: Service, source: Sandbox, tmp_path_factory: pytest
 
 
 async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is_refused(
-    core_service: Service, source: Sandbox, layer: Path, tmp_path: Path
+    core_service: RunningService, source: Sandbox, layer: Path, tmp_path: Path
 ) -> None:
     other = await make(core_service, replace(BASE, isolation=source.spec.isolation))
     await python(core_service.node, other, "open('/etc/of-the-new-one', 'w').close()")
@@ -154,7 +154,7 @@ async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is
 
 
 @pytest.mark.parametrize("source", ["gvisor", pytest.param("container", marks=pytest.mark.soak)], indirect=True)
-async def test_one_that_has_no_room_says_so(core_service: Service, source: Sandbox, layer: Path) -> None:
+async def test_one_that_has_no_room_says_so(core_service: RunningService, source: Sandbox, layer: Path) -> None:
     limits = replace(BASE.limits, disk_bytes=16 << 20)
     small = await make(core_service, replace(BASE, isolation=source.spec.isolation, limits=limits))
     await python(core_service.node, small, "open('/workspace/fill', 'wb').write(bytes(13 << 20))")

@@ -26,7 +26,7 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, SandlotError, TimeoutExceededError, UnsupportedError
 from sandlot.model.sandboxes import ForkParams
 from sandlot.model.specs import MAX_VOLUMES, ProcessSpec, SnapshotKind, User, VolumeMount
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from tests.service.test_volumes import all_let_go, clear, fails, made
 from tests.support.saving import BASE, IN_CONTAINER, killed_at, make, place, real_service, shell
 from tests.support.until import until
@@ -38,23 +38,23 @@ OTHER = VolumeMount("other", "/srv/other", read_only=True)
 
 
 @pytest.fixture(scope="module")
-async def sandbox(core_service: Service) -> Sandbox:
+async def sandbox(core_service: RunningService) -> Sandbox:
     """A sandbox of several tests, each of which finds it without volumes."""
     return await make(core_service)
 
 
 @pytest.fixture
-async def service(core_service: Service, sandbox: Sandbox) -> AsyncGenerator[Service]:
+async def service(core_service: RunningService, sandbox: Sandbox) -> AsyncGenerator[RunningService]:
     """The service of all tests, without what the test before made."""
     yield core_service
     await clear(core_service, sandbox)
 
 
-async def attach(service: Service, sandbox: Sandbox, mount: VolumeMount = DATA) -> None:
+async def attach(service: RunningService, sandbox: Sandbox, mount: VolumeMount = DATA) -> None:
     assert await service.internals.mounts.attach(OPERATOR, sandbox.id, mount) is sandbox
 
 
-async def detach(service: Service, sandbox: Sandbox, which: str = "/data") -> None:
+async def detach(service: RunningService, sandbox: Sandbox, which: str = "/data") -> None:
     assert await service.internals.mounts.detach(OPERATOR, sandbox.id, which) is sandbox
 
 
@@ -83,7 +83,7 @@ async def running(node: Node, command: str, sandbox: Sandbox, user: User = User.
         await shell(node, sandbox, "rm -f /tmp/ready")
 
 
-async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, state_dir: Path) -> None:
+async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: RunningService, state_dir: Path) -> None:
     id_ = await made(service)
     await made(service, "other")
     sandbox = await make(service)
@@ -124,7 +124,7 @@ IN_USE = {
 }
 
 
-async def test_volume_in_use_inside_is_not_detached(service: Service, sandbox: Sandbox, state_dir: Path) -> None:
+async def test_volume_in_use_inside_is_not_detached(service: RunningService, sandbox: Sandbox, state_dir: Path) -> None:
     await made(service)
 
     async def let_go() -> bool:
@@ -150,7 +150,7 @@ async def test_volume_in_use_inside_is_not_detached(service: Service, sandbox: S
     await all_let_go(state_dir)
 
 
-async def test_nothing_inside_writes_to_what_was_taken_away_however_it_was_reached(service: Service, sandbox: Sandbox) -> None:
+async def test_nothing_inside_writes_to_what_was_taken_away_however_it_was_reached(service: RunningService, sandbox: Sandbox) -> None:
     await made(service)
     await attach(service, sandbox)
     # By the hub, past what the guest looks at; and by another name for it.
@@ -192,7 +192,7 @@ async def _root(node: Node, sandbox: Sandbox, text: str) -> str:
     return done.stdout.text()
 
 
-async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service: Service, sandbox: Sandbox, state_dir: Path) -> None:
+async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service: RunningService, sandbox: Sandbox, state_dir: Path) -> None:
     await made(service)
     await attach(service, sandbox)
     deep = "/data/" + "/".join("abcdefghijkl")
@@ -207,7 +207,7 @@ async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service
     await all_let_go(state_dir)
 
 
-async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: Service) -> None:
+async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: RunningService) -> None:
     for name in ("data", "other", "third"):
         await made(service, name)
     sandbox = await make(service)
@@ -243,7 +243,7 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
         await attach(service, sandbox)
 
 
-async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(service: Service, sandbox: Sandbox) -> None:
+async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(service: RunningService, sandbox: Sandbox) -> None:
     await made(service)
     await made(service, "other")
     await service.internals.manager.pause(OPERATOR, sandbox.id)
@@ -266,7 +266,7 @@ async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(servi
     assert rests.value.code is ErrorCode.SANDBOX_PAUSED
 
 
-async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> None:
+async def test_forks_and_snapshots_treat_it_like_any_other(service: RunningService) -> None:
     await made(service)
     sandbox = await make(service)
     await attach(service, sandbox)
@@ -310,7 +310,7 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
 
 
 async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_whoever_has_to_know(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await made(service)
     sandbox = await make(service)
@@ -364,7 +364,7 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
             await all_let_go(folder)
 
 
-async def test_many_at_once_come_one_after_the_other(service: Service, sandbox: Sandbox) -> None:
+async def test_many_at_once_come_one_after_the_other(service: RunningService, sandbox: Sandbox) -> None:
     names = [f"v{number}" for number in range(9)]
     for name in names:
         await made(service, name)

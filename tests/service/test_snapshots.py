@@ -26,7 +26,7 @@ from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import MIB
 from sandlot.model.states import State as Life
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from tests.support.saving import (
     BASE,
     SMALL,
@@ -51,22 +51,24 @@ BOB = Principal(owner=OwnerId("b0bb0bb0bb0b"), name="bob")
 
 
 @pytest.fixture(scope="module")
-def service(core_service: Service) -> Service:
+def service(core_service: RunningService) -> RunningService:
     return core_service
 
 
 @pytest.fixture(scope="module")
-async def source(service: Service) -> tuple[Sandbox, State]:
+async def source(service: RunningService) -> tuple[Sandbox, State]:
     """A sandbox with state in it, which goes on whatever is taken of it."""
     sandbox = await make(service, replace(BASE, env={"FIRST": "1", "BOTH": "1"}, metadata={"a": "b"}))
     return sandbox, await fill(service.node, sandbox)
 
 
-async def start(service: Service, snapshot: str, *, limits: LimitsChange | None = None, principal: Principal = OPERATOR, **asked: object) -> Sandbox:
+async def start(
+    service: RunningService, snapshot: str, *, limits: LimitsChange | None = None, principal: Principal = OPERATOR, **asked: object
+) -> Sandbox:
     return await make(service, CreateSandboxParams(snapshot=snapshot, limits=limits or LimitsChange(), **asked), principal)  # type: ignore[arg-type]
 
 
-async def end(service: Service, *sandboxes: Sandbox) -> None:
+async def end(service: RunningService, *sandboxes: Sandbox) -> None:
     for sandbox in sandboxes:
         await service.internals.manager.kill(OPERATOR, sandbox.id)
 
@@ -83,13 +85,13 @@ def other_runtime(folder: Path, record: SnapshotRecord) -> Iterator[None]:
         manifest.write_text(before, encoding="utf-8")
 
 
-async def events(service: Service, type_: str) -> list[dict[str, object]]:
+async def events(service: RunningService, type_: str) -> list[dict[str, object]]:
     page = await service.store.events.page(owner=None, sandbox=None, after=0, limit=1000)
     return [dict(each.event.data) for each in page if each.event.type == type_]
 
 
 async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_with_larger_limits(
-    service: Service, source: tuple[Sandbox, State], state_dir: Path
+    service: RunningService, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
     sandbox, state = source
     await service.internals.manager.hibernate(OPERATOR, sandbox.id)
@@ -108,7 +110,7 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
 
 
 async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runtime_is_gone_until_both_are_damaged(
-    service: Service, source: tuple[Sandbox, State], state_dir: Path
+    service: RunningService, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
     taken = await service.node.snapshots.create(OPERATOR, source[0].id, name="set-up")
     await service.node.snapshots.verifier.idle.wait()

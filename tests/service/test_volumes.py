@@ -23,7 +23,7 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB, ProcessSpec, SnapshotKind, User, VolumeMount
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from tests.support.localservice import local_service
 from tests.support.saving import BASE, IN_CONTAINER, cell, make, shell
 from tests.support.traces import sandbox_pids, settle
@@ -41,13 +41,13 @@ MOSTLY_ON_GVISOR = pytest.mark.parametrize(
 
 
 @pytest.fixture
-async def service(core_service: Service) -> AsyncGenerator[Service]:
+async def service(core_service: RunningService) -> AsyncGenerator[RunningService]:
     """The service of all tests, without what the test before made."""
     yield core_service
     await clear(core_service)
 
 
-async def clear(service: Service, *kept: Sandbox) -> None:
+async def clear(service: RunningService, *kept: Sandbox) -> None:
     """Remove all snapshots, volumes and sandboxes but for the sandboxes that are kept; these have no volume afterwards."""
     for sandbox in service.internals.registry.list(OPERATOR):
         if sandbox not in kept:
@@ -63,11 +63,11 @@ async def clear(service: Service, *kept: Sandbox) -> None:
     await until(lambda: not loops_below(service.settings.volumes))
 
 
-async def _free(service: Service, volume: str) -> bool:
+async def _free(service: RunningService, volume: str) -> bool:
     return not (await service.node.volumes.get(OPERATOR, volume)).attached
 
 
-async def made(service: Service, name: str = "data") -> str:
+async def made(service: RunningService, name: str = "data") -> str:
     return (await service.node.volumes.create(OPERATOR, name=name, size_bytes=SIZE)).id
 
 
@@ -88,13 +88,13 @@ async def all_let_go(folder: Path) -> None:
     await until(nothing)
 
 
-async def _unused(service: Service) -> bool:
+async def _unused(service: RunningService) -> bool:
     return not (await service.node.volumes.get(OPERATOR, "data")).attached
 
 
 @pytest.mark.slow
 @MOSTLY_ON_GVISOR
-async def test_volume_takes_no_more_than_its_size(service: Service, state_dir: Path, base: CreateSandboxParams) -> None:
+async def test_volume_takes_no_more_than_its_size(service: RunningService, state_dir: Path, base: CreateSandboxParams) -> None:
     await made(service)
     sandbox = await make(service, replace(base, volumes=(DATA,)))
     for user in User:
@@ -114,7 +114,7 @@ async def test_volume_takes_no_more_than_its_size(service: Service, state_dir: P
 
 @pytest.mark.slow
 @MOSTLY_ON_GVISOR
-async def test_read_only_volume_is_read_only_for_root_too(service: Service, base: CreateSandboxParams) -> None:
+async def test_read_only_volume_is_read_only_for_root_too(service: RunningService, base: CreateSandboxParams) -> None:
     await made(service)
     writer, reader = [await make(service, replace(base, volumes=(mount,))) for mount in (DATA, READ_ONLY)]
     await shell(service.node, writer, "echo one > /data/word")
@@ -130,7 +130,9 @@ async def test_read_only_volume_is_read_only_for_root_too(service: Service, base
 
 @pytest.mark.slow
 @ISOLATIONS
-async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(service: Service, state_dir: Path, base: CreateSandboxParams) -> None:
+async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(
+    service: RunningService, state_dir: Path, base: CreateSandboxParams
+) -> None:
     id_ = await made(service)
     sandbox = await make(service, replace(base, volumes=(DATA,)))
     targets = {"host": state_dir, "root": "/", "up": "../../../../../../etc/machine-id", "image": state_dir / "volumes" / f"{id_}.img"}
@@ -153,7 +155,7 @@ async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(servi
 
 @pytest.mark.slow
 @ISOLATIONS
-async def test_a_sandbox_without_it_sees_nothing_of_it(service: Service, base: CreateSandboxParams) -> None:
+async def test_a_sandbox_without_it_sees_nothing_of_it(service: RunningService, base: CreateSandboxParams) -> None:
     await made(service)
     with_it, without = await make(service, replace(base, volumes=(DATA,))), await make(service, base)
     await shell(service.node, with_it, "echo hidden-word > /data/word")
@@ -166,7 +168,7 @@ async def test_a_sandbox_without_it_sees_nothing_of_it(service: Service, base: C
         assert await fails(service.node, sandbox, "ls /data")
 
 
-async def test_two_sandboxes_of_different_kinds_write_at_once(service: Service, state_dir: Path) -> None:
+async def test_two_sandboxes_of_different_kinds_write_at_once(service: RunningService, state_dir: Path) -> None:
     id_ = await made(service)
     one, other = [await make(service, replace(each, volumes=(DATA,))) for each in (BASE, IN_CONTAINER)]
     loop = "i=0; while [ $i -lt 30 ]; do echo $i > /data/{0}-$i.new; mv /data/{0}-$i.new /data/{0}-$i; i=$((i+1)); done"
@@ -183,7 +185,7 @@ async def test_two_sandboxes_of_different_kinds_write_at_once(service: Service, 
 
 
 @pytest.mark.slow
-async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, state_dir: Path) -> None:
+async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: RunningService, state_dir: Path) -> None:
     id_ = await made(service)
     sandbox = await make(service, WITH)
     await shell(service.node, sandbox, "echo before > /data/word")
@@ -206,7 +208,7 @@ async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, sta
 
 
 @pytest.mark.slow
-async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_for(service: Service) -> None:
+async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_for(service: RunningService) -> None:
     await made(service)
     await made(service, "other")
     snapshots, sandbox = service.node.snapshots, await make(service, WITH)

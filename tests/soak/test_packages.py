@@ -26,7 +26,7 @@ from sandlot.model.executions import CommandResult
 from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, MIB
-from sandlot.server.compose import Service, open_service
+from sandlot.server.composition import RunningService, open_service
 from sandlot.server.settings import Settings
 from tests.support.localservice import ISOLATIONS
 
@@ -48,7 +48,7 @@ LARGE = ("numpy", "pandas", "lxml", "pillow", "cryptography", "grpcio", "matplot
 
 
 @asynccontextmanager
-async def serving(folder: Path, cache: PackageCache) -> AsyncIterator[Service]:
+async def serving(folder: Path, cache: PackageCache) -> AsyncIterator[RunningService]:
     (folder / "data").mkdir()
     settings = Settings(data_dir=folder / "data", cache_dir=DEFAULT_CACHE, isolation_allowed=ISOLATIONS)
     await cache.start()
@@ -64,7 +64,7 @@ def cache_in(folder: Path, max_bytes: int) -> PackageCache:
     return PackageCache(folder / "packages", PackageSources.of_this_machine, max_bytes=max_bytes, ttl_s=86_400)
 
 
-async def sandbox_of(service: Service, isolation: str) -> Sandbox:
+async def sandbox_of(service: RunningService, isolation: str) -> Sandbox:
     return await service.internals.manager.create(OPERATOR, CreateSandboxParams(template="base", isolation=isolation, timeout_s=3600))
 
 
@@ -74,7 +74,7 @@ async def install(node: Node, sandbox: Sandbox, manager: Manager, word: str) -> 
     return done
 
 
-async def round_of(service: Service) -> None:
+async def round_of(service: RunningService) -> None:
     """Everything in a fresh sandbox of each kind, both at once."""
 
     async def all_of(isolation: str) -> None:

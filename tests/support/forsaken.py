@@ -39,7 +39,7 @@ from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.pools import PoolSizes
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
 from sandlot.model.specs import Limits, TemplateRef
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from sandlot.store.snapshots import SqlSnapshotRepository
 from tests.support.pools import live_pools
 from tests.support.saving import cell, fill, make, real_service
@@ -120,13 +120,13 @@ STEPS: dict[str, Callable[[], None]] = {
 """Where to die."""
 
 
-async def take(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+async def take(service: RunningService, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
     record = await service.node.snapshots.create(OPERATOR, sandbox.id, name="kept")
     say(snapshot=record.id)
 
 
-async def delete(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+async def delete(service: RunningService, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     record = await service.node.snapshots.create(OPERATOR, sandbox.id, name="kept")
     say(snapshot=record.id)
     arm()
@@ -134,7 +134,7 @@ async def delete(service: Service, sandbox: Sandbox, arm: Callable[[], None]) ->
     say(deleted=record.id)
 
 
-async def create(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+async def create(service: RunningService, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     record = await service.node.snapshots.create(OPERATOR, sandbox.id, name="kept")
     say(snapshot=record.id)
     arm()
@@ -142,13 +142,13 @@ async def create(service: Service, sandbox: Sandbox, arm: Callable[[], None]) ->
     say(made=made.id)
 
 
-async def fork(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+async def fork(service: RunningService, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
     made = await service.internals.forks.create(OPERATOR, sandbox.id, ForkParams(COUNT), key="k")
     say(children=[child.id for child in made])
 
 
-async def promote(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+async def promote(service: RunningService, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     made = await service.internals.forks.create(OPERATOR, sandbox.id, ForkParams(3))
     say(children=[child.id for child in made])
     arm()
@@ -167,18 +167,18 @@ def own_cache(folder: Path) -> Path:
     return cache
 
 
-async def stocked(service: Service) -> None:
+async def stocked(service: RunningService) -> None:
     """Return once the pool has one that waits."""
     await until(lambda: any(pool.ready for pool in live_pools(service.node).values()))
 
 
-async def hibernate(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+async def hibernate(service: RunningService, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
     await service.internals.manager.hibernate(OPERATOR, sandbox.id)
     say(hibernated=True)
 
 
-async def wake(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+async def wake(service: RunningService, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     await service.internals.manager.hibernate(OPERATOR, sandbox.id)
     say(hibernated=True)
     arm()
@@ -186,7 +186,7 @@ async def wake(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> N
     say(woken=True)
 
 
-DEEDS: dict[str, Callable[[Service, Sandbox, Callable[[], None]], Coroutine[Any, Any, None]]] = {
+DEEDS: dict[str, Callable[[RunningService, Sandbox, Callable[[], None]], Coroutine[Any, Any, None]]] = {
     each.__name__: each for each in (take, delete, create, fork, promote, hibernate, wake)
 }
 

@@ -30,7 +30,7 @@ from sandlot.model.repositories import Store
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.service import Capacity, TemplateInfo
 from sandlot.model.specs import Limits, RootFs, TemplateRef
-from sandlot.server.compose import Service, open_service
+from sandlot.server.composition import RunningService, open_service
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver, MemoryInstance
 from sandlot.testing.memory.guest import MemoryGuest
@@ -128,7 +128,7 @@ class NodeState:
 class SandboxesFacade:
     """``SandboxService``, ``SandboxManager`` and ``SandboxRegistry``, with live sandboxes."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: RunningService) -> None:
         self._service = service.node.sandboxes
         self._manager = service.internals.manager
         self._registry = service.internals.registry
@@ -185,7 +185,7 @@ class PoolStatus:
 class PoolsFacade:
     """``PoolManager``, with live pools."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: RunningService) -> None:
         self._node = service.node
         self._pools = service.node.pools
 
@@ -229,7 +229,7 @@ class PoolsFacade:
 class ReservationsFacade:
     """``Reservations``."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: RunningService) -> None:
         self._reservations = service.internals.reservations
 
     async def reserved(self) -> Resources:
@@ -244,7 +244,7 @@ class ReservationsFacade:
 class MemoryNode:
     """A running service without HTTP."""
 
-    def __init__(self, state: NodeState, service: Service) -> None:
+    def __init__(self, state: NodeState, service: RunningService) -> None:
         self.state = state
         self.service = service
         self.services = service.node

@@ -161,7 +161,7 @@ def start_interpreter(program: str, argv: Sequence[str], env: Mapping[str, str],
 def _preload(connection: socket.socket) -> None:
     """Fork a process for each request, until the tests close the connection."""
     gc.disable()  # as the service does while it imports
-    import sandlot.server.serve  # noqa: F401, PLC0415 - this is the work
+    import sandlot.server.process  # noqa: F401, PLC0415 - this is the work
 
     assert threading.active_count() == 1, "a fork copies only the thread that calls it"
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -26,7 +26,7 @@ from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import MIB, CellSpec, Limits, ProcessSpec
-from sandlot.server.compose import Service, open_service
+from sandlot.server.composition import RunningService, open_service
 from sandlot.server.settings import Settings
 from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, node_of, settle, traces
@@ -86,7 +86,7 @@ def settings_of(folder: Path, **changes: Any) -> Settings:  # noqa: ANN401 - any
 
 
 @asynccontextmanager
-async def real_service(folder: Path, *, keep: bool = False, **changes: Any) -> AsyncIterator[Service]:  # noqa: ANN401
+async def real_service(folder: Path, *, keep: bool = False, **changes: Any) -> AsyncIterator[RunningService]:  # noqa: ANN401
     """It, open.
 
     Args:
@@ -98,7 +98,7 @@ async def real_service(folder: Path, *, keep: bool = False, **changes: Any) -> A
         yield service
 
 
-async def make(service: Service, params: CreateSandboxParams = BASE, principal: Principal = OPERATOR) -> Sandbox:
+async def make(service: RunningService, params: CreateSandboxParams = BASE, principal: Principal = OPERATOR) -> Sandbox:
     """Create a sandbox."""
     made = await service.node.sandboxes.create(principal, params)
     return service.internals.registry.find(made.id, principal)

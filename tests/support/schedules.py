@@ -47,7 +47,7 @@ from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChang
 from sandlot.model.specs import GIB, Limits, OnTimeout, VolumeMount
 from sandlot.model.states import SUSPENDED, State, is_terminal
 from sandlot.model.volumes import MIN_SIZE_BYTES
-from sandlot.server import compose
+from sandlot.server import composition
 from tests.support.clock import ManualClock
 from tests.support.ledger import VOLUMES, Entry, Register, Write, can_reach, view
 from tests.support.node import ENDLESS_HOST, MemoryNode, NodeState, open_node
@@ -943,7 +943,7 @@ def run_schedule(seed: int, folder: Path) -> Sequence[str]:
     schedule = Schedule(seed, folder)
     with pytest.MonkeyPatch.context() as patch, capture_logs(processors=[schedule.hear]):
         patch.setattr(mounts, "ask", mount_inside)
-        patch.setattr(compose, "VolumeFiles", lambda _folder: schedule.disks)
+        patch.setattr(composition, "VolumeFiles", lambda _folder: schedule.disks)
         try:
             simulate(schedule.run, seed)
         except StuckError as error:

@@ -20,8 +20,8 @@ from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
 from sandlot.model.access import OwnerId, Principal
 from sandlot.server.app import create_app
-from sandlot.server.compose import Service
-from sandlot.server.serve import answering
+from sandlot.server.composition import RunningService
+from sandlot.server.process import answering
 from sandlot.server.settings import Settings
 from sandlot.web import listener
 from sandlot.web.auth import OWNER
@@ -56,12 +56,12 @@ class _EmptyManager:
     async def aclose(self, *, keep: bool) -> None: ...
 
 
-def scripted_service(node: Node, settings: Settings | None = None, keys: KnownKeys | None = None) -> Service:
+def scripted_service(node: Node, settings: Settings | None = None, keys: KnownKeys | None = None) -> RunningService:
     """Return a service that the app and the server can serve, without store."""
     store: Any = None
     values: dict[str, Any] = {"api_keys": keys or KnownKeys(), "events": EventFeed(store), "metrics": Metrics(), "store": store, "blobs": None}
     values["internals"] = SimpleNamespace(registry=SimpleNamespace(count=0), manager=_EmptyManager())
-    return Service(settings=settings or Settings(), node=node, stop=asyncio.Event(), keep=False, **values)
+    return RunningService(settings=settings or Settings(), node=node, stop=asyncio.Event(), keep=False, **values)
 
 
 def local_client(app: ASGIApp, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
@@ -76,7 +76,7 @@ def local_client(app: ASGIApp, headers: Mapping[str, str] | None = None) -> http
 @asynccontextmanager
 async def serve_scripted(
     node: ScriptedNode, folder: Path, settings: Settings | None = None, listeners: Sequence[socket] = (), keys: KnownKeys | None = None
-) -> AsyncIterator[Service]:
+) -> AsyncIterator[RunningService]:
     """Serve a scripted node on the unix socket of the settings, as a whole service is served.
 
     Args:
@@ -108,14 +108,14 @@ async def api(scripted: ScriptedNode) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def served(scripted: ScriptedNode, folder: Path) -> AsyncIterator[Service]:
+async def served(scripted: ScriptedNode, folder: Path) -> AsyncIterator[RunningService]:
     """A service with the scripted node, reachable on its unix socket."""
     async with serve_scripted(scripted, folder) as service:
         yield service
 
 
 @pytest.fixture
-async def local(served: Service) -> AsyncIterator[httpx.AsyncClient]:
+async def local(served: RunningService) -> AsyncIterator[httpx.AsyncClient]:
     """The operator's client of the unix socket of ``served``."""
     async with unix_client(served.settings.socket) as client:
         yield client

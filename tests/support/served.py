@@ -16,7 +16,7 @@ from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import LOCAL, Principal
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import RootFs, TemplateRef
-from sandlot.server import compose, serve
+from sandlot.server import composition, process
 from sandlot.server.__main__ import main
 
 ROOTS = "SANDLOT_TEST_ROOTS"
@@ -52,5 +52,5 @@ class Folders:
 
 
 if __name__ == "__main__":
-    vars(serve)["open_service"] = functools.partial(compose.open_service, templates=Folders(Path(os.environ[ROOTS])))
+    vars(process)["open_service"] = functools.partial(composition.open_service, templates=Folders(Path(os.environ[ROOTS])))
     sys.exit(main(["--local"]))

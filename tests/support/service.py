@@ -22,8 +22,8 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.states import State
-from sandlot.server.compose import Service, open_service
-from sandlot.server.serve import answering
+from sandlot.server.composition import RunningService, open_service
+from sandlot.server.process import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
@@ -60,7 +60,7 @@ _DATABASES: WeakKeyDictionary[Any, MemoryDatabase] = WeakKeyDictionary()
 class Bench:
     """A service and the driver below it: a ``MemoryDriver``, or a ``BareDriver`` where the test is marked ``real_guest``."""
 
-    service: Service
+    service: RunningService
     driver: Any
 
     @property
@@ -118,7 +118,7 @@ async def serving(
     *,
     packages: PackageIndex | None = None,
     keep: bool = False,
-) -> AsyncIterator[Service]:
+) -> AsyncIterator[RunningService]:
     """One service of a folder; with ``keep`` its sandboxes live on, for the next one on the same driver.
 
     Rows are in memory and survive with the driver, unless the settings name a database or the driver runs real guests.
@@ -170,7 +170,7 @@ async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
 
 
 @asynccontextmanager
-async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+async def client(service: RunningService) -> AsyncIterator[httpx.AsyncClient]:
     """The service's HTTP on its unix socket, and a client of it."""
     path = service.settings.socket
     async with answering(service, [listener.unix_socket(path)]), unix_client(path) as http:
@@ -178,7 +178,7 @@ async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @asynccontextmanager
-async def tcp_client(service: Service, key: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+async def tcp_client(service: RunningService, key: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """The service's HTTP on TCP, and a client of it; without a key unless one is given."""
     tcp = listener.tcp_socket("127.0.0.1", 0)
     base, headers = f"http://127.0.0.1:{tcp.getsockname()[1]}", {} if key is None else {"Authorization": f"Bearer {key}"}

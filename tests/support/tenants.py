@@ -23,8 +23,8 @@ from sandlot.link.payload import program_argv
 from sandlot.protocol import values
 from sandlot.protocol.schema import STDERR
 from sandlot.server.app import create_routes
-from sandlot.server.compose import Service
-from sandlot.server.serve import answering
+from sandlot.server.composition import RunningService
+from sandlot.server.process import answering
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.guest import PortConnection
 from sandlot.testing.memory.process import ProgramContext
@@ -62,7 +62,7 @@ class Two:
 
 
 @asynccontextmanager
-async def tenants(service: Service) -> AsyncIterator[Two]:
+async def tenants(service: RunningService) -> AsyncIterator[Two]:
     """Two of a service, over TCP."""
     tcp = listener.tcp_socket("127.0.0.1", 0)
     port = tcp.getsockname()[1]

@@ -148,7 +148,7 @@ def _done(by_api: Callable[[Client], _Result], directly: Callable[[ApiKeys], Awa
             return by_api(client)
     import asyncio
 
-    from sandlot.server.keys import with_keys
+    from sandlot.server.offline_keys import with_keys
     from sandlot.server.settings import Settings
 
     return asyncio.run(with_keys(Settings.from_env(), directly))

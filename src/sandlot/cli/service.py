@@ -22,7 +22,7 @@ def serve(
     port: Annotated[int | None, typer.Option("--port", metavar="PORT", help="(default: 8080)")] = None,
 ) -> None:
     """Serve the API on TCP, with keys, until it is told to stop."""
-    from sandlot.server import serve as server
+    from sandlot.server import process as server
     from sandlot.server.settings import Settings
 
     settings = Settings.from_env(host=host, port=port)

@@ -11,7 +11,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run it; the exit code."""
     gc.disable()  # imports make next to no garbage, and looking for it takes an eighth of them; serving turns it on
     from sandlot.model.errors import SandlotError
-    from sandlot.server import serve
+    from sandlot.server import process
     from sandlot.server.settings import Settings
 
     parser = argparse.ArgumentParser(prog="python -m sandlot.server", description="The Sandlot service.")
@@ -23,8 +23,8 @@ def main(argv: list[str] | None = None) -> int:
         settings = Settings.from_env(host=asked.host, port=asked.port)
     except SandlotError as error:
         print(f"sandlot: {error}", file=sys.stderr)
-        return serve.EXIT_SETTINGS
-    return serve.main(settings, local=asked.local)
+        return process.EXIT_SETTINGS
+    return process.main(settings, local=asked.local)
 
 
 if __name__ == "__main__":

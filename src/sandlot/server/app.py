@@ -11,21 +11,38 @@ from starlette.routing import BaseRoute
 from sandlot import __version__
 from sandlot.doors import agentsandbox, e2b, pandastack, sandbase, sandboxapi, tensorlake
 from sandlot.doors.door import Below
-from sandlot.server import pages
-from sandlot.server.document import operation_id
-from sandlot.server.native import files, filestore, keys, pools, processes, records, sandboxes, service, signed, terminals, trees
-from sandlot.server.native.ports import tunnels
-from sandlot.server.native.runs import code, contexts, oneshot, packages
-from sandlot.server.native.saved import resting, snapshots
-from sandlot.server.native.volumes import mounts, volumes
-from sandlot.server.native.webhooks import webhooks
+from sandlot.server import docs_page
+from sandlot.server.openapi import operation_id
+from sandlot.server.v1 import (
+    code,
+    contexts,
+    events,
+    file_store,
+    files,
+    keys,
+    lifecycle,
+    mounts,
+    packages,
+    pools,
+    processes,
+    programs,
+    sandboxes,
+    service,
+    signed,
+    snapshots,
+    terminals,
+    tunnels,
+    volumes,
+    watches,
+    webhooks,
+)
 from sandlot.web import errors
 from sandlot.web.error_formats import ErrorFormatSelector
 from sandlot.web.errors import PROBLEM_FORMAT
 from sandlot.web.middleware import RequestMiddleware
 
 if TYPE_CHECKING:
-    from sandlot.server.compose import Service
+    from sandlot.server.composition import RunningService
 
 DOORS = (agentsandbox.DOOR, e2b.DOOR, pandastack.DOOR, sandbase.DOOR, sandboxapi.DOOR, tensorlake.DOOR)
 """Each under its own prefix, and none of them in the API's document."""
@@ -34,7 +51,7 @@ TELLERS = ErrorFormatSelector(PROBLEM_FORMAT, DOORS)
 _ROOMS = (
     service,
     sandboxes,
-    resting,
+    lifecycle,
     snapshots,
     processes,
     terminals,
@@ -42,12 +59,12 @@ _ROOMS = (
     code,
     contexts,
     packages,
-    oneshot,
+    programs,
     files,
-    trees,
+    watches,
     signed,
-    filestore,
-    records,
+    file_store,
+    events,
     keys,
     pools,
     webhooks,
@@ -60,11 +77,11 @@ _FIRST = (service, code, processes)
 """What is asked for most: routes are tried one after another, each in about a microsecond."""
 
 
-def create_app(serving: Service) -> FastAPI:
+def create_app(serving: RunningService) -> FastAPI:
     """The ASGI app of a service.
 
     Args:
-        serving: What it serves; :func:`sandlot.server.compose.open_service` makes one.
+        serving: What it serves; :func:`sandlot.server.composition.open_service` makes one.
     """
     app = _empty_app()
     app.router.routes.extend(_served_routes())
@@ -92,7 +109,7 @@ def create_routes() -> FastAPI:
     for door in DOORS:
         if door.at_root is not None:
             app.include_router(door.at_root, include_in_schema=False)
-    pages.install(app, lambda: app.routes)
+    docs_page.install(app, lambda: app.routes)
     return app
 
 
@@ -108,7 +125,7 @@ def _served_routes() -> tuple[BaseRoute, ...]:
     rooms = [room.router for room in (*_FIRST, *(room for room in _ROOMS if room not in _FIRST))]
     for router in (*rooms, *(door.at_root for door in DOORS if door.at_root is not None)):
         app.router.routes.extend(router.routes)
-    pages.install(app, lambda: create_routes().routes)
+    docs_page.install(app, lambda: create_routes().routes)
     return tuple(app.routes)
 
 
@@ -121,7 +138,7 @@ def _empty_app() -> FastAPI:
     app = FastAPI(
         title="Sandlot",
         version=__version__,
-        openapi_url=None,  # pages.py has it, and the page of it: FastAPI's loads scripts from a content network
+        openapi_url=None,  # docs_page.py has it, and the page of it: FastAPI's loads scripts from a content network
         separate_input_output_schemas=False,
         redirect_slashes=False,  # DELETE of an empty name would be sent on to the list, and a client takes 307 for done
         generate_unique_id_function=operation_id,

@@ -23,12 +23,12 @@ from sandlot.egress.outbound.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import GIB, MIB
-from sandlot.server.state import DATABASE
+from sandlot.server.data_dir import DATABASE
 
 SYSTEM_DATA_DIR = Path("/var/lib/sandlot")
 SYSTEM_CACHE_DIR = Path("/var/cache/sandlot")
 MAX_CONNECTIONS = 16_384
-"""A quarter of the descriptors that the service takes for itself (``server/serve.py``)."""
+"""A quarter of the descriptors that the service takes for itself (``server/process.py``)."""
 _RATIOS = (0.01, 100.0)
 _KEPT_S = (60.0, 3.2e9)
 """A minute to a hundred years."""

@@ -17,8 +17,8 @@ from sandlot.model.access import UNBOUNDED, Quota
 from sandlot.model.network import NetworkMode
 from sandlot.model.specs import GIB
 from sandlot.sdk import Client, ForbiddenError
-from sandlot.server.compose import open_service
-from sandlot.server.serve import answering
+from sandlot.server.composition import open_service
+from sandlot.server.process import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.web import listener

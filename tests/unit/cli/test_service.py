@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandlot.cli.main import dispatch
-from sandlot.server import serve
+from sandlot.server import process
 from sandlot.server.settings import Settings
 
 
@@ -17,7 +17,7 @@ def test_the_command_line_goes_over_the_environment_and_both_over_the_default(mo
         served.append(settings)
         return 0
 
-    monkeypatch.setattr(serve, "main", main)
+    monkeypatch.setattr(process, "main", main)
     for set_, options, host in (
         (None, [], "127.0.0.1"),
         ("", [], "127.0.0.1"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from sandlot.server.serve import answering
+from sandlot.server.process import answering
 from sandlot.web import listener
 from tests.support.http import unix_client
 from tests.support.service import Bench, bench

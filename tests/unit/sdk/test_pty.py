@@ -11,7 +11,7 @@ from sandlot.model.errors import ConflictError, NotFoundError, UnavailableError
 from sandlot.sdk import AsyncSandbox, Sandbox
 from sandlot.sdk.config import Target
 from sandlot.sdk.websocket import address, options
-from sandlot.server.serve import answering
+from sandlot.server.process import answering
 from sandlot.web import listener
 from tests.support.service import Bench, bench
 

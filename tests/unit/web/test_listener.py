@@ -16,7 +16,7 @@ import pytest
 from sandlot.model.errors import HostError, InvalidRequestError
 from sandlot.model.programs import Result, Status
 from sandlot.model.records import WebhookRecord
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from sandlot.server.settings import Settings
 from sandlot.testing.stores.webhooks import webhook
 from sandlot.web import listener
@@ -89,7 +89,7 @@ def test_a_peer_of_another_user_is_not_the_owner(folder: Path) -> None:
         os.waitpid(child, 0)
 
 
-async def test_a_head_without_end_is_refused(served: Service, local: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+async def test_a_head_without_end_is_refused(served: RunningService, local: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
     for head in (
         b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 200_000,
         b"GET /" + b"y" * 200_000,
@@ -104,7 +104,7 @@ async def test_a_head_without_end_is_refused(served: Service, local: httpx.Async
             assert (await local.get("/healthz")).status_code == 200
 
 
-async def test_a_head_that_does_not_come_is_not_waited_for(served: Service, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient) -> None:
+async def test_a_head_that_does_not_come_is_not_waited_for(served: RunningService, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient) -> None:
     monkeypatch.setattr(listener, "HEAD_TIMEOUT_S", 0.2)
     for begun in (b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nhost: x\r\n"):
         reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
@@ -121,7 +121,7 @@ async def received(reader: asyncio.StreamReader) -> bytes:
     return data
 
 
-async def test_pipelined_requests_are_all_answered(served: Service, local: httpx.AsyncClient) -> None:
+async def test_pipelined_requests_are_all_answered(served: RunningService, local: httpx.AsyncClient) -> None:
     reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
     writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
     answered = b""
@@ -132,7 +132,7 @@ async def test_pipelined_requests_are_all_answered(served: Service, local: httpx
 
 
 async def test_head_that_begins_during_a_response_has_the_full_time_after_the_response(
-    scripted: ScriptedNode, served: Service, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient
+    scripted: ScriptedNode, served: RunningService, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient
 ) -> None:
     monkeypatch.setattr(listener, "HEAD_TIMEOUT_S", 0.5)
     found: asyncio.Future[WebhookRecord] = asyncio.Future()
@@ -154,7 +154,7 @@ async def test_head_that_begins_during_a_response_has_the_full_time_after_the_re
 
 
 async def test_head_that_stays_incomplete_after_a_response_is_not_waited_for(
-    served: Service, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient
+    served: RunningService, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient
 ) -> None:
     monkeypatch.setattr(listener, "HEAD_TIMEOUT_S", 0.2)
     reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
@@ -166,7 +166,7 @@ async def test_head_that_stays_incomplete_after_a_response_is_not_waited_for(
     assert (await local.get("/healthz")).status_code == 200
 
 
-async def test_what_is_no_http_is_refused(served: Service, local: httpx.AsyncClient) -> None:
+async def test_what_is_no_http_is_refused(served: RunningService, local: httpx.AsyncClient) -> None:
     reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
     writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
     assert (await reader.read(1000)).startswith(b"HTTP/1.1 400 ")
@@ -175,7 +175,7 @@ async def test_what_is_no_http_is_refused(served: Service, local: httpx.AsyncCli
 
 
 @pytest.fixture
-async def small(scripted: ScriptedNode, folder: Path) -> AsyncIterator[tuple[Service, str, int]]:
+async def small(scripted: ScriptedNode, folder: Path) -> AsyncIterator[tuple[RunningService, str, int]]:
     """A service that takes eight connections on each of its sockets, and where its TCP is."""
     tcp = listener.tcp_socket("127.0.0.1", 0)
     host, port = tcp.getsockname()
@@ -183,7 +183,7 @@ async def small(scripted: ScriptedNode, folder: Path) -> AsyncIterator[tuple[Ser
         yield service, host, port
 
 
-async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_alone(small: tuple[Service, str, int]) -> None:
+async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_alone(small: tuple[RunningService, str, int]) -> None:
     service, host, port = small
     held = [await asyncio.open_connection(host, port) for _ in range(8)]
     reader, writer = await asyncio.open_connection(host, port)
@@ -205,7 +205,7 @@ async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_a
 
 
 async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_not(
-    scripted: ScriptedNode, served: Service, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedNode, served: RunningService, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "STALL_TIMEOUT_S", 0.5)
     large = Result(Status.COMPLETED, "bash", "a" * 2_000_000, "", 0, None, 0.1)

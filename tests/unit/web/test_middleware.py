@@ -21,8 +21,8 @@ from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.files import Entry
 from sandlot.model.specs import MIB
-from sandlot.server.compose import Service
-from sandlot.server.serve import answering
+from sandlot.server.composition import RunningService
+from sandlot.server.process import answering
 from sandlot.server.settings import Settings
 from sandlot.web import listener, middleware, streaming
 from sandlot.web.auth import OWNER
@@ -69,7 +69,9 @@ async def test_a_body_that_is_too_large_is_answered_and_the_connection_lives_on(
         assert (await local.get("/healthz")).status_code == 200
 
 
-async def test_a_body_without_end_is_cut_off_after_its_answer(served: Service, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_without_end_is_cut_off_after_its_answer(
+    served: RunningService, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(middleware, "DRAIN_MAX_BYTES", MIB)
     sent, answered = await asyncio.to_thread(_send_without_end, served.settings.socket)
     assert sent < 100 * MIB
@@ -226,7 +228,7 @@ async def test_bodies_beyond_what_the_service_may_hold_are_refused_until_there_i
 
 
 async def test_a_body_that_stops_half_way_is_given_up(
-    scripted: ScriptedNode, served: Service, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedNode, served: RunningService, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.2)
     scripted.script("files.write", write)
@@ -281,7 +283,7 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
     assert told.count(large) == 3
 
 
-async def test_who_is_refused_while_still_sending_reads_why(scripted: ScriptedNode, served: Service) -> None:
+async def test_who_is_refused_while_still_sending_reads_why(scripted: ScriptedNode, served: RunningService) -> None:
     refusal = NotFoundError("No sandbox has this id.", code=ErrorCode.SANDBOX_NOT_FOUND)
     scripted.script("files.write", refusal, refusal)
     reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))

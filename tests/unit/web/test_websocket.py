@@ -18,7 +18,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from sandlot.server.serve import answering
+from sandlot.server.process import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.guest import PortConnection, PortHandler
 from sandlot.web import listener, websocket

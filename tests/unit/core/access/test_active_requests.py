@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from sandlot.model.access import OwnerId
-from sandlot.server.serve import answering
+from sandlot.server.process import answering
 from sandlot.web import listener
 from tests.support.service import BASE, bench
 from tests.support.until import until

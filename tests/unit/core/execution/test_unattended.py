@@ -20,7 +20,7 @@ from sandlot.model.packages import InstallParams, Manager
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import CellSpec, ProcessSpec, User, shell_argv
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.node import NodeState, open_node, settled
 from tests.support.service import BASE, Bench, serving
@@ -37,13 +37,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.3)
 
 
-async def found(service: Service, sandbox: Sandbox) -> Sandbox:
+async def found(service: RunningService, sandbox: Sandbox) -> Sandbox:
     again = service.internals.registry.find(sandbox.id, OPERATOR)
     await again.wait_reachable()
     return again
 
 
-async def status(service: Service, id_: str) -> str:
+async def status(service: RunningService, id_: str) -> str:
     return (await service.node.history.execution(OPERATOR, id_)).status
 
 
@@ -75,7 +75,7 @@ async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, dri
         await until(lambda: sandbox.activity.held == 0)
 
 
-async def status_is(service: Service, id_: str, wanted: str) -> bool:
+async def status_is(service: RunningService, id_: str, wanted: str) -> bool:
     return await status(service, id_) == wanted
 
 
@@ -181,7 +181,7 @@ def background(script: str) -> ProcessSpec:
     return ProcessSpec(argv=shell_argv(script), timeout_s=None)
 
 
-async def ended(service: Service, id_: str) -> ExecutionRecord:
+async def ended(service: RunningService, id_: str) -> ExecutionRecord:
     """The line of a run, once it has ended."""
     found: list[ExecutionRecord] = []
 

@@ -25,7 +25,7 @@ from sandlot.model.sandboxes import ENDED, LIVE, CreateSandboxParams, LimitsChan
 from sandlot.model.specs import GIB, CellSpec, ProcessSpec, SandboxSpec, User, VolumeMount
 from sandlot.model.states import State
 from sandlot.model.volumes import MIN_SIZE_BYTES
-from sandlot.server.compose import Service
+from sandlot.server.composition import RunningService
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import START, ManualClock
 from tests.support.node import MemoryNode, NodeState, open_node, settled
@@ -35,7 +35,7 @@ from tests.unit.core.volumes.test_manager import Disks
 ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12), "bob")
 
 
-async def output(service: Service, id_: str, *argv: str) -> str:
+async def output(service: RunningService, id_: str, *argv: str) -> str:
     sandbox = service.internals.registry.find(id_, OPERATOR)
     return (await service.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(argv=argv))).stdout.text()
 

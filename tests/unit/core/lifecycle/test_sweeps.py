@@ -17,7 +17,7 @@ from sandlot.model.pools import PoolSizes
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, Limits, RootFs, Shape
 from sandlot.model.states import State
-from sandlot.server.compose import open_service
+from sandlot.server.composition import open_service
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.store import MemoryBlobs, MemoryStore
 from tests.support.node import MemoryNode, NodeState, NoPackages, open_node, run_pending, settings_of, settled

@@ -20,7 +20,7 @@ from sandlot.model.errors import NotFoundError
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import RootFs, TemplateRef
 from sandlot.model.states import State
-from sandlot.server.templates import MAX_BUILDS, ImageTemplates
+from sandlot.server.image_templates import MAX_BUILDS, ImageTemplates
 from tests.support.node import MemoryNode, NodeState, open_node, settled
 
 WORKER_THREADS = (os.cpu_count() or 1) + 4

@@ -14,7 +14,7 @@ from sandlot.core.webhooks import payload
 from sandlot.core.webhooks.payload import FIRST_PAUSE_S, MAX_ATTEMPTS, failure_of, next_progress
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EVENT_TYPES, DeliveryProgress, EventRecord
-from sandlot.server.native.schemas.events import STREAMS
+from sandlot.server.v1.schemas.events import STREAMS
 from sandlot.testing.stores.harness import event
 from sandlot.testing.stores.webhooks import webhook
 from tests.support.clock import START

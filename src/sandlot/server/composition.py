@@ -1,0 +1,541 @@
+"""Composition root: builds a service from its settings. No other module names concrete drivers and stores.
+
+:func:`open_service` builds the objects leaves first: storage, records, resources of the node, executions, pools, lifecycle, and the features on
+top. An object gets the objects that it uses as arguments of its constructor. Three objects are instead registered with an object that was built
+before them. The pool refiller is registered with the reservations, for which it evicts warm sandboxes. The sandbox registry and the
+package cache are registered with the metrics, which count sandboxes and packages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import structlog
+
+from sandlot import __version__
+from sandlot.core.access.api_keys import ApiKeys
+from sandlot.core.admission import AdmissionPolicy
+from sandlot.core.admission_controller import AdmissionController
+from sandlot.core.execution.code import CodeService
+from sandlot.core.execution.contexts import ContextService
+from sandlot.core.execution.execution import Executions
+from sandlot.core.execution.guest_services import GuestServices
+from sandlot.core.execution.package_access import PackageAccess
+from sandlot.core.execution.packages import PackageInstaller
+from sandlot.core.execution.processes import ProcessService
+from sandlot.core.execution.stdin import StdinManager
+from sandlot.core.execution.terminals import TerminalService
+from sandlot.core.files.files import FileService
+from sandlot.core.files.signed_urls import TokenService
+from sandlot.core.files.store import FileStore
+from sandlot.core.files.watch import WatchService
+from sandlot.core.forwarding.tunnels import TunnelService
+from sandlot.core.history import HistoryService
+from sandlot.core.keys import KeyService
+from sandlot.core.lifecycle import suspend
+from sandlot.core.lifecycle.memory_images import MemoryImages
+from sandlot.core.lifecycle.mounts import MountManager
+from sandlot.core.lifecycle.supervisor import LifecycleDependencies
+from sandlot.core.manager import SandboxManager
+from sandlot.core.node import Node
+from sandlot.core.oneshot.runner import OneShotRunner
+from sandlot.core.pools.config_file import PoolConfigFile
+from sandlot.core.pools.manager import PoolManager
+from sandlot.core.pools.models import PoolSpec
+from sandlot.core.pools.ownership import PoolOwners
+from sandlot.core.pools.pooled_sandboxes import PooledSandboxes
+from sandlot.core.pools.refill import PoolRefiller
+from sandlot.core.pools.registry import PoolRegistry
+from sandlot.core.pools.template_snapshot_cache import TemplateSnapshotCache
+from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
+from sandlot.core.ports import Clock, PackageIndex, SystemClock, TemplateStore
+from sandlot.core.records.events import EventFeed
+from sandlot.core.records.execution_log import ExecutionLog
+from sandlot.core.records.metrics import Metrics
+from sandlot.core.records.retention import Retention
+from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.records.usage import MonthlyExecutionCounter
+from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.drivers import Drivers
+from sandlot.core.resources.reservations import Reservations
+from sandlot.core.resources.templates import TemplateResolver, Templates
+from sandlot.core.sandboxes import SandboxService
+from sandlot.core.service import ServiceInspector
+from sandlot.core.snapshots.forks import ForkManager
+from sandlot.core.snapshots.leases import FolderLeases
+from sandlot.core.snapshots.manager import SnapshotManager
+from sandlot.core.snapshots.sources import SnapshotSources
+from sandlot.core.volumes.manager import VolumeManager
+from sandlot.core.volumes.mounter import VolumeMounter
+from sandlot.core.volumes.registry import VolumeRegistry
+from sandlot.core.webhooks.delivery import WebhookDispatcher
+from sandlot.core.webhooks.manager import WebhookManager
+from sandlot.doors.sandbase import events as sandbase
+from sandlot.drivers.oci.paths import sandboxes_folder
+from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
+from sandlot.egress.outbound.client import OutboundHttpClient
+from sandlot.egress.packages.cache import PackageCache
+from sandlot.egress.packages.config.machine import PackageSources
+from sandlot.host.capacity import Host, own_bounds
+from sandlot.host.cgroup_layout import Layout
+from sandlot.host.cgroups import detect_layout
+from sandlot.host.volume_disks import VolumeFiles
+from sandlot.images.store import ImageStore
+from sandlot.model.access import LOCAL, OPERATOR
+from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.errors import HostError
+from sandlot.model.ids import NodeId, new_sandbox_id
+from sandlot.model.ports import Driver, HostReading
+from sandlot.model.repositories import Blobs, Store
+from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, TemplateRef
+from sandlot.server import data_dir
+from sandlot.server.image_templates import ImageTemplates
+from sandlot.server.settings import Settings
+from sandlot.store.blobs import open_blobs
+from sandlot.store.store import open_store
+
+LAST_WRITE_S = 6.0
+"""Seconds for the last writes when the service stops. Records that the store has not accepted by then are lost."""
+
+_log = structlog.get_logger("sandlot.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Internals:
+    """Parts of core behind the node. The process opens, reads and closes them; requests do not reach them."""
+
+    registry: SandboxRegistry
+    manager: SandboxManager
+    forks: ForkManager
+    mounts: MountManager
+    volume_mounter: VolumeMounter
+    drivers: Drivers
+    reservations: Reservations
+    stdin: StdinManager
+    execution_log: ExecutionLog
+    execution_counter: MonthlyExecutionCounter
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class RunningService:
+    """A running service.
+
+    Args:
+        settings: Settings of the operator.
+        node: Services that the HTTP routes use.
+        internals: Parts of core behind the node.
+        api_keys: API keys, for requests over TCP.
+        events: Event feed, closed before the requests of the clients that follow events are awaited.
+        metrics: Metrics, in which the HTTP requests are counted.
+        store: Repositories.
+        blobs: Contents of stored files.
+        stop: Event that ends the service when it is set.
+        keep: Leave the sandboxes running for the next service.
+    """
+
+    settings: Settings
+    node: Node
+    internals: Internals
+    api_keys: ApiKeys
+    events: EventFeed
+    metrics: Metrics
+    store: Store
+    blobs: Blobs
+    stop: asyncio.Event
+    keep: bool
+
+
+@asynccontextmanager
+async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it would have to pass most of its objects to the next part
+    settings: Settings,
+    *,
+    drivers: Mapping[str, Driver] | None = None,
+    templates: TemplateStore | None = None,
+    clock: Clock | None = None,
+    read_host: Callable[[], HostReading] | None = None,
+    packages: PackageIndex | None = None,
+    store: Store | None = None,
+    blobs: Blobs | None = None,
+    keep: bool = False,
+) -> AsyncIterator[RunningService]:
+    """Run the service of a data directory. Lock the directory, recover the sandboxes of an earlier service, and remove unused files.
+
+    Args:
+        settings: Settings of the operator.
+        drivers: Isolation name -> driver. None: all installed drivers.
+        templates: Template store. None: the image store.
+        clock: Clock of the service. None: the clock of the machine.
+        read_host: Function that reads the host's resources. None: the resources of this machine.
+        packages: Package indexes. None: a cache of the indexes for which the machine is configured.
+        store: Repositories; the caller opens and closes them. None: the database of the settings.
+        blobs: Contents of stored files. None: the folder of the settings.
+        keep: Leave the sandboxes running for the next service when this service stops. False: the sandboxes are removed.
+
+    Raises:
+        ConflictError: Another service runs on the data directory.
+        HostError: The data directory or the database cannot be used, the directory has another format, or directory and database do not match.
+        UnavailableError: The database cannot be reached.
+    """
+    images, clock = ImageTemplates(ImageStore(settings.cache_dir)), clock or SystemClock()
+    async with AsyncExitStack() as opened:
+        # Storage
+        data_dir.prepare_data_dir(settings.data_dir)
+        opened.enter_context(data_dir.locked(settings.data_dir))
+        data_dir.check_format(settings.data_dir)
+        node_id = data_dir.node(settings.data_dir)
+        if store is None:
+            store = database = await opened.enter_async_context(open_store(settings.database))
+            data_dir.check_database(settings.data_dir, await database.identity())
+        blobs = blobs or await open_blobs(settings.files)
+
+        # Records
+        metrics, reservations = Metrics(), Reservations(read_host or own_host(settings).read, settings.shares, clock)
+        api_keys = ApiKeys(store.keys, clock)
+        await api_keys.refresh()
+        counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
+        await counter.refresh()
+        execution_log, events = ExecutionLog(store.executions, node_id, clock, metrics), EventFeed(store.events)
+        recorder = SandboxRecorder(store, node_id, clock, events, metrics)
+        buffers = BufferBudget(settings.buffer_bytes)
+        registry = SandboxRegistry(recorder, buffers, clock)
+        metrics.count_sandboxes(registry.live_states)
+        file_store = FileStore(store.files, blobs, registry, clock, max_bytes=settings.upload_max_bytes, check_room=reservations.check_disk_pressure)
+        await file_store.open()
+        retention = Retention(store, settings.keep, clock, metrics)
+        await opened.enter_async_context(_writing(metrics, api_keys, counter, file_store, execution_log, events, recorder, retention))
+
+        # Resources of the node
+        if packages is None:
+            packages = await opened.enter_async_context(_package_cache(settings, metrics))
+        driver_set = Drivers(own_drivers(settings, node_id) if drivers is None else drivers)
+        template_set, resolver = Templates(templates or images), TemplateResolver(templates or images)
+        policy = AdmissionPolicy(
+            isolation_default=settings.isolation_default,
+            isolation_allowed=settings.isolation_allowed,
+            max_sandboxes=settings.max_sandboxes,
+            max_creates=settings.max_creates,
+            overcommit=settings.shares,
+            max_suspended_s=settings.keep_resting_s,
+        )
+        start_slots, new_id = asyncio.Semaphore(policy.max_creates), functools.partial(new_sandbox_id, node_id)
+        volume_disks, volume_registry = VolumeFiles(settings.volumes), VolumeRegistry(store.volumes)
+        volume_mounter = VolumeMounter(volume_registry, volume_disks)
+        volumes = VolumeManager(
+            store.volumes, volume_disks, volume_registry, volume_mounter, node_id, clock, events, reservations=reservations, registry=registry
+        )
+        memory_images = MemoryImages(settings.saved)
+
+        # Executions
+        package_access = PackageAccess(packages)
+        executions = Executions(execution_log, counter, package_access)
+        stdin = StdinManager()
+        processes = ProcessService(registry, stdin, executions, clock)
+        contexts = ContextService(registry)
+
+        # Pools
+        pool_registry = PoolRegistry(PoolConfigFile(settings.data_dir), settings.pools, policy.isolation_default)
+        template_snapshots = TemplateSnapshotManager(
+            cache=TemplateSnapshotCache(settings.cache_dir),
+            drivers=driver_set,
+            templates=resolver,
+            reservations=reservations,
+            clock=clock,
+            new_id=new_id,
+            metrics=metrics,
+            version=__version__,
+        )
+        refiller = PoolRefiller(
+            registry=pool_registry,
+            owners=PoolOwners(api_keys.principal_of, reservations.live_limits),
+            snapshots=template_snapshots,
+            # An operator who configures no pools does not want a template snapshot either.
+            extra_snapshots=[PoolSpec(TemplateRef(LOCAL, DEFAULT_TEMPLATE), policy.isolation_default, Limits())] if settings.pools else [],
+            drivers=driver_set,
+            templates=template_set,
+            resolver=resolver,
+            reservations=reservations,
+            clock=clock,
+            new_id=new_id,
+            metrics=metrics,
+            start_slots=start_slots,
+        )
+        reservations.evict_with(refiller.evict_next)
+        pooled = PooledSandboxes(registry=pool_registry, refiller=refiller, snapshots=template_snapshots, clock=clock, metrics=metrics)
+        pools = PoolManager(
+            registry=pool_registry,
+            refiller=refiller,
+            snapshots=template_snapshots,
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            policy=policy,
+        )
+
+        # Lifecycle
+        admission = AdmissionController(
+            registry=registry,
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            policy=policy,
+            pools=pooled,
+            volumes=volumes,
+            file_store=file_store,
+            blobs=blobs,
+            api_keys=api_keys,
+            buffers=buffers,
+            clock=clock,
+            new_id=new_id,
+        )
+        lifecycle = LifecycleDependencies(
+            drivers=driver_set,
+            templates=resolver,
+            recorder=recorder,
+            reservations=reservations,
+            admission=admission,
+            pools=pooled,
+            volumes=volumes,
+            volume_mounter=volume_mounter,
+            memory_images=memory_images,
+            guest_services=GuestServices(package_access),
+            clock=clock,
+            policy=policy,
+            start_slots=start_slots,
+            on_timeout=suspend.expire,
+            on_wake=(executions.resume,),
+        )
+        manager = SandboxManager(registry=registry, admission=admission, lifecycle=lifecycle)
+
+        # Features that use sandboxes
+        grading = ThreadPoolExecutor(1, "grading")
+        opened.callback(grading.shutdown, wait=False, cancel_futures=True)
+        sender = OutboundHttpClient(settings.webhooks_allow)
+        opened.push_async_callback(sender.aclose)
+        dispatcher = WebhookDispatcher(
+            webhooks=store.webhooks,
+            events=events,
+            sender=sender,
+            api_keys=api_keys,
+            formats={"sandbase": sandbase.event},
+            node=node_id,
+            clock=clock,
+        )
+        mounts = MountManager(registry, driver_set, volumes)
+        snapshot_leases, snapshot_sources = FolderLeases(memory_images), SnapshotSources(memory_images, driver_set, resolver, node_id)
+        snapshots = SnapshotManager(
+            manager=manager,
+            registry=registry,
+            store=store,
+            memory_images=memory_images,
+            leases=snapshot_leases,
+            sources=snapshot_sources,
+            drivers=driver_set,
+            templates=resolver,
+            reservations=reservations,
+            api_keys=api_keys,
+            events=events,
+            clock=clock,
+            node=node_id,
+        )
+        forks = ForkManager(
+            manager=manager,
+            admission=admission,
+            registry=registry,
+            store=store,
+            memory_images=memory_images,
+            reservations=reservations,
+            events=events,
+            clock=clock,
+            node=node_id,
+        )
+        internals = Internals(
+            registry=registry,
+            manager=manager,
+            forks=forks,
+            mounts=mounts,
+            volume_mounter=volume_mounter,
+            drivers=driver_set,
+            reservations=reservations,
+            stdin=stdin,
+            execution_log=execution_log,
+            execution_counter=counter,
+            clock=clock,
+        )
+        node = Node(
+            id=node_id,
+            keys=KeyService(api_keys=api_keys, store=store, registry=registry, execution_counter=counter, pools=pools),
+            service=ServiceInspector(
+                node=node_id,
+                version=__version__,
+                max_sandboxes=policy.max_sandboxes,
+                registry=registry,
+                drivers=driver_set,
+                reservations=reservations,
+                metrics=metrics,
+            ),
+            history=HistoryService(registry=registry, executions=store.executions, execution_log=execution_log, events=events),
+            files=FileService(registry),
+            watches=WatchService(registry),
+            file_store=file_store,
+            tunnels=TunnelService(registry),
+            buffers=buffers,
+            templates=template_set,
+            volumes=volumes,
+            code=CodeService(registry, contexts, executions),
+            contexts=contexts,
+            terminals=TerminalService(registry, processes),
+            processes=processes,
+            packages=PackageInstaller(registry, processes),
+            pools=pools,
+            sandboxes=SandboxService(
+                registry=registry,
+                manager=manager,
+                snapshots=snapshots,
+                snapshot_leases=snapshot_leases,
+                snapshot_sources=snapshot_sources,
+                forks=forks,
+                mounts=mounts,
+                drivers=driver_set,
+                records=store.sandboxes,
+            ),
+            programs=OneShotRunner(manager, processes, counter, grading),
+            snapshots=snapshots,
+            webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
+            tokens=TokenService(data_dir.secret(settings.data_dir), registry, clock.now, api_keys.principal_of),
+        )
+        await opened.enter_async_context(_running(node, internals, refiller, memory_images, executions, keep=keep))
+        opened.callback(images.stop)
+        yield RunningService(
+            settings=settings,
+            node=node,
+            internals=internals,
+            api_keys=api_keys,
+            events=events,
+            metrics=metrics,
+            store=store,
+            blobs=blobs,
+            stop=asyncio.Event(),
+            keep=keep,
+        )
+
+
+@asynccontextmanager
+async def _writing(
+    metrics: Metrics,
+    api_keys: ApiKeys,
+    counter: MonthlyExecutionCounter,
+    file_store: FileStore,
+    execution_log: ExecutionLog,
+    events: EventFeed,
+    recorder: SandboxRecorder,
+    retention: Retention,
+) -> AsyncIterator[None]:
+    """Run the loops that write records. Leaving the context writes the pending records."""
+    loops = [
+        asyncio.create_task(_restart_on_defect(work, metrics))
+        for work in (execution_log.writer.run, retention.run, metrics.watch_loop, api_keys.run, counter.writer.run)
+    ]
+    try:
+        yield
+    finally:
+        await recorder.aclose()
+        events.close()
+        for loop in loops:
+            loop.cancel()
+        # A commit cannot be interrupted, so a store that does not respond can hold each of these tasks for minutes.
+        last_writes = [asyncio.create_task(work) for work in (execution_log.aclose(), counter.writer.close(), file_store.commits.wait())]
+        _, pending = await asyncio.wait([*loops, *last_writes], timeout=LAST_WRITE_S)
+        if pending:
+            _log.error("records.lost", hint="The store does not respond, so the last records are lost. Check the database.")
+        for task in pending:
+            task.cancel()
+
+
+async def _restart_on_defect(work: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics) -> None:
+    """Run a loop, and start the loop again after an unexpected exception. The exception is logged, because no task awaits the loop."""
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 - logged; the work of the loop must continue
+            metrics.store_failed("defect")
+            _log.exception("records.internal_error")
+            await asyncio.sleep(1)
+
+
+@asynccontextmanager
+async def _package_cache(settings: Settings, metrics: Metrics) -> AsyncIterator[PackageCache]:
+    """Run a cache of the package indexes for which this machine is configured."""
+    cache = PackageCache(settings.packages, PackageSources.of_this_machine, max_bytes=settings.packages_max_bytes, ttl_s=settings.packages_ttl_s)
+    await cache.start()
+    metrics.count_packages(lambda: asdict(cache.counters()))
+    try:
+        yield cache
+    finally:
+        await cache.aclose()
+
+
+@asynccontextmanager
+async def _running(
+    node: Node, internals: Internals, refiller: PoolRefiller, memory_images: MemoryImages, executions: Executions, *, keep: bool
+) -> AsyncIterator[None]:
+    """Recover the state that an earlier service left, and run the background work of this service until the context ends.
+
+    Args:
+        node: Services to open and to close. Requests are served only inside the context.
+        internals: Parts of core to open and to close.
+        refiller: Fills the pools once the sandboxes of the earlier service have their reservations again.
+        memory_images: Images of hibernated sandboxes and of snapshots. Images without a record are removed.
+        executions: Continues the executions that the earlier service did not finish.
+        keep: Leave the sandboxes running for the next service.
+    """
+    await node.volumes.open()
+    kept = await node.snapshots.open()
+    await internals.manager.open()
+    refiller.start()
+    internals.volume_mounter.unmount_unused()
+    await memory_images.tidy([*kept, *internals.registry.without_driver, *(sandbox.id for sandbox in internals.registry.live())])
+    await executions.settle({sandbox.id: sandbox for sandbox in internals.registry.list(OPERATOR)}.get)
+    try:
+        node.snapshots.begin()
+        node.webhooks.start()
+        yield
+    finally:
+        await node.webhooks.aclose()
+        await internals.manager.aclose(keep=keep)
+        await node.snapshots.aclose()
+        await internals.forks.tasks.wait()
+        await internals.volume_mounter.tasks.wait()
+
+
+def own_host(settings: Settings) -> Host:
+    """Return a reader of this machine's resources for the sandboxes of this service."""
+    bounds = own_bounds(control_groups())
+    return Host(data_dir=settings.data_dir, sandboxes=sandboxes_folder(settings.data_dir), bounds=bounds, volumes=settings.volumes)
+
+
+def control_groups() -> Layout | None:
+    """Return the layout of this machine's control groups. None: the machine has no control groups, so no sandbox can start.
+
+    The probes of the drivers report why no sandbox can start.
+    """
+    try:
+        return detect_layout()
+    except HostError:
+        return None
+
+
+def own_drivers(settings: Settings, node: NodeId) -> Mapping[str, Driver]:
+    """Return all installed drivers by isolation name.
+
+    Drivers that the operator does not allow are included: an earlier service, for which these drivers were allowed, may have left sandboxes
+    that the drivers must remove.
+    """
+    driver_settings = DriverSettings(node=node, data_dir=settings.data_dir)
+    return {name: open_driver(name, driver_settings) for name in driver_names()}

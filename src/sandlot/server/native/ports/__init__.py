@@ -1,1 +1,0 @@
-"""Ports of programs inside, reached from outside."""

@@ -1,1 +1,0 @@
-"""What runs in a sandbox, over HTTP: code in contexts."""

@@ -1,1 +1,0 @@
-"""Routes of what outlasts a moment: sandboxes that rest, snapshots, forks."""

@@ -1,1 +1,0 @@
-"""Webhooks of the native API."""

@@ -1,0 +1,107 @@
+"""The file store: upload, list, look, download, remove; into a sandbox and out of one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import User
+from sandlot.server.v1.common import PROBLEM, cancel_on_disconnect, documented_response, get_node, get_principal, iter_body, json_response, raw_body
+from sandlot.server.v1.schemas.file_store import (
+    InjectBody,
+    InjectedAnswer,
+    KeepBody,
+    StoredFileAnswer,
+    StoredFilesAnswer,
+    StoredFilesQuery,
+    UploadQuery,
+)
+from sandlot.server.v1.schemas.files import EntryAnswer
+from sandlot.web import multipart
+from sandlot.web.streaming import KeepAliveStreamResponse
+
+router = APIRouter(tags=["file store"])
+
+_BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}, "description": "Its bytes, under its own media type."},
+    **PROBLEM,
+}
+_UPLOAD = raw_body("The file's bytes, or a form whose field 'file' has it.")
+_UPLOAD["requestBody"]["content"][multipart.MULTIPART] = {
+    "schema": {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}
+}
+
+
+@router.post("/v1/files", status_code=201, responses=documented_response(StoredFileAnswer, "It is kept.", 201), openapi_extra=_UPLOAD)
+async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
+    """Keep a file. Where the upload breaks off, nothing is left of it."""
+    principal, files = get_principal(request), get_node(request).file_store
+    if multipart.is_multipart(request):
+        sent = await multipart.read_upload(request)
+        filename, media_type = query.filename or sent.filename, query.media_type or sent.media_type
+        return json_response(StoredFileAnswer.of(await files.upload(principal, sent.chunks, filename=filename, media_type=media_type)), 201)
+    if query.filename is None:
+        raise InvalidRequestError(
+            "The file has no name.", hint="Add ?filename=data.csv, or send a form as curl -F file=@data.csv does.", fields={"field": "filename"}
+        )
+    record = await files.upload(principal, iter_body(request), filename=query.filename, media_type=query.media_type)
+    return json_response(StoredFileAnswer.of(record), 201)
+
+
+@router.get("/v1/files", responses=documented_response(StoredFilesAnswer, "A page of them, newest first."))
+async def list_files(query: Annotated[StoredFilesQuery, Query()], request: Request) -> Response:
+    """List the files of the file store: your own; for an operator everybody's."""
+    page, total = await get_node(request).file_store.list(get_principal(request), offset=query.offset, limit=query.limit)
+    return json_response(
+        StoredFilesAnswer(files=[StoredFileAnswer.of(record) for record in page], total=total, limit=query.limit, offset=query.offset)
+    )
+
+
+@router.get("/v1/files/{file}", responses=documented_response(StoredFileAnswer, "It."))
+async def get(file: str, request: Request) -> Response:
+    """Look at a file of the file store."""
+    return json_response(StoredFileAnswer.of(await get_node(request).file_store.get(get_principal(request), file)))
+
+
+@router.get("/v1/files/{file}/content", response_class=Response, responses=_BYTES)
+async def download(file: str, request: Request) -> Response:
+    """Download a file of the file store. An answer that breaks off before its end was cut by an error."""
+    files = get_node(request).file_store
+    record = await files.get(get_principal(request), file)
+    content = await files.read(get_principal(request), file)
+    # Whatever it is, a browser saves it, and does not run it as a page of this service.
+    headers = {"Content-Disposition": disposition(record.filename), "X-Content-Type-Options": "nosniff"}
+    answer = KeepAliveStreamResponse(content, content.aclose, media_type=record.media_type, headers=headers)
+    answer.headers["Content-Length"] = str(record.size_bytes)
+    answer.headers["Content-Type"] = record.media_type  # as it was given: of a text nobody knows the encoding
+    return answer
+
+
+@router.delete("/v1/files/{file}", status_code=204, responses=PROBLEM)
+async def remove(file: str, request: Request) -> Response:
+    """Remove a file from the file store; copies of it in sandboxes stay."""
+    await get_node(request).file_store.delete(get_principal(request), file)
+    return Response(status_code=204)
+
+
+@router.post("/v1/sandboxes/{sandbox}/files/inject", responses=documented_response(InjectedAnswer, "They are there."))
+async def inject(sandbox: str, body: InjectBody, request: Request) -> Response:
+    """Put files of the file store into a sandbox, each under its own name; one that is there already is replaced."""
+    entries = await get_node(request).file_store.inject(get_principal(request), sandbox, body.file_ids, body.path, user=User(body.user))
+    return json_response(InjectedAnswer(entries=[EntryAnswer.of(entry) for entry in entries]))
+
+
+@router.post("/v1/sandboxes/{sandbox}/files/keep", status_code=201, responses=documented_response(StoredFileAnswer, "It is kept.", 201))
+async def keep(sandbox: str, body: KeepBody, request: Request) -> Response:
+    """Copy a file out of a sandbox into the file store, where it outlives the sandbox."""
+    work = get_node(request).file_store.keep(get_principal(request), sandbox, body.path, filename=body.filename, user=User(body.user))
+    return json_response(StoredFileAnswer.of(await cancel_on_disconnect(request, work)), 201)
+
+
+def disposition(filename: str) -> str:
+    """The header that names a download (RFC 6266): for old readers in ASCII, for all others exactly. Pure."""
+    plain = "".join(char if char.isascii() and char.isprintable() and char not in '"\\%;' else "_" for char in filename)
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"

@@ -1,0 +1,110 @@
+"""The service itself: health, version, what it can do and hold, what it can start from, and its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from sandlot import __version__
+from sandlot.model.errors import ErrorCode, ForbiddenError
+from sandlot.model.service import METRICS_MEDIA_TYPE
+from sandlot.server.v1.common import PROBLEM, documented_response, get_node, get_principal, json_response, service_of
+from sandlot.server.v1.schemas.service import (
+    CapabilitiesAnswer,
+    CapacityAnswer,
+    DriverAnswer,
+    HealthAnswer,
+    StoppingAnswer,
+    TemplateAnswer,
+    TemplatesAnswer,
+    VerdictAnswer,
+    VersionAnswer,
+)
+from sandlot.web.auth import OWNER
+from sandlot.web.middleware import state
+
+router = APIRouter(tags=["service"])
+
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format."},
+    **PROBLEM,
+}
+
+
+@router.get("/healthz", responses=documented_response(HealthAnswer, "It answers."))
+async def health() -> Response:
+    """Whether the service answers; needs no key."""
+    return json_response(HealthAnswer(status="ok", version=__version__))
+
+
+@router.get("/metrics", response_class=Response, responses=_METRICS)
+async def metrics(request: Request) -> Response:
+    """What the service counts and measures; only for its operators."""
+    if not get_principal(request).operator:
+        raise ForbiddenError(
+            "Only an operator may see what the service counts.",
+            code=ErrorCode.FORBIDDEN,
+            hint="Ask on the service's unix socket, or with an operator's key ('sandlot keys create --operator').",
+        )
+    return Response(get_node(request).service.metrics(), media_type=METRICS_MEDIA_TYPE)
+
+
+@router.get("/v1/version", responses=documented_response(VersionAnswer, "Who answers."))
+async def version(request: Request) -> Response:
+    """Which service this is."""
+    info = get_node(request).service.info()
+    return json_response(VersionAnswer(version=info.version, generation=info.generation, node=info.node, pid=info.pid))
+
+
+@router.get("/v1/templates", responses=documented_response(TemplatesAnswer, "All of them."))
+async def templates(request: Request) -> Response:
+    """What a sandbox can be started from. One that is not built yet is built by the first sandbox that asks for it."""
+    found = await get_node(request).templates.list(get_principal(request))
+    return json_response(
+        TemplatesAnswer(
+            templates=[
+                TemplateAnswer(
+                    name=each.name, description=each.description, digest=each.digest, built=each.digest is not None, building=each.building
+                )
+                for each in found
+            ]
+        )
+    )
+
+
+@router.get("/v1/capabilities", responses=documented_response(CapabilitiesAnswer, "Found by doing it."))
+async def capabilities(request: Request) -> Response:
+    """What this host can do: for every ability yes, or no and why."""
+    found = await get_node(request).service.capabilities()
+    return json_response(
+        CapabilitiesAnswer(
+            drivers=[
+                DriverAnswer(
+                    driver=each.driver,
+                    runtime=each.runtime,
+                    abilities={str(ability): VerdictAnswer(ok=verdict.ok, reason=verdict.reason) for ability, verdict in each.results.items()},
+                )
+                for each in found
+            ]
+        )
+    )
+
+
+@router.get("/v1/capacity", responses=documented_response(CapacityAnswer, "As of a second ago at most."))
+async def capacity(request: Request) -> Response:
+    """What this node may promise to sandboxes, what it has promised, and what is left."""
+    service = get_node(request).service
+    return json_response(CapacityAnswer.of(await service.capacity(get_principal(request)), service.info().max_sandboxes))
+
+
+@router.post("/v1/service/stop", status_code=202, responses=documented_response(StoppingAnswer, "It ends; its sandboxes live on.", 202))
+async def stop(request: Request) -> Response:
+    """End this service; only on its unix socket. Its sandboxes live on, and the next start takes them over."""
+    if state(request).get("peer") != OWNER:
+        raise ForbiddenError(
+            "The service can only be stopped by its owner, on its unix socket.", code=ErrorCode.FORBIDDEN, hint="Run 'sandlot stop' on the server."
+        )
+    service_of(request).stop.set()
+    info = get_node(request).service.info()
+    return json_response(StoppingAnswer(pid=info.pid, sandboxes=info.sandboxes), 202)
