@@ -38,7 +38,7 @@ async def parent(core_service: RunningService) -> tuple[Sandbox, State]:
         BASE,
         name="root",
         env={"FIRST": "1", "BOTH": "1"},
-        metadata={"a": "b", "sandlot.door": "x"},
+        metadata={"a": "b", "sandlot.api": "x"},
         on_timeout=OnTimeout.PAUSE,
         idle_timeout_s=1000.0,
     )

@@ -19,7 +19,7 @@ from sandlot.model.access import Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Capabilities, DriverCapability
-from sandlot.model.sandboxes import AUTO
+from sandlot.model.sandboxes import AUTO, PURPOSE_KEY
 from sandlot.model.specs import MAX_TIMEOUT_S
 
 ISOLATIONS: Final = ("gvisor", "container", "microvm")
@@ -27,7 +27,7 @@ ISOLATIONS: Final = ("gvisor", "container", "microvm")
 UNSUPPORTED_NETWORKS: Final = (NetworkMode.ALLOWLIST, NetworkMode.INTERNET)
 """Network modes that need the egress proxy, which this version does not have. Only policies of these modes have entries or ask."""
 
-SINGLE_USE_METADATA: Final = {"sandlot.use": "oneshot"}
+SINGLE_USE_METADATA: Final = {PURPOSE_KEY: "oneshot"}
 """Metadata of a single-use sandbox. After a restart, the service recognizes the sandbox by this metadata and ends the sandbox."""
 
 _REQUIRED: Final = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, NewType
 
@@ -145,7 +145,8 @@ class KeyRecord:
         operator: True if the key may create API keys and sees the resources of all owners.
         quota: Quota of the key.
         created_at: Time of the creation.
-        revoked_at: Time of the revocation; None: the key is valid.
+        expires_at: Time from which requests with the key are refused; None: never.
+        revoked_at: Time of the revocation; None: the key is not revoked.
     """
 
     id: OwnerId
@@ -154,7 +155,34 @@ class KeyRecord:
     operator: bool
     quota: Quota
     created_at: datetime
+    expires_at: datetime | None = None
     revoked_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """A change of an API key. A field that is None keeps its value.
+
+    Args:
+        name: New name.
+        quota: New quota. It replaces the whole quota.
+        expires_at: New time from which requests with the key are refused.
+        removes_expiry: True to let the key be valid without end. ``expires_at`` must be None then.
+    """
+
+    name: str | None = None
+    quota: Quota | None = None
+    expires_at: datetime | None = None
+    removes_expiry: bool = False
+
+    def apply(self, record: KeyRecord) -> KeyRecord:
+        """Return a copy of a record with the new values."""
+        return replace(
+            record,
+            name=record.name if self.name is None else self.name,
+            quota=record.quota if self.quota is None else self.quota,
+            expires_at=None if self.removes_expiry else self.expires_at or record.expires_at,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from sandlot.model.records import (
     ExecutionRecord,
     FileId,
     FileRecord,
+    KeyChange,
     KeyRecord,
     NewEvent,
     SandboxRecord,
@@ -191,11 +192,19 @@ class KeyRepository(Protocol):
         ...
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
-        """Mark a valid key as revoked at a time, and return its new record. Return None if no valid key has this name or id."""
+        """Mark a key as revoked at a time, and return its new record. Return None if no key that is not revoked has this name or id."""
+        ...
+
+    async def update(self, name_or_id: str, change: KeyChange) -> KeyRecord | None:
+        """Change a key that is not revoked, and return its new record. Return None if there is no such key.
+
+        Raises:
+            ConflictError: Another key that is not revoked has the new name.
+        """
         ...
 
     async def list(self) -> Sequence[KeyRecord]:
-        """Return the keys that are not revoked, the oldest first."""
+        """Return the keys that are not revoked, expired keys included, the oldest first."""
         ...
 
 

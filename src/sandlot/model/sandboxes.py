@@ -49,6 +49,9 @@ MAX_METADATA_NAME_BYTES: Final = 255
 RESERVED_PREFIX: Final = "sandlot."
 """Prefix of metadata names that only the service and its compatibility APIs may set."""
 
+PURPOSE_KEY: Final = "sandlot.purpose"
+"""Metadata name whose value is the purpose for which the service or a compatibility API created the sandbox, such as ``session``."""
+
 MIN_IDLE_TIMEOUT_S: Final = 5.0
 """Smallest idle timeout in seconds. It equals the interval between two checks of the idle monitor (``core/lifecycle/idle.py``)."""
 

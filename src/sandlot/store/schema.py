@@ -240,6 +240,7 @@ keys = Table(
     Column("operator", Boolean(create_constraint=False), nullable=False),
     Column("quota", JsonType(Quota), nullable=False),
     Column("created_at", UtcMicrosecondsType, nullable=False),
+    Column("expires_at", UtcMicrosecondsType),
     Column("revoked_at", UtcMicrosecondsType),
 )
 Index("keys_by_name", keys.c.name, unique=True, sqlite_where=keys.c.revoked_at.is_(None), postgresql_where=keys.c.revoked_at.is_(None))

@@ -17,13 +17,14 @@ from typing import cast
 
 from sandlot.doors.agentsandbox.outputs import ANSWER_S, Kept
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecutionAnswer, FileAnswer, LanguageName, MadeFile
+from sandlot.doors.common import VENDOR_KEY
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.executions import CommandResult
 from sandlot.model.files import check_media_type
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionRecord, FileRecord
-from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo
+from sandlot.model.sandboxes import PURPOSE_KEY, CreateSandboxParams, SandboxInfo
 from sandlot.model.specs import MAX_CODE_BYTES, MAX_TIMEOUT_S, WORKSPACE, ProcessSpec
 from sandlot.model.states import State
 
@@ -41,9 +42,8 @@ KILLED = 137
 THROWAWAY_S = 2 * CLIENT_TIMEOUT_S
 """The deadline of a sandbox for one run, for the case that the service is killed before it has removed it."""
 
-DOOR_WORD, USE_WORD = "sandlot.door", "sandlot.use"
 SESSION = "session"
-SESSION_METADATA: Mapping[str, str] = {DOOR_WORD: NAME, USE_WORD: SESSION}
+SESSION_METADATA: Mapping[str, str] = {VENDOR_KEY: NAME, PURPOSE_KEY: SESSION}
 """Metadata of each session."""
 
 PROGRAMS = "/run/code"
@@ -146,12 +146,12 @@ def new_session(env: Mapping[str, str], principal: Principal) -> CreateSandboxPa
 def new_throwaway(principal: Principal) -> CreateSandboxParams:
     """The sandbox of one run without a session."""
     longest_s = THROWAWAY_S if principal.quota.lifetime_s is None else principal.quota.lifetime_s
-    return CreateSandboxParams(metadata={DOOR_WORD: NAME}, timeout_s=min(longest_s, THROWAWAY_S))
+    return CreateSandboxParams(metadata={VENDOR_KEY: NAME}, timeout_s=min(longest_s, THROWAWAY_S))
 
 
 def is_session(sandbox: SandboxInfo) -> bool:
     """Return True if a sandbox is, or was, a session of this door."""
-    return (sandbox.metadata.get(DOOR_WORD), sandbox.metadata.get(USE_WORD)) == (NAME, SESSION)
+    return (sandbox.metadata.get(VENDOR_KEY), sandbox.metadata.get(PURPOSE_KEY)) == (NAME, SESSION)
 
 
 def is_over(sandbox: SandboxInfo) -> bool:

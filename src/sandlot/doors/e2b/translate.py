@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
+from sandlot.doors.common import TEMPLATE_KEY, VENDOR_KEY
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
@@ -21,7 +22,6 @@ from sandlot.model.specs import MIB, OnTimeout, VolumeMount
 from sandlot.model.states import State
 
 NAME = "e2b"
-DOOR_WORD, TEMPLATE_WORD = "sandlot.door", "sandlot.door.template"
 
 TEMPLATES: Mapping[str, str] = MappingProxyType({"base": "base", "code-interpreter-v1": "code-interpreter", "code-interpreter": "code-interpreter"})
 """What E2B calls a template -> ours."""
@@ -95,7 +95,7 @@ def new_sandbox(body: CreateBody, timeout_s: float, *, snapshot: str | None = No
         template=None if snapshot is not None else ours(body.template_id),
         snapshot=snapshot,
         env=body.env_vars or {},
-        metadata={**metadata, DOOR_WORD: NAME, TEMPLATE_WORD: body.template_id},
+        metadata={**metadata, VENDOR_KEY: NAME, TEMPLATE_KEY: body.template_id},
         timeout_s=timeout_s if body.timeout is None else timeout(body.timeout),
         network=network_of(allow=body.allow_internet_access, network=body.network),
         on_timeout=OnTimeout.HIBERNATE if body.auto_pause else OnTimeout.KILL,
@@ -207,7 +207,7 @@ def _named(sandbox: SandboxInfo) -> dict[str, Any]:
 
 def template_name(sandbox: SandboxInfo) -> str:
     """What its template, or its snapshot, was called when it was asked for."""
-    return sandbox.metadata.get(TEMPLATE_WORD, sandbox.spec.template.name)
+    return sandbox.metadata.get(TEMPLATE_KEY, sandbox.spec.template.name)
 
 
 def shown(metadata: Mapping[str, str]) -> dict[str, str]:

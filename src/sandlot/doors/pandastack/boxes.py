@@ -87,7 +87,7 @@ async def promote(node: Node, principal: Principal, sandbox: str, body: PromoteB
         raise InvalidRequestError(f"Sandbox {found.id} is of another tree.", hint=f"Its tree_id is {tree}.", fields={"field": "tree_id"})
     if not body.cleanup_siblings:
         return PromotedAnswer(winner=found.id, tree_id=tree, deleted=[], failures={})
-    among = {translate.TREE_WORD: tree} if translate.TREE_WORD in found.metadata else {}
+    among = {translate.TREE_KEY: tree} if translate.TREE_KEY in found.metadata else {}
     done = await node.sandboxes.promote(principal, found.id, among=among)
     return PromotedAnswer(winner=found.id, tree_id=tree, deleted=list(done.ended), failures={str(id_): why for id_, why in done.failed.items()})
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
+from sandlot.doors.common import VENDOR_KEY
 from sandlot.doors.pandastack.wire import (
     CreateBody,
     EntryAnswer,
@@ -35,7 +36,7 @@ from sandlot.model.states import State
 from sandlot.model.volumes import VolumeInfo
 
 NAME = "pandastack"
-DOOR_WORD, TREE_WORD, TTL_WORD = "sandlot.door", "sandlot.tree", "sandlot.ttl"
+TREE_KEY, TTL_KEY = "sandlot.tree", "sandlot.ttl"
 
 DEFAULT_TTL_S = 3600.0
 """The vendor's (its page on the life of a sandbox)."""
@@ -63,9 +64,9 @@ def new_sandbox(body: CreateBody, quota: Quota) -> CreateSandboxParams:
     Raises:
         InvalidRequestError: Out of bounds.
     """
-    own = {DOOR_WORD: NAME}
+    own = {VENDOR_KEY: NAME}
     if body.persistent and body.ttl_seconds is not None:
-        own[TTL_WORD] = str(_ttl(body.ttl_seconds))
+        own[TTL_KEY] = str(_ttl(body.ttl_seconds))
     return CreateSandboxParams(
         template=body.template or DEFAULT_TEMPLATE,
         snapshot=body.from_snapshot,
@@ -107,8 +108,8 @@ def forked(parent: SandboxInfo, metadata: Mapping[str, str] | None, tree: str) -
     words = (
         {name: value for name, value in parent.metadata.items() if not name.startswith(RESERVED_PREFIX)} if metadata is None else checked(metadata)
     )
-    kept = {TTL_WORD: parent.metadata[TTL_WORD]} if TTL_WORD in parent.metadata else {}
-    return {**words, **kept, DOOR_WORD: NAME, TREE_WORD: tree}
+    kept = {TTL_KEY: parent.metadata[TTL_KEY]} if TTL_KEY in parent.metadata else {}
+    return {**words, **kept, VENDOR_KEY: NAME, TREE_KEY: tree}
 
 
 def update(sandbox: SandboxInfo, body: LifecycleBody, quota: Quota) -> UpdateSandboxParams:
@@ -125,7 +126,7 @@ def update(sandbox: SandboxInfo, body: LifecycleBody, quota: Quota) -> UpdateSan
     if body.ttl_seconds is not None:
         return UpdateSandboxParams(timeout_s=float(_ttl(body.ttl_seconds)))
     if persistent and body.persistent is False:
-        return UpdateSandboxParams(timeout_s=float(sandbox.metadata[TTL_WORD]) if TTL_WORD in sandbox.metadata else default_ttl(quota))
+        return UpdateSandboxParams(timeout_s=float(sandbox.metadata[TTL_KEY]) if TTL_KEY in sandbox.metadata else default_ttl(quota))
     return UpdateSandboxParams()
 
 
@@ -152,7 +153,7 @@ def sandbox(sandbox: SandboxInfo, boot_s: float | None = None) -> SandboxAnswer:
 
 def tree_of(sandbox: SandboxInfo) -> str:
     """The tree that a fork is of; its parent's id where it was made by another API."""
-    return sandbox.metadata.get(TREE_WORD) or sandbox.spec.parent or ""
+    return sandbox.metadata.get(TREE_KEY) or sandbox.spec.parent or ""
 
 
 def status(sandbox: SandboxInfo) -> str:
@@ -162,7 +163,7 @@ def status(sandbox: SandboxInfo) -> str:
 
 def ttl_of(sandbox: SandboxInfo) -> int:
     """How long it was given; 0 where it is persistent and was given nothing."""
-    return int(sandbox.metadata.get(TTL_WORD, 0)) if sandbox.spec.timeout_s is None else math.ceil(sandbox.spec.timeout_s)
+    return int(sandbox.metadata.get(TTL_KEY, 0)) if sandbox.spec.timeout_s is None else math.ceil(sandbox.spec.timeout_s)
 
 
 def lifecycle(sandbox: SandboxInfo) -> LifecycleAnswer:

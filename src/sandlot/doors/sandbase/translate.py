@@ -12,6 +12,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
+from sandlot.doors.common import TEMPLATE_KEY, VENDOR_KEY
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
@@ -24,7 +25,6 @@ from sandlot.model.specs import MIB, WORKSPACE, Limits, OnTimeout, ProcessSpec
 from sandlot.model.states import State
 
 NAME = "sandbase"
-DOOR_WORD, TEMPLATE_WORD = "sandlot.door", "sandlot.door.template"
 
 TEMPLATES: Mapping[str, tuple[str, str]] = MappingProxyType({"code_interpreter": ("code-interpreter", "Code Interpreter"), "base": ("base", "Base")})
 """What Sandbase calls a template -> ours, and its name for people."""
@@ -153,7 +153,7 @@ def new_sandbox(body: SandboxBody, known: Collection[str]) -> CreateSandboxParam
     return CreateSandboxParams(
         template=name,
         env={"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id, **(body.env_vars or {})},
-        metadata={**metadata, DOOR_WORD: NAME, TEMPLATE_WORD: body.template_id},
+        metadata={**metadata, VENDOR_KEY: NAME, TEMPLATE_KEY: body.template_id},
         timeout_s=timeout(body.timeout),
         network=NetworkPolicy(NetworkMode.NONE) if body.allow_internet_access is False else None,
         on_timeout=OnTimeout.HIBERNATE if body.auto_pause else OnTimeout.KILL,
@@ -194,7 +194,7 @@ def status(sandbox: SandboxInfo) -> str:
 
 def template_of(sandbox: SandboxInfo) -> str:
     """What its template was called when it was asked for."""
-    return sandbox.metadata.get(TEMPLATE_WORD, sandbox.spec.template.name)
+    return sandbox.metadata.get(TEMPLATE_KEY, sandbox.spec.template.name)
 
 
 def not_active(sandbox: SandboxInfo) -> ConflictError:

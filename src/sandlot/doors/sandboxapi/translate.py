@@ -14,19 +14,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
+from sandlot.doors.common import VENDOR_KEY
 from sandlot.doors.sandboxapi.wire import CodeAnswer, ExecuteAnswer, ExecuteBody, InstallAnswer, LanguageAnswer, SessionAnswer
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.executions import CodeResult, CommandResult
 from sandlot.model.packages import InstallParams
 from sandlot.model.programs import KILLED_EXIT_CODE, OneShotParams, Result, Status
-from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams, SandboxInfo
+from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, PURPOSE_KEY, CreateSandboxParams, SandboxInfo
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S
 
 NAME = "sandboxapi"
-DOOR_WORD, USE_WORD, LANGUAGE_WORD = "sandlot.door", "sandlot.use", "sandlot.language"
+LANGUAGE_KEY = "sandlot.language"
 SESSION = "session"
-SESSION_METADATA: Mapping[str, str] = {DOOR_WORD: NAME, USE_WORD: SESSION}
+SESSION_METADATA: Mapping[str, str] = {VENDOR_KEY: NAME, PURPOSE_KEY: SESSION}
 """Metadata of each session, besides its language."""
 
 MOST_TIMEOUT_S = 300.0
@@ -104,7 +105,7 @@ def shot(body: ExecuteBody) -> OneShotParams:
         stdin=(body.stdin or "").encode(),
         timeout_s=timeout(body.timeout),
         expected_output=body.expected_output,
-        metadata={DOOR_WORD: NAME},
+        metadata={VENDOR_KEY: NAME},
         origin=NAME,
     )
 
@@ -133,7 +134,7 @@ def new_session(spoken: Language, idle_ttl: float | None, principal: Principal) 
         )
     longest_s = principal.quota.lifetime_s
     return CreateSandboxParams(
-        metadata={**SESSION_METADATA, LANGUAGE_WORD: spoken.id},
+        metadata={**SESSION_METADATA, LANGUAGE_KEY: spoken.id},
         timeout_s=None if longest_s is None else min(longest_s, MAX_TIMEOUT_S),
         idle_timeout_s=idle_s,
     )
@@ -141,14 +142,14 @@ def new_session(spoken: Language, idle_ttl: float | None, principal: Principal) 
 
 def is_session(sandbox: SandboxInfo) -> bool:
     """Return True if a sandbox is, or was, a session of this door."""
-    return (sandbox.metadata.get(DOOR_WORD), sandbox.metadata.get(USE_WORD)) == (NAME, SESSION) and sandbox.metadata.get(
-        LANGUAGE_WORD, ""
+    return (sandbox.metadata.get(VENDOR_KEY), sandbox.metadata.get(PURPOSE_KEY)) == (NAME, SESSION) and sandbox.metadata.get(
+        LANGUAGE_KEY, ""
     ) in _BY_WORD
 
 
 def spoken_in(sandbox: SandboxInfo) -> Language:
     """Return the language of a session."""
-    return language(sandbox.metadata[LANGUAGE_WORD])
+    return language(sandbox.metadata[LANGUAGE_KEY])
 
 
 def no_session(id_: str, why: SandboxEndedError | None = None) -> NotFoundError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from sandlot.doors.common import VENDOR_KEY
 from sandlot.doors.tensorlake.control.wire import (
     CreateBody,
     MadeAnswer,
@@ -38,11 +39,10 @@ from sandlot.model.states import State
 
 NAME = "tensorlake"
 
-DOOR_WORD = "sandlot.door"
-IMAGE_WORD = "sandlot.door.image"
-POOL_WORD = "sandlot.door.pool"
-TIMEOUT_WORD = "sandlot.door.timeout"
-NETWORK_WORD = "sandlot.door.network"
+IMAGE_KEY = "sandlot.api.image"
+POOL_KEY = "sandlot.api.pool"
+TIMEOUT_KEY = "sandlot.api.timeout"
+NETWORK_KEY = "sandlot.api.network"
 
 IMAGES: Mapping[str, str] = {"": DEFAULT_TEMPLATE, "tensorlake/ubuntu-minimal": DEFAULT_TEMPLATE}
 """Tensorlake's own names for what sandboxes start from; any other one is a template's."""
@@ -169,7 +169,7 @@ def new_sandbox(body: CreateBody) -> CreateSandboxParams:
         raise refuse("max_pending_secs", "Nothing waits here for capacity: a sandbox is made at once, or refused. Leave it out, or say 0.")
     if body.snapshot_id is not None and body.image is not None:
         raise refuse("image", "A snapshot decides the image of what starts from it: leave it out.")
-    metadata = {DOOR_WORD: NAME} if not body.image else {DOOR_WORD: NAME, IMAGE_WORD: body.image}
+    metadata = {VENDOR_KEY: NAME} if not body.image else {VENDOR_KEY: NAME, IMAGE_KEY: body.image}
     return CreateSandboxParams(
         template=template(body.image or ""),
         snapshot=body.snapshot_id,
@@ -234,7 +234,7 @@ def sandbox(sandbox: SandboxInfo, url: str) -> SandboxAnswer:
         id=sandbox.id,
         namespace=NAMESPACE,
         status=now,
-        image=sandbox.metadata.get(IMAGE_WORD, spec.template.name),
+        image=sandbox.metadata.get(IMAGE_KEY, spec.template.name),
         runtime=spec.isolation,
         resources=told,
         resource_resize=Resize(requested=told),
@@ -242,7 +242,7 @@ def sandbox(sandbox: SandboxInfo, url: str) -> SandboxAnswer:
         name=sandbox.name,
         auto_resume=spec.auto_resume,
         network_policy=policy(spec.network),
-        pool_id=sandbox.metadata.get(POOL_WORD),
+        pool_id=sandbox.metadata.get(POOL_KEY),
         termination_reason=None if exit_ is None else str(exit_.reason),
         error_details=None if exit_ is None else exit_.detail or None,
         created_at=milliseconds(sandbox.created_at),
@@ -264,7 +264,7 @@ def snapshot(record: SnapshotRecord) -> SnapshotAnswer:
         id=record.id,
         namespace=NAMESPACE,
         sandbox_id=record.spec.id,
-        base_image=record.spec.metadata.get(IMAGE_WORD, record.spec.template.name),
+        base_image=record.spec.metadata.get(IMAGE_KEY, record.spec.template.name),
         status="failed" if unusable else "completed",
         snapshot_type="filesystem" if record.kind is SnapshotKind.FILES else "memory",
         error=record.problem or None,
@@ -282,18 +282,18 @@ def pool_words(body: PoolBody) -> dict[str, str]:
     if body.entrypoint:
         raise refuse("entrypoint", "Start what is to run with start_process.")
     chosen = network(body.network)
-    words = {DOOR_WORD: NAME, IMAGE_WORD: body.image, TIMEOUT_WORD: str(body.timeout_secs)}
-    return words if chosen is None else {**words, NETWORK_WORD: str(chosen.mode)}
+    words = {VENDOR_KEY: NAME, IMAGE_KEY: body.image, TIMEOUT_KEY: str(body.timeout_secs)}
+    return words if chosen is None else {**words, NETWORK_KEY: str(chosen.mode)}
 
 
 def pool_timeout_s(words: Mapping[str, str]) -> float | None:
     """The timeout of what is claimed of a pool; of one that another API made, the default."""
-    return timeout_s(int(words[TIMEOUT_WORD])) if TIMEOUT_WORD in words else DEFAULT_TIMEOUT_S
+    return timeout_s(int(words[TIMEOUT_KEY])) if TIMEOUT_KEY in words else DEFAULT_TIMEOUT_S
 
 
 def pool_network(words: Mapping[str, str]) -> NetworkPolicy | None:
     """What that may reach; None where nothing was said."""
-    return NetworkPolicy(NetworkMode(words[NETWORK_WORD])) if NETWORK_WORD in words else None
+    return NetworkPolicy(NetworkMode(words[NETWORK_KEY])) if NETWORK_KEY in words else None
 
 
 def pool(told: PoolInfo) -> PoolAnswer:
@@ -302,7 +302,7 @@ def pool(told: PoolInfo) -> PoolAnswer:
     return PoolAnswer(
         id=told.id,
         namespace=NAMESPACE,
-        image=words.get(IMAGE_WORD, told.template.name),
+        image=words.get(IMAGE_KEY, told.template.name),
         resources=resources(told.limits),
         timeout_secs=round(pool_timeout_s(words) or 0),
         max_containers=told.sizes.max,

@@ -31,6 +31,7 @@ from sandlot.model.records import (
     ExecutionId,
     ExecutionRecord,
     FileRecord,
+    KeyChange,
     KeyRecord,
     NewEvent,
     SandboxRecord,
@@ -401,28 +402,46 @@ class MemoryKeyRepository:
         """Insert the record of a new key."""
 
         def work(database: MemoryDatabase) -> None:
-            if record.id in database.keys or any(key.name == record.name and key.revoked_at is None for key in database.keys.values()):
-                raise _conflict(f"There is a key of the name {record.name!r} already.", "Choose another name, or revoke the other key first.")
-            database.keys[record.id] = record
+            if record.id in database.keys:
+                raise _conflict(f"There is a key with the id {record.id!r} already.", "Create another key.")
+            _save_key(database, record)
 
         await self._session.write("keys.add", work)
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
-        """Revoke the valid key with this id or, if there is none, the valid key with this name. Return the key's new record, or None."""
+        """Revoke the key with this id or, if there is none, the key with this name. Return the key's new record, or None."""
 
         def work(database: MemoryDatabase) -> KeyRecord | None:
-            called = [key for key in database.keys.values() if key.revoked_at is None and name_or_id in {key.id, key.name}]
-            if not called:
-                return None
-            chosen = next((key for key in called if key.id == name_or_id), called[0])
-            database.keys[chosen.id] = replace(chosen, revoked_at=at)
-            return database.keys[chosen.id]
+            chosen = _find_key(database, name_or_id)
+            return None if chosen is None else _save_key(database, replace(chosen, revoked_at=at))
 
         return await self._session.write("keys.revoke", work)
 
+    async def update(self, name_or_id: str, change: KeyChange) -> KeyRecord | None:
+        """Change the key with this id or, if there is none, the key with this name. Return the key's new record, or None."""
+
+        def work(database: MemoryDatabase) -> KeyRecord | None:
+            chosen = _find_key(database, name_or_id)
+            return None if chosen is None else _save_key(database, change.apply(chosen))
+
+        return await self._session.write("keys.update", work)
+
     async def list(self) -> Sequence[KeyRecord]:
-        """Return all valid keys, oldest first."""
+        """Return all keys that are not revoked, oldest first."""
         return await self._session.read("keys.list", lambda database: _sorted(key for key in database.keys.values() if key.revoked_at is None))
+
+
+def _find_key(database: MemoryDatabase, name_or_id: str) -> KeyRecord | None:
+    matching = [key for key in database.keys.values() if key.revoked_at is None and name_or_id in {key.id, key.name}]
+    return next((key for key in matching if key.id == name_or_id), next(iter(matching), None))
+
+
+def _save_key(database: MemoryDatabase, record: KeyRecord) -> KeyRecord:
+    others = (key for key in database.keys.values() if key.id != record.id and key.revoked_at is None)
+    if record.revoked_at is None and any(key.name == record.name for key in others):
+        raise _conflict(f"There is a key of the name {record.name!r} already.", "Choose another name, or revoke the other key first.")
+    database.keys[record.id] = record
+    return record
 
 
 class MemoryFileRepository:

@@ -12,7 +12,7 @@ import pytest
 from sandlot.model.access import LOCAL, Quota
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId, new_file_id, new_node_id, new_process_id, new_sandbox_id
-from sandlot.model.records import ExecutionId, SandboxRecord
+from sandlot.model.records import ExecutionId, KeyChange, SandboxRecord
 from sandlot.model.repositories import Position, Store
 from sandlot.model.specs import GIB, Limits, SandboxSpec, TemplateRef
 from sandlot.model.states import State, is_terminal
@@ -179,13 +179,35 @@ class RowsSuite:
         await store.keys.add(again)
         assert list(await store.keys.list()) == [again]
 
-    async def test_revoke_prefers_the_key_with_this_id_to_the_key_with_this_name(self, store: Store) -> None:
+    async def test_key_with_this_id_is_preferred_to_the_key_with_this_name(self, store: Store) -> None:
         target = key("target")
         await store.keys.add(key(target.id))
         await store.keys.add(target)
-        revoked = await store.keys.revoke(target.id, moment(1))
-        assert revoked is not None
-        assert revoked.id == target.id
+        for changed in (await store.keys.update(target.id, KeyChange(name="renamed")), await store.keys.revoke(target.id, moment(1))):
+            assert changed is not None
+            assert changed.id == target.id
+
+    async def test_key_update_changes_only_the_given_fields(self, store: Store) -> None:
+        first = key("first", expires_at=moment(60))
+        await store.keys.add(first)
+        assert await store.keys.update("first", KeyChange()) == first
+        for change in (KeyChange(name="other"), KeyChange(quota=Quota(cpus=1.5)), KeyChange(expires_at=moment(0.25)), KeyChange(removes_expiry=True)):
+            expected = change.apply((await store.keys.list())[0])
+            assert await store.keys.update(first.id, change) == expected
+            assert list(await store.keys.list()) == [expected]
+        assert (await store.keys.list())[0].expires_at is None
+        assert await store.keys.update("first", KeyChange(name="third")) is None
+
+    async def test_key_cannot_be_renamed_to_a_name_in_use(self, store: Store) -> None:
+        first, second = key("first"), key("second", created_at=moment(1))
+        for record in (first, second):
+            await store.keys.add(record)
+        with pytest.raises(ConflictError):
+            await store.keys.update("second", KeyChange(name="first", quota=Quota(cpus=1)))
+        assert list(await store.keys.list()) == [first, second]
+        await store.keys.revoke("first", moment(2))
+        assert await store.keys.update(second.id, KeyChange(name="first")) == replace(second, name="first")
+        assert await store.keys.update(first.id, KeyChange(name="second")) is None
 
     # -- files ------------------------------------------------------------------------------------------------------
     async def test_file_is_found_until_it_is_removed(self, store: Store) -> None:

@@ -14,7 +14,7 @@ from sandlot.core.access import api_keys as module
 from sandlot.core.access.api_keys import SECRET_PREFIX, ApiKeys
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
 from sandlot.model.errors import AuthenticationError, ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
-from sandlot.model.records import KeyRecord
+from sandlot.model.records import KeyChange, KeyRecord
 from sandlot.store.store import SqlStore
 from tests.support.clock import START, ManualClock
 from tests.support.node import settled
@@ -101,6 +101,9 @@ class Slow:
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
         return await self._table.revoke(name_or_id, at)
+
+    async def update(self, name_or_id: str, change: KeyChange) -> KeyRecord | None:
+        return await self._table.update(name_or_id, change)
 
     async def list(self) -> Sequence[KeyRecord]:
         if self.refusing:

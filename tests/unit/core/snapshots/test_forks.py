@@ -26,7 +26,7 @@ PARENT = replace(
     BASE,
     name="root",
     env={"FIRST": "1", "BOTH": "1"},
-    metadata={"a": "b", "sandlot.door": "x"},
+    metadata={"a": "b", "sandlot.api": "x"},
     on_timeout=OnTimeout.PAUSE,
     idle_timeout_s=1000.0,
 )

@@ -65,7 +65,7 @@ async def test_malformed_requests_are_refused_in_the_vendors_format(http: httpx.
         if b"cmd" not in content:
             refused(await http.patch(f"{url}/lifecycle", content=content, headers={"Content-Type": "application/json"}), 400)
     bodies: list[dict[str, Any]] = [
-        *({"surplus": 1}, {"metadata": {"a": 1}}, {"metadata": {"sandlot.door": "x"}}, {"ttl_seconds": 0}, {"ttl_seconds": 1.5}),
+        *({"surplus": 1}, {"metadata": {"a": 1}}, {"metadata": {"sandlot.api": "x"}}, {"ttl_seconds": 0}, {"ttl_seconds": 1.5}),
         *({"persistent": "yes"}, {"volumes": [{}]}, {"volumes": [{"name": "../x"}]}, {"cpu": 1}, {"memory_mb": 512}),
     ]
     for body in bodies:

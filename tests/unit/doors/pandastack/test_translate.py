@@ -54,9 +54,9 @@ def test_fork_inherits_labels_of_the_api() -> None:
         spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), metadata=metadata, timeout_s=timeout_s, parent=parent)
         return sandbox_info(spec=spec, metadata=metadata)
 
-    parent = box({"a": "b", "sandlot.ttl": "99", "sandlot.door": "pandastack", "sandlot.use": "other"}, None)
+    parent = box({"a": "b", "sandlot.ttl": "99", "sandlot.api": "pandastack", "sandlot.purpose": "other"}, None)
     words = translate.forked(parent, None, "tree-1")
-    assert words == {"a": "b", "sandlot.ttl": "99", "sandlot.door": "pandastack", "sandlot.tree": "tree-1"}
+    assert words == {"a": "b", "sandlot.ttl": "99", "sandlot.api": "pandastack", "sandlot.tree": "tree-1"}
     assert translate.forked(parent, {"c": "d"}, "tree-1") == {"c": "d", **{name: word for name, word in words.items() if name != "a"}}
     with pytest.raises(InvalidRequestError):
         translate.forked(parent, {"sandlot.tree": "x"}, "tree-1")

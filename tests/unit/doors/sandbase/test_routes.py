@@ -52,7 +52,7 @@ async def run(http: httpx.AsyncClient, box: str, *argv: str, **more: Any) -> dic
             {"templateID": "base", "timeout": 0},
         ),
         *({"templateID": "base", "surplus": 1}, {"templateID": "base", "metadata": {"a": 1}}, {"templateID": "base", "envVars": {"A=B": "x"}}),
-        *({"templateID": "base", "metadata": {"sandlot.door": "x"}}, [], None, "x", {"templateID": "\ud800"}, {"templateID": "base", "envVars": [1]}),
+        *({"templateID": "base", "metadata": {"sandlot.api": "x"}}, [], None, "x", {"templateID": "\ud800"}, {"templateID": "base", "envVars": [1]}),
     ],
 )
 async def test_invalid_create_requests_create_nothing(http: httpx.AsyncClient, at: SharedBench, body: object) -> None:

@@ -22,7 +22,7 @@ def test_unsupported_create_options_are_refused() -> None:
     with pytest.raises(UnsupportedError):
         translate.new_sandbox(body(allowInternetAccess=True), KNOWN)
     with pytest.raises(InvalidRequestError):
-        translate.new_sandbox(body(metadata={"sandlot.door": "x"}), KNOWN)
+        translate.new_sandbox(body(metadata={"sandlot.api": "x"}), KNOWN)
     for seconds in (0, -1, 0.5, 3600.5, float("inf"), float("nan"), 1e300):
         with pytest.raises(InvalidRequestError):
             translate.timeout(seconds)

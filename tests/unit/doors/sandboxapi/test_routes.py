@@ -76,9 +76,9 @@ async def test_unknown_session_ids_are_not_found(http: httpx.AsyncClient, id_: s
 async def test_sandboxes_of_other_apis_are_no_sessions(http: httpx.AsyncClient, at: SharedBench) -> None:
     sandbox = await at.sandbox()
     await all_gone(http, sandbox.id)
-    forged = await http.post("/v1/sandboxes", json={"metadata": {"sandlot.door": "sandboxapi", "sandlot.use": "session"}})
+    forged = await http.post("/v1/sandboxes", json={"metadata": {"sandlot.api": "sandboxapi", "sandlot.purpose": "session"}})
     assert (forged.status_code, forged.json()["code"]) == (400, "invalid_request")
-    bare = await at.sandboxes.create(OPERATOR, replace(BASE, metadata={"sandlot.door": "sandboxapi", "sandlot.use": "session"}))
+    bare = await at.sandboxes.create(OPERATOR, replace(BASE, metadata={"sandlot.api": "sandboxapi", "sandlot.purpose": "session"}))
     await all_gone(http, bare.id)
     assert ok(await http.get(f"{HERE}/v1/sessions"))["sessions"] == []
 

@@ -71,7 +71,7 @@ def test_notes_are_on_their_own_line() -> None:
 
 def test_session_expires_after_its_idle_timeout_or_at_its_deadline() -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    info = sandbox_info(metadata={translate.LANGUAGE_WORD: "bash"}, idle_timeout_s=60.0, expires_at=None, as_of=at)
+    info = sandbox_info(metadata={translate.LANGUAGE_KEY: "bash"}, idle_timeout_s=60.0, expires_at=None, as_of=at)
     for idle_since, deadline, expires_at in (
         (at - timedelta(seconds=20), None, "12:00:40"),
         (at - timedelta(seconds=90), None, "12:00:00"),

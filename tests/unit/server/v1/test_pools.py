@@ -70,12 +70,12 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dic
 async def test_a_pool_carries_words_and_the_services_own_are_not_for_clients(at: Bench, http: httpx.AsyncClient) -> None:
     pool = await made(http, metadata={"team": "blue"})
     assert pool["metadata"] == {"team": "blue"}
-    await at.service.node.pools.update(OPERATOR, "base", metadata={"sandlot.door": "x", "team": "blue"})
-    assert (await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})).json()["metadata"] == {"sandlot.door": "x", "team": "blue"}
-    assert (await http.patch("/v1/pools/base", json={"metadata": {"a": "b"}})).json()["metadata"] == {"sandlot.door": "x", "a": "b"}
+    await at.service.node.pools.update(OPERATOR, "base", metadata={"sandlot.api": "x", "team": "blue"})
+    assert (await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})).json()["metadata"] == {"sandlot.api": "x", "team": "blue"}
+    assert (await http.patch("/v1/pools/base", json={"metadata": {"a": "b"}})).json()["metadata"] == {"sandlot.api": "x", "a": "b"}
     for refused in (
-        await http.patch("/v1/pools/base", json={"metadata": {"sandlot.door": "y"}}),
-        await http.post("/v1/pools", json={"template": "code-interpreter", "metadata": {"sandlot.door": "y"}}),
+        await http.patch("/v1/pools/base", json={"metadata": {"sandlot.api": "y"}}),
+        await http.post("/v1/pools", json={"template": "code-interpreter", "metadata": {"sandlot.api": "y"}}),
     ):
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
 

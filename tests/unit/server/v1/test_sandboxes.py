@@ -262,16 +262,16 @@ async def test_a_create_that_is_sent_twice_is_done_once(at: Bench, http: httpx.A
 
 
 async def test_words_of_the_service_own_are_not_for_clients(at: Bench, http: httpx.AsyncClient) -> None:
-    forged = await http.post("/v1/sandboxes", json={"template": "base", "metadata": {"sandlot.use": "oneshot"}})
-    assert problem(forged, 400, "invalid_request")["fields"] == {"field": "metadata", "name": "sandlot.use"}
-    sandbox = await at.sandboxes.create(OPERATOR, replace(BASE, metadata={"sandlot.use": "session", "k": "v"}))
+    forged = await http.post("/v1/sandboxes", json={"template": "base", "metadata": {"sandlot.purpose": "oneshot"}})
+    assert problem(forged, 400, "invalid_request")["fields"] == {"field": "metadata", "name": "sandlot.purpose"}
+    sandbox = await at.sandboxes.create(OPERATOR, replace(BASE, metadata={"sandlot.purpose": "session", "k": "v"}))
     url = f"/v1/sandboxes/{sandbox.id}"
-    for words in ({"sandlot.use": "oneshot"}, {"sandlot.other": "x"}):
+    for words in ({"sandlot.purpose": "oneshot"}, {"sandlot.other": "x"}):
         problem(await http.patch(url, json={"metadata": words, "timeout": 1000}), 400, "invalid_request")
-    assert (await http.get(url)).json()["metadata"] == {"sandlot.use": "session", "k": "v"}
-    for words in ({"a": "b"}, {"sandlot.use": "session", "a": "b"}):
+    assert (await http.get(url)).json()["metadata"] == {"sandlot.purpose": "session", "k": "v"}
+    for words in ({"a": "b"}, {"sandlot.purpose": "session", "a": "b"}):
         changed = (await http.patch(url, json={"metadata": words})).json()
-        assert changed["metadata"] == {"sandlot.use": "session", "a": "b"}, "a change takes none of them, and may say them again"
+        assert changed["metadata"] == {"sandlot.purpose": "session", "a": "b"}, "a change takes none of them, and may say them again"
 
 
 @pytest.mark.real_guest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
+from sandlot.doors.common import VENDOR_KEY
 from sandlot.doors.listing import all_sandboxes
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
@@ -19,7 +20,7 @@ from sandlot.doors.tensorlake.control.wire import (
     PoolMadeAnswer,
     PoolsAnswer,
 )
-from sandlot.doors.tensorlake.translate import DOOR_WORD, IMAGE_WORD, NAME, POOL_WORD
+from sandlot.doors.tensorlake.translate import IMAGE_KEY, NAME, POOL_KEY
 from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, url_of
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.pools import PoolInfo, PoolSizes
@@ -59,8 +60,8 @@ async def change(pool: str, body: PoolBody, request: Request) -> Response:
     there = await pools.get(principal, pool)
     if translate.template(body.image) != there.template.name or translate.limits(body.resources) != there.limits:
         raise translate.refuse("Another image or other resources", "They are what a pool is: make another pool, and delete this one.")
-    if "network" not in body.model_fields_set and translate.NETWORK_WORD in there.metadata:
-        words = {**words, translate.NETWORK_WORD: there.metadata[translate.NETWORK_WORD]}
+    if "network" not in body.model_fields_set and translate.NETWORK_KEY in there.metadata:
+        words = {**words, translate.NETWORK_KEY: there.metadata[translate.NETWORK_KEY]}
     told = await pools.update(principal, pool, warm=body.warm_containers, max=body.max_containers, metadata=words)
     return json_response(await _answer(request, told))
 
@@ -90,7 +91,7 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
         template=told.template.name,
         isolation=told.isolation,
         limits=LimitsChange.to(told.limits),
-        metadata={DOOR_WORD: NAME, POOL_WORD: told.id, **{name: word for name, word in told.metadata.items() if name == IMAGE_WORD}},
+        metadata={VENDOR_KEY: NAME, POOL_KEY: told.id, **{name: word for name, word in told.metadata.items() if name == IMAGE_KEY}},
         timeout_s=translate.pool_timeout_s(told.metadata),
         network=translate.pool_network(told.metadata),
         volumes=translate.volumes((body or ClaimBody()).file_systems),
@@ -100,7 +101,7 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
 
 
 async def _claimed(request: Request, told: PoolInfo) -> list[SandboxInfo]:
-    return await all_sandboxes(get_node(request), get_principal(request), SandboxFilter(metadata={POOL_WORD: told.id}))
+    return await all_sandboxes(get_node(request), get_principal(request), SandboxFilter(metadata={POOL_KEY: told.id}))
 
 
 async def _answer(request: Request, told: PoolInfo) -> PoolAnswer:

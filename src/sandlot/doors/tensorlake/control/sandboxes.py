@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
+from sandlot.doors.common import VENDOR_KEY
 from sandlot.doors.listing import all_sandboxes
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
@@ -94,7 +95,7 @@ async def resume(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Re
 async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Request) -> Response:
     """Make sandboxes that are what one is at this moment. A client that goes away meanwhile leaves none behind."""
     box = await any_sandbox(request, sandbox)
-    words = {name: word for name, word in box.metadata.items() if name in {translate.DOOR_WORD, translate.IMAGE_WORD}}
+    words = {name: word for name, word in box.metadata.items() if name in {VENDOR_KEY, translate.IMAGE_KEY}}
     work = get_node(request).sandboxes.fork(get_principal(request), box.id, ForkParams(count=query.times, metadata=words))
     copies = [translate.made(each, url_of(request, each.id)) for each in await cancel_on_disconnect(request, work)]
     return json_response(CopiesAnswer(source_sandbox_id=box.id, sandboxes=copies))

@@ -83,6 +83,7 @@ def upgrade(op: Operations) -> None:
         sa.Column("operator", sa.Boolean(create_constraint=False), nullable=False),
         sa.Column("quota", sa.Text, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("expires_at", sa.BigInteger),
         sa.Column("revoked_at", sa.BigInteger),
     )
     valid = sa.text("revoked_at IS NULL")
