@@ -242,7 +242,7 @@ Rounds = dict[str, list[tuple[float, ...]]]
 async def measure(count: int, folder: Path, only: str) -> tuple[dict[str, Way], Rounds]:
     """All ways, and what they took."""
     async with AsyncClient(data_dir=folder) as service:
-        await service.version()
+        await service.service.version()
         transport = httpx.AsyncHTTPTransport(uds=str(folder / SOCKET))
         async with httpx.AsyncClient(transport=transport, base_url="http://sandlot", timeout=300) as http:
             try:
@@ -259,7 +259,7 @@ async def measure(count: int, folder: Path, only: str) -> tuple[dict[str, Way], 
             finally:
                 for made in (await http.get("/v1/sandboxes")).json()["sandboxes"]:
                     await http.delete(f"/v1/sandboxes/{made['id']}")
-                await service.stop_service()
+                await service.service.stop()
     return ways, rounds
 
 

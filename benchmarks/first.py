@@ -108,7 +108,7 @@ async def raw_runsc(rounds: Rounds, root: RootFs, folder: Path) -> None:
 
 async def through_the_sdk(rounds: Rounds, isolation: str, client: AsyncClient, warm: AsyncSandbox, template: str) -> None:
     """What a user sees."""
-    await rounds.timed("http", client.version)
+    await rounds.timed("http", client.service.version)
     await rounds.timed(f"{isolation} run_code", lambda: warm.run_code("print(1)"))
     await rounds.timed(f"{isolation} commands.run argv", lambda: warm.commands.run(list(TRUE)))
     await rounds.timed(f"{isolation} commands.run", lambda: warm.commands.run("true"))
@@ -169,7 +169,7 @@ async def measure(rounds: Rounds, template: str, count: int, folder: Path) -> No
                 if sys.stderr.isatty():
                     print(f"\rround {number + 1} of {count}", end="\n" if number + 1 == count else "", file=sys.stderr, flush=True)
         finally:
-            await client.stop_service()
+            await client.service.stop()
 
 
 def summary(rounds: Rounds) -> dict[str, dict[str, float | int | str]]:

@@ -154,7 +154,7 @@ async def measure(rounds: Rounds, count: int, folder: Path, template: str) -> No
                     print(f"\rround {number + 1} of {count}", end="\n" if number + 1 == count else "", file=sys.stderr, flush=True)
         finally:
             for box in boxes.values():
-                await client.kill(box.id)
+                await client.sandboxes.kill(box.id)
 
 
 def summary(rounds: Rounds) -> dict[str, dict[str, float | int | str]]:

@@ -106,7 +106,7 @@ async def measure(rounds: Rounds, template: str, package: str, count: int, folde
                 for isolation in ISOLATIONS:
                     await inside(rounds, client, template, isolation, package)
         finally:
-            await client.stop_service()
+            await client.service.stop()
 
 
 def main() -> None:

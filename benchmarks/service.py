@@ -305,7 +305,7 @@ async def measure(rounds: Rounds, count: int, folder: Path) -> None:
                         print(f"\rround {number + 1} of {count}", end="\n" if number + 1 == count else "", file=sys.stderr, flush=True)
             finally:
                 for box in (*boxes.values(), *others.values()):
-                    await client.kill(box.id)
+                    await client.sandboxes.kill(box.id)
     finally:
         await bare.end()
         await service.end()

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
         Sandbox,
         SandboxInfo,
         SnapshotInfo,
-        execute,
-        execute_batch,
     )
 
 __all__ = [
@@ -67,8 +65,6 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "__version__",
-    "execute",
-    "execute_batch",
 ]
 
 __version__ = "0.1.0"
@@ -99,8 +95,6 @@ _HOMES = {
     "TimeoutExceededError": "sandlot.model.errors",
     "UnavailableError": "sandlot.model.errors",
     "UnsupportedError": "sandlot.model.errors",
-    "execute": "sandlot.sdk",
-    "execute_batch": "sandlot.sdk",
 }
 
 

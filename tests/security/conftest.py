@@ -67,8 +67,8 @@ def service(request: pytest.FixtureRequest, isolation: str) -> Iterator[LocalSer
     opened = shared.descriptors()
     yield shared
     assert shared.is_alive(), shared.log()
-    for left in shared.client.sandboxes():
-        shared.client.kill(left.id)
+    for left in shared.client.sandboxes.list():
+        shared.client.sandboxes.kill(left.id)
     settle(shared.traces, NOTHING)
     settle(lambda: shared.descriptors() - opened, Counter[str]())
 

@@ -36,7 +36,7 @@ def test_every_sandbox_is_isolated_as_requested_or_by_the_default_and_says_how(s
         container, gvisor, default = [stack.enter_context(service.create(isolation=isolation)) for isolation in requested]
         assert runtimes(service) == ["crun", "runsc", "runsc"]
         assert [shares_the_hosts_kernel(sandbox) for sandbox in (container, gvisor, default)] == [True, False, False]
-        found = {info.id: info.isolation for info in service.client.sandboxes()}
+        found = {info.id: info.isolation for info in service.client.sandboxes.list()}
         assert found == {container.id: "container", gvisor.id: "gvisor", default.id: "gvisor"}
 
 

@@ -85,7 +85,7 @@ def test_an_id_is_all_that_one_needs_and_none_can_be_guessed(service: LocalServi
     assert len({sandbox.id[:8], other.id[:8]}) == 1, "both of this node"
     for strange in (sandbox.id[:-1] + ("a" if sandbox.id[-1] != "a" else "b"), sandbox.id[:-1], f"{sandbox.id}a", sandbox.id.upper()):
         with pytest.raises(SandlotError) as refused:
-            service.client.kill(strange)
+            service.client.sandboxes.kill(strange)
         assert refused.value.code is ErrorCode.SANDBOX_NOT_FOUND
     assert sandbox.is_running()
     assert other.is_running()

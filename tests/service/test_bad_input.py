@@ -97,7 +97,7 @@ def test_invalid_calls_are_refused_and_the_next_call_works(sandbox: Sandbox) -> 
 
 def test_values_of_a_refused_request_are_not_in_the_error(service: LocalService, sandbox: Sandbox) -> None:
     with pytest.raises(SandlotError) as refused:
-        service.client.request("POST", f"/v1/sandboxes/{sandbox.id}/processes", body={"command": "true", "env": {"TOKEN": ["my-secret"]}})
+        service.client.transport.request("POST", f"/v1/sandboxes/{sandbox.id}/processes", body={"command": "true", "env": {"TOKEN": ["my-secret"]}})
     told = f"{refused.value} {refused.value.fields}"
     assert "TOKEN" in told
     assert "my-secret" not in told

@@ -69,7 +69,7 @@ def test_interrupted_bench_leaves_nothing(service: LocalService, tmp_path: Path)
 def nothing_is_left(service: LocalService) -> bool:
     """Whether no sandbox and no snapshot is there; what ends is given a moment."""
     for _ in range(100):
-        if not service.client.sandboxes() and not service.client.snapshots.list():
+        if not service.client.sandboxes.list() and not service.client.snapshots.list():
             return True
         time.sleep(0.1)
     return False

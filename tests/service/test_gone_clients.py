@@ -110,16 +110,16 @@ def names(service: LocalService) -> Iterator[Mapping[str, str]]:
         box.files.write("/workspace/large", (b"x" * MIB for _ in range(LARGE_BYTES // MIB)))
         flood = box.commands.run(["sh", "-c", FLOOD], background=True)
         content = b"y" * LARGE_BYTES
-        kept = service.client.request("POST", "/v1/files", params={"filename": "large"}, content=content)
+        kept = service.client.transport.request("POST", "/v1/files", params={"filename": "large"}, content=content)
         url = f"/v1/sandboxes/{box.id}"
-        signed = service.client.request("POST", f"{url}/files/sign", body={"path": "/workspace/large"})["url"]
-        context = service.client.request("POST", f"{url}/contexts", body={"language": "python"})["id"]
+        signed = service.client.transport.request("POST", f"{url}/files/sign", body={"path": "/workspace/large"})["url"]
+        context = service.client.transport.request("POST", f"{url}/contexts", body={"language": "python"})["id"]
         code = "import time\nwhile True:\n    print('x' * 100_000)\n    time.sleep(0.05)"
-        cell = service.client.request("POST", f"{url}/code", body={"code": code, "context": context, "background": True, "timeout": 1700})
+        cell = service.client.transport.request("POST", f"{url}/code", body={"code": code, "context": context, "background": True, "timeout": 1700})
         typed = {"command": FLOOD, "pty": {}, "background": True}
-        screen = service.client.request("POST", f"{url}/processes", body=typed)["process"]
+        screen = service.client.transport.request("POST", f"{url}/processes", body=typed)["process"]
         yield {"box": url, "id": box.id, "flood": flood.id, "file": kept["id"], "signed": signed, "screen": screen, "cell": cell["execution"]}
-        service.client.request("DELETE", f"/v1/files/{kept['id']}")
+        service.client.transport.request("DELETE", f"/v1/files/{kept['id']}")
 
 
 def test_table_has_every_operation_that_streams_its_response() -> None:
@@ -148,10 +148,10 @@ def test_clients_that_go_away_leave_nothing(service: LocalService, names: Mappin
             time.sleep(request.wait_s)
         settle(lambda: processes(sandbox), running)
         assert sandbox.run_code("6 * 7").text == "42", request.line
-    settle(lambda: [each.id for each in service.client.sandboxes()], [names["id"]])
+    settle(lambda: [each.id for each in service.client.sandboxes.list()], [names["id"]])
     settle(lambda: service.traces(keep=sandboxes), NOTHING)
     assert sandbox.commands.run("find /workspace -mindepth 1 -type f").stdout == "/workspace/large\n"
-    assert [each["filename"] for each in service.client.request("GET", "/v1/files")["files"]] == ["large"]
+    assert [each["filename"] for each in service.client.transport.request("GET", "/v1/files")["files"]] == ["large"]
     service.client.close()
     settle(lambda: descriptors(service.pid) - opened, type(opened)())  # no more than before
 

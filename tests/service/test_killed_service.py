@@ -99,8 +99,8 @@ def service() -> Iterator[LocalService]:
         try:
             made.end(signal.SIGKILL)
             made.start()
-            for left in made.client.sandboxes():  # of a test that failed
-                made.client.kill(left.id)
+            for left in made.client.sandboxes.list():  # of a test that failed
+                made.client.sandboxes.kill(left.id)
             settle(lambda: len(made.traces().cgroups), 0)
         finally:
             made.end()
@@ -189,11 +189,11 @@ def begun(service: LocalService, after_s: float) -> None:
 def nothing_is_left(service: LocalService, clients: Sequence[Client]) -> None:
     """Every sandbox that there is, is one that a client has; when those are gone, so is all that was on the host. Events have no gap."""
     own = {each.sandbox for each in clients if isinstance(each, Tenant)}
-    assert {each.id for each in service.client.sandboxes()} == own
+    assert {each.id for each in service.client.sandboxes.list()} == own
     # A delete is answered when the processes are dead, and what the last kills left half-made is swept behind the requests.
     settle(lambda: len(service.refs()), len(own))
     for sandbox in own:
-        service.client.kill(sandbox)
+        service.client.sandboxes.kill(sandbox)
     settle(service.traces, NOTHING)
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(service.data_dir / "sandlot.sock")), base_url="http://sandlot", timeout=60) as http:
         told: list[tuple[int, str, str]] = []

@@ -25,7 +25,7 @@ def end(folder: Path, number: signal.Signals) -> None:
     """End the service of a state directory, if one runs, and wait until it has gone."""
     try:
         with Client(data_dir=folder, autostart=False) as client:
-            pid = int(client.version()["pid"])
+            pid = int(client.service.version()["pid"])
     except UnavailableError:
         return
     descriptor = os.pidfd_open(pid)
@@ -38,8 +38,8 @@ def end(folder: Path, number: signal.Signals) -> None:
 def empty(folder: Path) -> None:
     """Remove the sandboxes of a state directory, which would outlive its service."""
     with contextlib.suppress(UnavailableError), Client(data_dir=folder, autostart=False) as client:
-        for box in client.sandboxes():
-            client.kill(box.id)
+        for box in client.sandboxes.list():
+            client.sandboxes.kill(box.id)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_client_starts_the_next_service_after_a_kill_and_after_a_stop(folder: Pa
     log = folder / local_service.LOG
     log.write_bytes(b"x" * (local_service.LOG_ROTATE_BYTES + 1))
     with Client(data_dir=folder) as client:
-        first = client.version()["pid"]
+        first = client.service.version()["pid"]
         assert (folder / f"{local_service.LOG}.1").stat().st_size == local_service.LOG_ROTATE_BYTES + 1
         assert log.stat().st_size < local_service.LOG_ROTATE_BYTES
         assert log.stat().st_mode & 0o777 == 0o600
@@ -81,19 +81,19 @@ def test_client_starts_the_next_service_after_a_kill_and_after_a_stop(folder: Pa
         assert (folder / "sandlot.sock").exists(), "it left its socket behind"
         assert not local_service.answers(folder / "sandlot.sock")
         kept = Sandbox.create("base", isolation="container", client=client)
-        second = client.stop_service().pid
+        second = client.service.stop().pid
         assert second != first
         with Client(data_dir=folder) as next_client, Sandbox.create("base", isolation="container", client=next_client) as sandbox:
             assert sandbox.commands.run("echo works").stdout == "works\n"
-            assert next_client.version()["pid"] != second
-            assert kept.id in {box.id for box in next_client.sandboxes()}
+            assert next_client.service.version()["pid"] != second
+            assert kept.id in {box.id for box in next_client.sandboxes.list()}
 
 
 @pytest.mark.slow
 def test_service_that_does_not_start_shows_its_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDLOT_LOG_LEVEL", "loud")
     with Client(data_dir=folder) as client, pytest.raises(UnavailableError) as failed:
-        client.version()
+        client.service.version()
     assert "SANDLOT_LOG_LEVEL is 'loud'" in str(failed.value)
     assert str(folder / "service.log") in str(failed.value)
 
@@ -120,7 +120,7 @@ def test_other_users_are_told_what_to_do(folder: Path) -> None:
         each.mkdir(exist_ok=True)
         each.chmod(0o755)
     with Client(data_dir=used) as client:
-        client.version()
+        client.service.version()
     assert used.stat().st_mode & 0o777 == 0o700, "an empty folder that others may read is made private"
     done = subprocess.run([sys.executable, "-c", OTHER_USER, used, unused], capture_output=True, text=True, check=False)
     refusals = done.stdout.splitlines()
@@ -134,4 +134,4 @@ def test_other_users_are_told_what_to_do(folder: Path) -> None:
 
 def test_data_directory_whose_path_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with Client(data_dir=tmp_path / ("x" * 100)) as client, pytest.raises(HostError, match="SANDLOT_DATA_DIR"):
-        client.version()
+        client.service.version()

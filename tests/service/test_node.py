@@ -38,7 +38,7 @@ def http(service: LocalService) -> httpx.Client:
 
 
 def capacity(service: LocalService) -> dict[str, Any]:
-    return dict(service.client.request("GET", "/v1/capacity"))
+    return dict(service.client.transport.request("GET", "/v1/capacity"))
 
 
 def half(service: LocalService) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def test_every_status_in_one_batch(service: LocalService) -> None:
         "memory_exceeded": program(service, HUNGRY, memory="128M", timeout=50),
         "output_limit": program(service, "yes", "bash", output_bytes=1000),
     }
-    done = [item.unwrap() for item in service.client.execute_batch(asked.values(), concurrency=3)]
+    done = [item.unwrap() for item in service.client.programs.run_batch(asked.values(), concurrency=3)]
     assert [each.status for each in done] == list(asked)
     assert [each.ok for each in done] == [True, False, False, False, False, False]
     assert [each.exit_code for each in done] == [0, 0, 3, 137, 137, 137]
@@ -50,7 +50,7 @@ def test_every_status_in_one_batch(service: LocalService) -> None:
 
 @pytest.mark.slow
 def test_memory_exceeded_by_a_child_is_reported_too(service: LocalService) -> None:
-    done = service.client.execute(**program(service, GREEDY_CHILD, memory="128M", timeout=50))
+    done = service.client.programs.run(**program(service, GREEDY_CHILD, memory="128M", timeout=50))
     assert (done.status, done.stdout) == ("memory_exceeded", "before\n"), done
 
 
@@ -59,7 +59,7 @@ def test_usage_is_measured_and_there_is_no_network(service: LocalService) -> Non
         "import os, time\nx = b'x' * (64 << 20)\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\ntime.sleep(0.3)\n"
         "print(sorted(os.listdir('/sys/class/net')) if os.path.isdir('/sys/class/net') else ['lo'])"
     )
-    done = service.client.execute(**program(service, code))
+    done = service.client.programs.run(**program(service, code))
     assert (done.status, done.stdout) == ("completed", "['lo']\n")
     assert done.cpu_s is not None
     assert done.peak_bytes is not None
@@ -72,7 +72,7 @@ import sys
 from sandlot import Client
 with Client(data_dir=sys.argv[1], autostart=False) as client:
     programs = [{"language": "bash", "code": "sleep 100", "template": sys.argv[2], "isolation": sys.argv[3], "timeout": 100}] * 3
-    client.execute_batch(programs, concurrency=2)
+    client.programs.run_batch(programs, concurrency=2)
 """
 
 
@@ -80,10 +80,10 @@ with Client(data_dir=sys.argv[1], autostart=False) as client:
 @ON_GVISOR
 def test_killed_client_leaves_no_sandbox(service: LocalService) -> None:
     client = subprocess.Popen([sys.executable, "-c", LEAVES, str(service.data_dir), TEMPLATE, service.isolation or "auto"])
-    while len(service.client.sandboxes(state="running")) < 2:
+    while len(service.client.sandboxes.list(state="running")) < 2:
         assert client.poll() is None
         time.sleep(0.02)
     client.send_signal(signal.SIGKILL)
     client.wait()
-    while service.client.sandboxes():
+    while service.client.sandboxes.list():
         time.sleep(0.02)

@@ -170,7 +170,7 @@ def test_pool_of_a_key_outlives_kills_and_a_stop_of_the_service_and_is_deleted_w
         assert half_made(cache) == []
         assert len(snapshots(cache)) == 1
         assert anne.pools.get(made.id).owner == made.owner is not None
-        alive = {info.id for info in anne.sandboxes()}
+        alive = {info.id for info in anne.sandboxes.list()}
         assert set(claimed) <= alive
         for each in alive:
             with Sandbox.connect(each, client=anne) as box:

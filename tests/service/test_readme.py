@@ -35,5 +35,5 @@ def test_program_of_the_readme_prints_its_output_and_leaves_nothing(service: Loc
     done = subprocess.run([sys.executable, "-c", PROGRAMS[heading]], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(SAY[heading], done.stdout, re.DOTALL), done.stdout
-    assert service.client.sandboxes() == []
+    assert service.client.sandboxes.list() == []
     assert service.client.snapshots.list() == []

@@ -33,20 +33,20 @@ def test_file_is_uploaded_injected_kept_downloaded_and_deleted(service: LocalSer
     source = tmp_path / "data set.csv"
     source.write_bytes(os.urandom(3 * MIB))
     moved: list[int] = []
-    kept = service.client.files.upload(source, on_progress=lambda told: moved.append(told.done_bytes))
+    kept = service.client.file_store.upload(source, on_progress=lambda told: moved.append(told.done_bytes))
     assert (kept.filename, kept.media_type, kept.size_bytes, moved[-1]) == ("data set.csv", "text/csv", 3 * MIB, 3 * MIB)
     assert kept.sha256 == hashlib.sha256(source.read_bytes()).hexdigest()
-    (entry,) = service.client.files.inject(sandbox.id, [kept.id], path="/workspace/in")
+    (entry,) = service.client.file_store.inject(sandbox.id, [kept.id], path="/workspace/in")
     assert sandbox.commands.run("sha256sum < '/workspace/in/data set.csv'").stdout.split()[0] == kept.sha256
-    back = service.client.files.keep(sandbox.id, entry.path, filename="back.csv")
-    assert service.client.files.download(back.id, tmp_path).read_bytes() == source.read_bytes()
-    assert service.client.files.read(back.id) == source.read_bytes()
-    page = service.client.files.list(limit=1)
+    back = service.client.file_store.keep(sandbox.id, entry.path, filename="back.csv")
+    assert service.client.file_store.download(back.id, tmp_path).read_bytes() == source.read_bytes()
+    assert service.client.file_store.read(back.id) == source.read_bytes()
+    page = service.client.file_store.list(limit=1)
     assert ([file.id for file in page], page.total) == ([back.id], 2)
     for each in (kept, back):
-        service.client.files.delete(each.id)
+        service.client.file_store.delete(each.id)
     with pytest.raises(SandlotError) as gone:
-        service.client.files.get(kept.id)
+        service.client.file_store.get(kept.id)
     assert gone.value.code is ErrorCode.FILE_NOT_FOUND
 
 
@@ -82,7 +82,7 @@ def test_command_line_has_files_executions_and_events(
 @pytest.mark.slow
 def test_files_executions_and_events_survive_a_kill(service: LocalService) -> None:
     sandbox = service.create()
-    kept = service.client.files.upload(b"x" * MIB, filename="kept")
+    kept = service.client.file_store.upload(b"x" * MIB, filename="kept")
     sandbox.commands.run("mkfifo /tmp/go")
     handle = sandbox.commands.run("echo begun; read -r x < /tmp/go; echo $x; exit 7", background=True)
     time.sleep(1.2)  # what a kill may cost is a second
@@ -96,11 +96,11 @@ def test_files_executions_and_events_survive_a_kill(service: LocalService) -> No
     sandbox_files = service.data_dir / "files"
     service.start()
     assert [path.name for path in sandbox_files.iterdir()] == [kept.id]
-    assert service.client.files.read(kept.id) == b"x" * MIB
+    assert service.client.file_store.read(kept.id) == b"x" * MIB
     sandbox.commands.run("echo went > /tmp/go")
     done = ended(service, handle.id)
     assert (done.status, done.exit_code, done.stdout) == ("exited", 7, "begun\nwent\n")
-    service.client.files.delete(kept.id)
+    service.client.file_store.delete(kept.id)
     sandbox.kill()
     follower.join(timeout=60)
     assert [event.type for event in seen] == ["sandbox.adopted", "sandbox.ended"]

@@ -43,7 +43,7 @@ def full(service: LocalService) -> Iterator[Sandbox]:
         until_ticked(made)
         yield made
         for branch in made.tree():
-            service.client.kill(branch.id)
+            service.client.sandboxes.kill(branch.id)
 
 
 def ticks(sandbox: Sandbox) -> int:
@@ -228,7 +228,7 @@ def test_client_that_goes_away_leaves_no_half_made_snapshot_or_fork(service: Loc
     has_it_all(full)
     alive = [branch for branch in full.tree() if branch.state == "running"]
     assert len(alive) in {1, 3}  # all of the forks, or none
-    assert {info.id for info in service.client.sandboxes()} == {branch.id for branch in alive}
+    assert {info.id for info in service.client.sandboxes.list()} == {branch.id for branch in alive}
 
 
 @pytest.mark.slow

@@ -377,7 +377,7 @@ def asked_for(world: World, operation: str, case: Case[Any], *, about_real_thing
         case.body = {name: 0 if name in {"warm", "max", "blank"} and type(size) is int and size > 0 else size for name, size in case.body.items()}
     answer = world.ask(case)
     if operation == "sandboxes_create" and answer.status_code == 201:
-        world.client.kill(answer.json()["id"])
+        world.client.sandboxes.kill(answer.json()["id"])
 
 
 def fuzz(world: World, operation: str, mode: GenerationMode, examples: int, *, fixed: bool) -> None:

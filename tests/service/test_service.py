@@ -52,7 +52,7 @@ def test_second_service_of_a_data_directory_names_the_first(service: LocalServic
     second = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert second.returncode == 3
     assert f"process {service.pid}" in second.stderr
-    assert service.client.version()
+    assert service.client.service.version()
 
 
 def test_signal_ends_the_service_answers_waiting_requests_and_leaves_sandboxes_running(service: LocalService) -> None:
@@ -90,7 +90,7 @@ def test_every_signal_and_a_second_one_end_the_service_and_the_next_one_takes_ov
         statuses = {0} if first is None else {0, 128 + signal.SIGHUP, 128 + signal.SIGTERM}
         assert service.end(second) in statuses, service.log()
         service.start()
-        assert [f"/v1/sandboxes/{sandbox.id}" for sandbox in service.client.sandboxes()] == [url]
+        assert [f"/v1/sandboxes/{sandbox.id}" for sandbox in service.client.sandboxes.list()] == [url]
     assert delete(service, url) == 204
 
 

@@ -148,7 +148,7 @@ def test_timeout_and_cancel_kill_processes_that_ignore_signals_and_left_the_grou
     done = sandbox.commands.run(stubborn, timeout=1)
     assert (done.reason, done.exit_code) == ("timeout", 137)
     until(lambda: not sleeping(sandbox, "4402"))
-    with service.client.event_stream("POST", f"/v1/sandboxes/{sandbox.id}/processes", body={"command": stubborn, "timeout": None}) as told:
+    with service.client.transport.event_stream("POST", f"/v1/sandboxes/{sandbox.id}/processes", body={"command": stubborn, "timeout": None}) as told:
         assert next(told).name == "started"
         until(lambda: sleeping(sandbox, "4402"))
     until(lambda: not sleeping(sandbox, "4402"))  # whoever asked has gone away

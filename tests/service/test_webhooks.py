@@ -78,7 +78,7 @@ def test_disabled_and_failing_webhooks_get_what_they_missed_after_a_kill() -> No
                 hook.id, url=f"http://127.0.0.1:{after.server_port}/", events=["sandbox.created", "sandbox.ended"], enabled=True
             )
             assert (told.enabled, told.events) == (True, ("sandbox.created", "sandbox.ended"))
-            client.kill(third)
+            client.sandboxes.kill(third)
             while len(after.got) < 3 or len([each for each in failing.got if each[0] == 200]) < 3:
                 time.sleep(0.02)
             assert [each[2] for each in before.got] == [first]

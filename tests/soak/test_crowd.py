@@ -42,8 +42,8 @@ def service() -> Iterator[TcpService]:
         yield made
     finally:
         if made.is_alive():
-            for left in made.client.sandboxes():  # of a test that failed: they outlive their service
-                made.client.kill(left.id)
+            for left in made.client.sandboxes.list():  # of a test that failed: they outlive their service
+                made.client.sandboxes.kill(left.id)
             settle(lambda: len(made.traces().cgroups), 0)
         made.end(signal.SIGTERM)
         shutil.rmtree(folder, ignore_errors=True)
@@ -63,7 +63,7 @@ def test_fifty_clients_are_served(service: TcpService, capsys: pytest.CaptureFix
     assert tally.failures == [], f"seed {seed}\n" + "\n\n".join(tally.failures)
     assert seen[-1] - seen[0] < GROWTH_BYTES
     for client in clients:
-        settle(lambda client=client: len(client.sandboxes()), 0)  # type: ignore[misc]
+        settle(lambda client=client: len(client.sandboxes.list()), 0)  # type: ignore[misc]
         client.close()
     settle(service.traces, NOTHING)
     settle(lambda: service.descriptors() - opened, Counter[str]())

@@ -38,8 +38,8 @@ def service() -> Iterator[LocalService]:
         try:
             made.end(signal.SIGKILL)
             made.start()
-            for left in made.client.sandboxes():  # of a test that failed: they outlive their service
-                made.client.kill(left.id)
+            for left in made.client.sandboxes.list():  # of a test that failed: they outlive their service
+                made.client.sandboxes.kill(left.id)
             settle(lambda: len(made.traces().cgroups), 0)
         finally:
             made.end()
@@ -72,8 +72,8 @@ def test_nothing_goes_wrong_and_nothing_is_left(service: LocalService, seconds: 
         print(f"\nseed {seed}, {seconds} s, {sum(tally.done.values())} steps\n{tally.table()}")
         print("service, seconds: MiB at its start and end:", *(f"{lived:.0f}: {a >> 20}-{b >> 20}" for lived, a, b in tally.lives), sep="\n  ")
     assert tally.failures == [], f"seed {seed}\n" + "\n\n".join(tally.failures)
-    for left in service.client.sandboxes():
-        service.client.kill(left.id)
+    for left in service.client.sandboxes.list():
+        service.client.sandboxes.kill(left.id)
     settle(service.traces, NOTHING)
     settle(lambda: service.descriptors() - opened, Counter[str]())
     assert service.end() == 0, service.log()

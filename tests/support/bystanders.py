@@ -27,7 +27,7 @@ def nobody_else_notices(service: LocalService, other: Sandbox) -> Iterator[None]
         other: A sandbox whose kernel knows ``mine`` as 42.
     """
     refs, opened, known = service.refs(), service.descriptors(), len(_defects(service))
-    service.client.version()  # its connections are there again before several threads use it
+    service.client.service.version()  # its connections are there again before several threads use it
     yield
     assert service.is_alive()
     assert other.run_code("mine").text == "42"

@@ -95,7 +95,7 @@ class LocalService:
             assert self._process.poll() is None, self.log()
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.02)
-        self.client.version()
+        self.client.service.version()
 
     def create(self, template: str = TEMPLATE, **options: Any) -> Sandbox:  # noqa: ANN401 - whatever Sandbox.create takes
         """A sandbox of this service, of its isolation unless told otherwise."""
@@ -169,8 +169,8 @@ def local_service(
         opened = service.descriptors()
         yield service
         assert service.is_alive(), service.log()
-        for left in service.client.sandboxes():
-            service.client.kill(left.id)
+        for left in service.client.sandboxes.list():
+            service.client.sandboxes.kill(left.id)
         settle(service.traces, NOTHING)
         settle(lambda: service.descriptors() - opened, Counter[str]())  # no more than at its start
         assert service.end() == 0, service.log()

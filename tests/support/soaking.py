@@ -153,10 +153,10 @@ class Worker:
                 lives = self._survived(sandbox, mark)
             if not lives or stop.is_set():
                 break
-        while not self._step(f"kill {isolation}", lambda: self.client.kill(sandbox.id)) and not self._tally.failures:
+        while not self._step(f"kill {isolation}", lambda: self.client.sandboxes.kill(sandbox.id)) and not self._tally.failures:
             time.sleep(0.1)
         if self.random.random() < 0.2:
-            self._step(f"kill again {isolation}", lambda: self.client.kill(sandbox.id))
+            self._step(f"kill again {isolation}", lambda: self.client.sandboxes.kill(sandbox.id))
 
     def _survived(self, sandbox: Sandbox, mark: str) -> bool:
         def look() -> None:

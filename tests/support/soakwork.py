@@ -101,7 +101,7 @@ def background(sandbox: Sandbox, random: Random, _: Client) -> None:
 def looking(sandbox: Sandbox, _: Random, client: Client) -> None:
     expect(sandbox.info().state, "running")
     expect(sandbox.usage().memory_bytes > 0, True)
-    expect(sandbox.id in {info.id for info in client.sandboxes()}, True)
+    expect(sandbox.id in {info.id for info in client.sandboxes.list()}, True)
 
 
 def bad_requests(sandbox: Sandbox, random: Random, _: Client) -> None:
@@ -175,7 +175,7 @@ ENDLESS = ("yes", "sleep 600", "cat /dev/zero")
 
 def cut_stream(sandbox: Sandbox, random: Random, client: Client) -> None:
     """A client that goes away in the middle of an endless answer takes its process along; a service that is killed takes nobody."""
-    served_by = client.version()["pid"]
+    served_by = client.service.version()["pid"]
     with closing(_connection(client)) as connection:
         body = json.dumps({"command": random.choice(ENDLESS), "timeout": None})
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -186,7 +186,7 @@ def cut_stream(sandbox: Sandbox, random: Random, client: Client) -> None:
     try:
         _until_nothing_runs(sandbox)
     except Unexpected:
-        if client.version()["pid"] == served_by:
+        if client.service.version()["pid"] == served_by:
             raise
         for process in sandbox.commands.list():
             if process.running and process.argv[-1] in ENDLESS:

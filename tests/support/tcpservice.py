@@ -82,8 +82,8 @@ def tcp_service(env: Mapping[str, str] | None = None, *, isolation: str = "gviso
         service.start()
         yield service
         assert service.is_alive(), service.log()
-        for left in service.client.sandboxes():
-            service.client.kill(left.id)
+        for left in service.client.sandboxes.list():
+            service.client.sandboxes.kill(left.id)
         settle(service.traces, NOTHING)
         assert service.end() == 0, service.log()
         settle(service.traces, NOTHING)

@@ -17,7 +17,6 @@ from sandlot import (
     Sandbox,
     SandboxInfo,
     SandlotError,
-    execute,
 )
 from sandlot.sdk import (
     AsyncCodeHandle,
@@ -57,7 +56,7 @@ def synchronous(client: Client) -> None:
     assert_type(sandbox, Sandbox)
     assert_type(Sandbox.connect(sandbox.id), Sandbox)
     assert_type(Sandbox.list(state=["running"], metadata={"a": "b"}, limit=5), list[SandboxInfo])
-    assert_type(client.iter_sandboxes(state="running"), Iterator[SandboxInfo])
+    assert_type(client.sandboxes.iter(state="running"), Iterator[SandboxInfo])
     assert_type(sandbox.run_code("1", on_stdout=print), Execution)
     assert_type(sandbox.run_code("1", "bash", context=sandbox.contexts.create(), background=True), CodeHandle)
     assert_type(sandbox.attach_code("e1").wait(), Execution)
@@ -78,10 +77,9 @@ def synchronous(client: Client) -> None:
     assert_type(sandbox.promote(), list[str])
     assert_type(Sandbox.create(snapshot="mine", on_timeout="hibernate", auto_resume=False), Sandbox)
     assert_type(client.snapshots.list(limit=5), list[SnapshotInfo])
-    assert_type(client.capacity(), dict[str, Any])
-    assert_type(client.execute("python", "1", stdin="x", files={"a": b"b"}, comparison="numeric", memory="64M"), ProgramResult)
-    assert_type(client.execute_batch([{"language": "bash", "code": "true"}], concurrency=2)[0].error, SandlotError | None)
-    assert_type(execute("bash", "true").cpu_s, float | None)
+    assert_type(client.service.capacity(), dict[str, Any])
+    assert_type(client.programs.run("python", "1", stdin="x", files={"a": b"b"}, comparison="numeric", memory="64M"), ProgramResult)
+    assert_type(client.programs.run_batch([{"language": "bash", "code": "true"}], concurrency=2)[0].error, SandlotError | None)
     with sandbox as entered:
         assert_type(entered, Sandbox)
     sandbox.kill()
@@ -101,7 +99,7 @@ async def asynchronous(client: AsyncClient) -> None:
         assert_type(await sandbox.files.stat("/x"), FileEntry)
         assert_type(await sandbox.info(), SandboxInfo)
     assert_type(await AsyncSandbox.list(), list[SandboxInfo])
-    assert_type(client.iter_sandboxes(), AsyncIterator[SandboxInfo])
+    assert_type(client.sandboxes.iter(), AsyncIterator[SandboxInfo])
 
 
 def errors() -> None:
@@ -118,7 +116,7 @@ def mistakes(client: Client) -> None:
     Sandbox.create(tiemout=5)  # type: ignore[call-arg]
     Sandbox.create(metadata={"a": 1})  # type: ignore[dict-item]
     Sandbox.create(timeout="soon")  # type: ignore[arg-type]
-    client.sandbox(5)  # type: ignore[arg-type]
-    client.execute("bash", "true", tiemout=5)  # type: ignore[call-arg]
-    client.execute("bash", "true", comparison="fuzzy")  # type: ignore[arg-type]
-    client.execute_batch([{"language": "bash"}])  # type: ignore[typeddict-item]
+    client.sandboxes.get(5)  # type: ignore[arg-type]
+    client.programs.run("bash", "true", tiemout=5)  # type: ignore[call-arg]
+    client.programs.run("bash", "true", comparison="fuzzy")  # type: ignore[arg-type]
+    client.programs.run_batch([{"language": "bash"}])  # type: ignore[typeddict-item]

@@ -32,7 +32,7 @@ def live_ids(incomplete: str) -> list[tuple[str, str]]:
     with suppress(SandlotError, OSError), Client(autostart=False) as client:
         target = client.target
         if target.local is None or target.socket is None or local_service.answers(target.socket):
-            return [(info.id, info.name or info.template) for info in client.sandboxes(limit=100) if info.id.startswith(incomplete)]
+            return [(info.id, info.name or info.template) for info in client.sandboxes.list(limit=100) if info.id.startswith(incomplete)]
     return []
 
 

@@ -92,7 +92,7 @@ async def building(client: AsyncClient, template: str | None) -> AsyncIterator[N
         client: Asked before the body, and beside it.
         template: What the sandbox starts from; None is the default.
     """
-    name = unbuilt(await client.templates(), template)
+    name = unbuilt(await client.templates.list(), template)
     if name is None:
         yield
         return
@@ -111,6 +111,6 @@ async def _follow(client: AsyncClient, name: str, waiting: Waiting) -> None:
     while True:
         await asyncio.sleep(POLL_S)
         with suppress(SandlotError):  # whatever is wrong, the body is told
-            for known in await client.templates():
+            for known in await client.templates.list():
                 if known["name"] == name and known.get("building"):
                     waiting.at(str(known["building"]))

@@ -121,7 +121,7 @@ def info(*, sandbox: SandboxId, in_json: InJson = False) -> None:
     Also at one that has ended, for as long as it is remembered.
     """
     with asking() as client:
-        found = client.sandbox(sandbox)
+        found = client.sandboxes.get(sandbox)
     if in_json:
         typer.echo(as_json(found))
         return
@@ -190,7 +190,7 @@ def rm(
     with asking() as client:
         for sandbox in doomed:
             try:
-                client.kill(sandbox)
+                client.sandboxes.kill(sandbox)
             except SandlotError as error:
                 note(f"sandlot: {sandbox}: {error}")
                 failed = True
@@ -229,7 +229,7 @@ def _listed(**wanted: Any) -> list[SandboxInfo]:  # noqa: ANN401 - Client.sandbo
             and not local_service.answers(target.socket)
         ):
             return []
-        return client.sandboxes(**wanted)
+        return client.sandboxes.list(**wanted)
 
 
 def _ends_in(info: SandboxInfo) -> str:

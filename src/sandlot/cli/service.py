@@ -45,7 +45,7 @@ def stop(*, in_json: InJson = False) -> None:
             if in_json:
                 typer.echo(as_json({"stopped": False, "sandboxes": None}))
             return
-        stopping = client.stop_service()
+        stopping = client.service.stop()
     if not _ends(stopping.pid, STOP_TIMEOUT_S):
         note(f"sandlot: the service (process {stopping.pid}) has not ended within {STOP_TIMEOUT_S:g} s; see {socket.parent / local_service.LOG}.")
         raise typer.Exit(1)
@@ -62,7 +62,7 @@ def capacity(*, in_json: InJson = False) -> None:
     from sandlot.sdk import Client
 
     with Client(autostart=False) as client:
-        found = client.capacity()
+        found = client.service.capacity()
     if in_json:
         typer.echo(as_json(found))
         return
@@ -81,7 +81,7 @@ def templates(*, in_json: InJson = False) -> None:
     from sandlot.sdk import Client
 
     with Client() as client:
-        found = client.templates()
+        found = client.templates.list()
     if in_json:
         typer.echo(as_json(found))
         return

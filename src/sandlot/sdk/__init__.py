@@ -33,9 +33,13 @@ from sandlot.sdk._async.file_store import AsyncFileStore
 from sandlot.sdk._async.files import AsyncFiles, AsyncFileStream
 from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.pools import AsyncPools
+from sandlot.sdk._async.programs import AsyncPrograms
 from sandlot.sdk._async.pty import AsyncPty, AsyncTerminal
 from sandlot.sdk._async.sandbox import AsyncSandbox
+from sandlot.sdk._async.sandboxes import AsyncSandboxes
+from sandlot.sdk._async.service import AsyncService
 from sandlot.sdk._async.snapshots import AsyncSnapshots
+from sandlot.sdk._async.templates import AsyncTemplates
 from sandlot.sdk._async.tunnels import AsyncForward, AsyncTunnel
 from sandlot.sdk._async.volumes import AsyncVolumes
 from sandlot.sdk._async.watches import AsyncFileWatch, AsyncWatchers
@@ -50,9 +54,13 @@ from sandlot.sdk._sync.file_store import FileStore
 from sandlot.sdk._sync.files import Files, FileStream
 from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.pools import Pools
+from sandlot.sdk._sync.programs import Programs
 from sandlot.sdk._sync.pty import Pty, Terminal
 from sandlot.sdk._sync.sandbox import Sandbox
+from sandlot.sdk._sync.sandboxes import Sandboxes
+from sandlot.sdk._sync.service import Service
 from sandlot.sdk._sync.snapshots import Snapshots
+from sandlot.sdk._sync.templates import Templates
 from sandlot.sdk._sync.tunnels import Forward, Tunnel
 from sandlot.sdk._sync.volumes import Volumes
 from sandlot.sdk._sync.watches import FileWatch, Watchers
@@ -66,7 +74,7 @@ from sandlot.sdk.models.files import FileEntry, FileEvent, WatcherInfo
 from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey
 from sandlot.sdk.models.pools import PoolInfo
 from sandlot.sdk.models.processes import ChangedFile, CommandResult, Output, ProcessInfo
-from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult, execute, execute_batch
+from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult
 from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, Usage
 from sandlot.sdk.models.service import ServiceStopResult
 from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode, SnapshotInfo
@@ -89,9 +97,13 @@ __all__ = [
     "AsyncForward",
     "AsyncKeys",
     "AsyncPools",
+    "AsyncPrograms",
     "AsyncPty",
     "AsyncSandbox",
+    "AsyncSandboxes",
+    "AsyncService",
     "AsyncSnapshots",
+    "AsyncTemplates",
     "AsyncTerminal",
     "AsyncTunnel",
     "AsyncVolumes",
@@ -150,18 +162,22 @@ __all__ = [
     "Program",
     "ProgramOptions",
     "ProgramResult",
+    "Programs",
     "Pty",
     "Quota",
     "Result",
     "Sandbox",
     "SandboxEndedError",
     "SandboxInfo",
+    "Sandboxes",
     "SandlotError",
+    "Service",
     "ServiceStopResult",
     "SnapshotInfo",
     "Snapshots",
     "StoredFile",
     "StoredFiles",
+    "Templates",
     "Terminal",
     "TimeoutExceededError",
     "TransferProgress",
@@ -175,6 +191,4 @@ __all__ = [
     "Watchers",
     "WebhookInfo",
     "Webhooks",
-    "execute",
-    "execute_batch",
 ]

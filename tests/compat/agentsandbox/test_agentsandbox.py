@@ -278,7 +278,7 @@ def test_run_without_a_session_returns_files_and_leaves_no_session(client: Agent
     assert client.sessions.list().sessions == before
     with pytest.raises(agentsandbox.NotFoundError):
         client.run("1", session_id=made.session_id)
-    until(lambda: made.session_id not in {box.id for box in service.client.sandboxes()})
+    until(lambda: made.session_id not in {box.id for box in service.client.sandboxes.list()})
     for file in made.files:
         client.files.delete(file.file_id)
 

@@ -82,9 +82,9 @@ def program(key: str, url: str, tmp_path: Path) -> Callable[[str], str]:
 
 
 def test_tool_of_the_guide(program: Callable[[str], str], service: TcpService) -> None:
-    before = {info.id for info in service.client.sandboxes()}
+    before = {info.id for info in service.client.sandboxes.list()}
     assert program(RUN_CODE) == "5050\n"
-    assert {info.id for info in service.client.sandboxes()} == before  # it has ended what it made
+    assert {info.id for info in service.client.sandboxes.list()} == before  # it has ended what it made
 
 
 def test_agent_of_the_guide(program: Callable[[str], str]) -> None:

@@ -98,11 +98,11 @@ def test_program_of_the_guide(service: TcpService, key: str, base_url: str, tmp_
     changed = AGENT.replace("from sandboxapi import SandboxAPI\n", "import json\nfrom sandlot.sdk.compat.sandboxapi import SandboxAPI\n")
     assert changed != AGENT
     program.write_text(changed, encoding="utf-8")
-    before = {info.id for info in service.client.sandboxes()}
+    before = {info.id for info in service.client.sandboxes.list()}
 
     def upload_first(messages: Sequence[Message]) -> Say | Call:
         if messages[-1]["role"] == "user":  # the file that the user speaks of is there by then
-            (made,) = (info.id for info in service.client.sandboxes() if info.id not in before)
+            (made,) = (info.id for info in service.client.sandboxes.list() if info.id not in before)
             Sandbox.connect(made, client=service.client).files.write("/tmp/sales.csv", SALES)
         return think(messages)
 
@@ -123,7 +123,7 @@ def test_program_of_the_guide(service: TcpService, key: str, base_url: str, tmp_
     assert tools[1] == f"Installed {ABSENT}"
     assert "same object: True" in tools[2]
     assert "| chair |  181.0  |" in tools[2]
-    assert {info.id for info in service.client.sandboxes()} <= before  # the program has closed its session
+    assert {info.id for info in service.client.sandboxes.list()} <= before  # the program has closed its session
 
 
 # ------------------------------------------------------------------------------------------------------------------------ programs

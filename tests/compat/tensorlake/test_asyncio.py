@@ -197,7 +197,7 @@ async def test_client_creates_lists_updates_and_deletes_sandboxes(client_there: 
         assert [each.log_count for each in (await client.list_log_processes(id_)).processes] == [1]
         changed = await client.update_sandbox(id_, memory_mb=320, wait=False)
         resized = await client.wait_for_resource_resize(id_, changed.resource_resize.generation, timeout=5)
-        assert (resized.resources.memory_mb, service.client.sandbox(id_).limits.memory_bytes) == (320, 320 * MIB)
+        assert (resized.resources.memory_mb, service.client.sandboxes.get(id_).limits.memory_bytes) == (320, 320 * MIB)
         assert (await client.update_sandbox(id_, name="async-renamed")).name == "async-renamed"
         assert (await client.get("async-renamed")).sandbox_id == id_
         assert (await (await client.connect("async-renamed")).run("cat", ["state"])).stdout == "kept"

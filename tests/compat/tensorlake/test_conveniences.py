@@ -87,7 +87,7 @@ def test_sandbox_methods_work_without_a_client(url: str, key: str, service: TcpS
         assert box.sandbox_id in {each.sandbox_id for each in Sandbox.list(**here)}
         changed = box.update(memory_mb=320)
         waited = box.wait_for_resource_resize(changed.resource_resize.generation, timeout=5)
-        assert (waited.resources.memory_mb, service.client.sandbox(box.sandbox_id).limits.memory_bytes) == (320, 320 * MIB)
+        assert (waited.resources.memory_mb, service.client.sandboxes.get(box.sandbox_id).limits.memory_bytes) == (320, 320 * MIB)
         box.run("sh", ["-c", "echo written; echo kept > state"])
         assert [line.body for line in box.get_logs().logs] == ["written"]
         assert [each.log_count for each in box.list_log_processes().processes] == [1]

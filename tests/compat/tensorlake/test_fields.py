@@ -109,7 +109,7 @@ def test_cpu_limit_is_enforced(client: SandboxClient, service: TcpService) -> No
         spinning = box.start_process("python", ["-c", SPINS])
 
         def cpu_s() -> float:
-            return float(service.client.request("GET", f"/v1/sandboxes/{box.sandbox_id}/usage")["cpu_s"])
+            return float(service.client.transport.request("GET", f"/v1/sandboxes/{box.sandbox_id}/usage")["cpu_s"])
 
         before = cpu_s() + 0.5
         until_so(lambda: cpu_s() > before)

@@ -174,7 +174,7 @@ def test_sandbox_response_has_all_requested_options(client: SandboxClient, servi
         assert (told.resources.cpus, told.resources.memory_mb, told.resources.disk_mb) == (0.5, 300, 64)
         assert (told.auto_resume, told.network_policy, told.pool_id, told.runtime) == (False, None, None, "gvisor")
         assert told.sandbox_url == f"{service.url}/tensorlake/sbx/{made.sandbox_id}"
-        native = service.client.sandbox(made.sandbox_id)
+        native = service.client.sandboxes.get(made.sandbox_id)
         assert (native.limits.cpus, native.limits.memory_bytes, native.limits.disk_bytes) == (0.5, 300 * MIB, 64 * MIB)
         box = client.connect(made.sandbox_id)
         assert 250 < int(box.run("sh", ["-c", "grep MemTotal /proc/meminfo"]).stdout.split()[1]) // 1024 <= 300
@@ -244,7 +244,7 @@ def test_limits_are_updated_while_running_or_refused(client: SandboxClient, serv
         for memory_mb in (384, 512):
             changed = client.update_sandbox(box.sandbox_id, memory_mb=memory_mb)
             assert (changed.resources.memory_mb, changed.resource_resize.status.value) == (memory_mb, "succeeded")
-            assert service.client.sandbox(box.sandbox_id).limits.memory_bytes == memory_mb * MIB
+            assert service.client.sandboxes.get(box.sandbox_id).limits.memory_bytes == memory_mb * MIB
         assert client.update_sandbox(box.sandbox_id, network=CLEAR_NETWORK_POLICY).network_policy is None
         assert status(lambda: client.update_sandbox(box.sandbox_id, network=NetworkConfig(allow_internet_access=False))) == 400
         assert status(lambda: client.update_sandbox(box.sandbox_id, exposed_ports=[80])) == 400

@@ -21,7 +21,7 @@ DONE = {"process": "p1", "exit_code": 0, "reason": "exited", "signal": None, "du
 def test_the_key_and_the_name_of_the_client_are_sent(service: Script) -> None:
     service.say(Reply(200, {"version": "1"}))
     with Client(url=service.url, api_key="secret") as client:
-        client.version()
+        client.service.version()
     headers = service.seen[0].headers
     assert headers["authorization"] == "Bearer secret"
     assert headers["user-agent"].startswith("sandlot-python/")
@@ -30,7 +30,7 @@ def test_the_key_and_the_name_of_the_client_are_sent(service: Script) -> None:
 def test_an_error_is_rebuilt_from_its_code(service: Script, client: Client) -> None:
     service.say(problem(404, "sandbox_not_found", fields={"sandbox": "x"}, request_id="r1"))
     with pytest.raises(NotFoundError) as caught:
-        client.kill("sb/../x?y")
+        client.sandboxes.kill("sb/../x?y")
     assert caught.value.code is ErrorCode.SANDBOX_NOT_FOUND
     assert caught.value.hint == "do this"
     assert dict(caught.value.fields) == {"sandbox": "x", "request_id": "r1"}
@@ -55,7 +55,7 @@ def test_nothing_else_is_repeated(service: Script, client: Client, subtests: pyt
             service.seen.clear()
             service.say(reply)
             with pytest.raises(SandlotError):
-                client.version()
+                client.service.version()
             assert len(service.seen) == 1
 
 
@@ -80,29 +80,29 @@ async def test_async_upload_of_pieces_is_not_sent_again(service: Script, async_s
 def test_a_cut_answer_is_unavailable_and_the_next_call_works(service: Script, client: Client) -> None:
     service.say(Reply(200, b'{"version"', cut=True), Reply(200, {"version": "1"}))
     with pytest.raises(UnavailableError, match="broke"):
-        client.version()
-    assert client.version() == {"version": "1"}
+        client.service.version()
+    assert client.service.version() == {"version": "1"}
 
 
 def test_an_answer_that_is_no_json_is_refused(service: Script, client: Client) -> None:
     service.say(Reply(200, b"<html>hello</html>"))
     with pytest.raises(InternalError, match="SANDLOT_URL"):
-        client.version()
+        client.service.version()
 
 
 def test_nobody_there_is_said_with_the_address(tmp_path: Path) -> None:
     with Client(url=f"unix://{tmp_path}/none") as client, pytest.raises(UnavailableError, match="none"):
-        client.version()
+        client.service.version()
 
 
 def test_a_service_that_starts_anew_is_waited_for(service: Script, client: Client) -> None:
     service.say(Reply(200, {"version": "1"}))
-    client.version()
+    client.service.version()
     path = service.socket.rename(service.socket.with_suffix(".gone"))
     client.close()
     back = threading.Timer(0.3, path.rename, [service.socket])
     back.start()
-    assert client.version() == {"version": "1"}
+    assert client.service.version() == {"version": "1"}
     back.join()
     assert len(service.seen) == 2
 
@@ -121,7 +121,7 @@ def test_first_call_waits_for_the_next_service_if_the_socket_disappears(service:
 
     back = threading.Timer(0.3, gone.rename, [service.socket])
     monkeypatch.setattr(local_service, "answers", answers_and_disappears)
-    assert client.version() == {"version": "1"}
+    assert client.service.version() == {"version": "1"}
     back.join()
 
 
@@ -166,7 +166,7 @@ async def test_async_command_is_not_sent_again_after_a_cut(service: Script, asyn
 
 def test_a_page_is_asked_for_when_the_one_before_was_used(service: Script, client: Client) -> None:
     service.say(Reply(200, {"sandboxes": [SANDBOX] * 2, "next_cursor": "c"}), Reply(200, {"sandboxes": [SANDBOX], "next_cursor": None}))
-    found = client.iter_sandboxes()
+    found = client.sandboxes.iter()
     next(found)
     next(found)
     assert len(service.seen) == 1
@@ -177,7 +177,7 @@ def test_a_page_is_asked_for_when_the_one_before_was_used(service: Script, clien
 def test_a_list_that_leads_to_itself_ends(service: Script, client: Client) -> None:
     service.say(Reply(200, {"sandboxes": [SANDBOX], "next_cursor": "c"}))
     with pytest.raises(InternalError):
-        client.sandboxes()
+        client.sandboxes.list()
     assert len(service.seen) == 2
 
 

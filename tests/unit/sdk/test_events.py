@@ -70,11 +70,11 @@ def test_a_refusal_is_no_cut(service: Script, client: Client) -> None:
 def test_a_file_needs_a_name_and_a_path_a_file(service: Script, client: Client, tmp_path: Path) -> None:
     for refused in (b"x", [b"x"]):
         with pytest.raises(InvalidRequestError):
-            client.files.upload(refused)
+            client.file_store.upload(refused)
     with pytest.raises(InvalidRequestError):
-        client.files.upload(tmp_path)
+        client.file_store.upload(tmp_path)
     with pytest.raises(NotFoundError):
-        client.files.upload(tmp_path / "none")
+        client.file_store.upload(tmp_path / "none")
     assert service.seen == []
 
 
@@ -82,10 +82,10 @@ def test_a_download_lands_where_it_was_asked_for(service: Script, client: Client
     folder = tmp_path / "folder"
     folder.mkdir()
     service.say(Reply(200, FILE), Reply(200, b"abc"))
-    assert client.files.download("file-a", folder) == folder / "a.txt"
+    assert client.file_store.download("file-a", folder) == folder / "a.txt"
     assert (folder / "a.txt").read_bytes() == b"abc"
     for name in ("../b", "", ".."):
         service.say(Reply(200, {**FILE, "filename": name}))
         with pytest.raises(InvalidRequestError):
-            client.files.download("file-a", folder)
+            client.file_store.download("file-a", folder)
     assert [path.name for path in folder.iterdir()] == ["a.txt"]

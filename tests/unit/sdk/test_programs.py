@@ -39,7 +39,7 @@ def lines(*pieces: bytes, cut: bool = False) -> Reply:
 def test_one_program_is_sent_whole_and_its_result_is_read(service: Script) -> None:
     service.say(lines(b"\n", item(0, RESULT)))
     with Client(url=service.url) as client:
-        done = client.execute(
+        done = client.programs.run(
             "bash",
             "cat",
             stdin="x",
@@ -90,7 +90,7 @@ def test_a_word_that_is_none_is_refused_before_anything_is_sent() -> None:
 async def test_a_batch_comes_in_order_and_each_has_its_own(service: Script) -> None:
     service.say(lines(item(2, RESULT), item(1, error=PROBLEM), item(0, {**RESULT, "status": "wrong_answer"})))
     async with AsyncClient(url=service.url) as client:
-        done = await client.execute_batch([{"language": "bash", "code": str(n)} for n in range(3)], concurrency=2)
+        done = await client.programs.run_batch([{"language": "bash", "code": str(n)} for n in range(3)], concurrency=2)
     assert [(each.index, each.ok) for each in done] == [(0, False), (1, False), (2, True)]
     assert isinstance(done[1].error, NotFoundError)
     with pytest.raises(NotFoundError, match="no template"):
@@ -102,17 +102,17 @@ async def test_a_batch_comes_in_order_and_each_has_its_own(service: Script) -> N
 def test_the_error_of_one_program_is_raised(service: Script) -> None:
     service.say(lines(item(0, error=PROBLEM)))
     with Client(url=service.url) as client, pytest.raises(NotFoundError, match="no template"):
-        client.execute("bash", "")
+        client.programs.run("bash", "")
 
 
 def test_a_batch_that_is_refused_or_fails_as_a_whole_is_raised(service: Script) -> None:
     service.say(Reply(400, {**PROBLEM, "code": "invalid_request", "status": 400}, {"Content-Type": "application/problem+json"}))
     with Client(url=service.url) as client:
         with pytest.raises(InvalidRequestError):
-            client.execute("bash", "")
+            client.programs.run("bash", "")
         service.say(lines(item(0, RESULT), json.dumps(PROBLEM).encode() + b"\n"))
         with pytest.raises(NotFoundError):
-            client.execute_batch([{"language": "bash", "code": ""}] * 2)
+            client.programs.run_batch([{"language": "bash", "code": ""}] * 2)
 
 
 def test_a_batch_that_is_cut_says_so(service: Script, subtests: pytest.Subtests) -> None:
@@ -120,7 +120,7 @@ def test_a_batch_that_is_cut_says_so(service: Script, subtests: pytest.Subtests)
         with subtests.test(cut=cut):
             service.say(lines(item(0, RESULT), b'{"index"', cut=cut))
             with Client(url=service.url) as client, pytest.raises(UnavailableError):
-                client.execute_batch([{"language": "bash", "code": ""}] * 2)
+                client.programs.run_batch([{"language": "bash", "code": ""}] * 2)
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text(), max_size=3), max_size=5), st.data())

@@ -18,18 +18,18 @@ def test_threads_that_call_after_a_close_open_one_pool_of_connections(tmp_path: 
     client = Client(data_dir=tmp_path, autostart=False)
     client.close()
     opened: list[httpx.Client] = []
-    honest = client._connections  # noqa: SLF001 - counted
+    honest = client.transport._connections  # noqa: SLF001 - counted
 
     def connections() -> httpx.Client:
         time.sleep(0.05)  # long enough for all of them to come by
         opened.append(honest())
         return opened[-1]
 
-    monkeypatch.setattr(client, "_connections", connections)
+    monkeypatch.setattr(client.transport, "_connections", connections)
 
     def call(_: int) -> None:
         with pytest.raises(SandlotError):  # nobody serves that folder
-            client.version()
+            client.service.version()
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(call, range(8)))

@@ -35,9 +35,9 @@ async def service(client: AsyncClient) -> dict[str, Any]:
     Args:
         client: Reaches it.
     """
-    told: dict[str, Any] = {"address": str(client.target), "client": __version__, **await client.version()}
+    told: dict[str, Any] = {"address": str(client.target), "client": __version__, **await client.service.version()}
     with suppress(SandlotError):  # not for everybody
-        told["runtimes"] = {each["driver"]: each["runtime"] for each in (await client.capabilities())["drivers"]}
+        told["runtimes"] = {each["driver"]: each["runtime"] for each in (await client.service.capabilities())["drivers"]}
     return told
 
 

@@ -104,7 +104,7 @@ class Rig:
         """
         if not self._abilities:
             name = await self.isolated_by()
-            drivers = (await self.client.capabilities())["drivers"]
+            drivers = (await self.client.service.capabilities())["drivers"]
             self._abilities = {word: bool(verdict["ok"]) for each in drivers if each["driver"] == name for word, verdict in each["abilities"].items()}
         return self._abilities.get(ability, True)
 
@@ -115,9 +115,9 @@ class Rig:
         """
         made = await self.made_by() or {}
         try:
-            before = await self.client.capacity()
+            before = await self.client.service.capacity()
             box = await self.create(CODE, **options)
-            after = await self.client.capacity()
+            after = await self.client.service.capacity()
             await self.kill(box)
         except SandlotError:
             return most
@@ -142,7 +142,7 @@ class Rig:
 
     async def kill(self, *boxes: AsyncSandbox) -> None:
         """Remove sandboxes of this run."""
-        await asyncio.gather(*(self.client.kill(box.id) for box in boxes))
+        await asyncio.gather(*(self.client.sandboxes.kill(box.id) for box in boxes))
 
     async def snapshot(self, box: AsyncSandbox) -> SnapshotInfo:
         """Take a snapshot, which :meth:`forget` removes."""
@@ -195,7 +195,7 @@ class Rig:
     async def made_by(self) -> dict[str, int] | None:
         """How many sandboxes have come to be in which way since the service started; None where it does not tell (it tells operators)."""
         try:
-            async with self.client.stream("GET", "/metrics", accept="text/plain") as answer:
+            async with self.client.transport.stream("GET", "/metrics", accept="text/plain") as answer:
                 text = (await answer.aread()).decode()
         except SandlotError:
             return None
@@ -231,9 +231,9 @@ class Rig:
         ends_s = time.monotonic() + GONE_PATIENCE_S
         empty = 0
         while empty < 2 and time.monotonic() < ends_s:  # noqa: PLR2004 - what was asked for a moment ago may be listed a moment later
-            left = await self.client.sandboxes(metadata={LABEL: self.label})
+            left = await self.client.sandboxes.list(metadata={LABEL: self.label})
             for info in left:
-                await self.client.kill(info.id)
+                await self.client.sandboxes.kill(info.id)
             empty = 0 if left else empty + 1
             if empty < 2:  # noqa: PLR2004
                 await asyncio.sleep(LOOK_S)

@@ -21,13 +21,13 @@ PACKAGE = "pandas"
 
 async def noop(rig: Rig) -> None:
     """The service's own word that it is there: what any call costs."""
-    await rig.client.version()
+    await rig.client.service.version()
     for _ in range(rig.times(30, 2)):
         for _ in range(TURN):
             await rig.native("noop", rig.natives.http)
         for _ in range(TURN):
             with rig.clock("noop"):
-                await rig.client.request("GET", "/healthz")
+                await rig.client.transport.request("GET", "/healthz")
 
 
 async def stat(rig: Rig) -> None:

@@ -91,7 +91,7 @@ def _play(stage: Stage, output: Path | None) -> Path:
     with tempfile.TemporaryDirectory(prefix="sandlot-demo-") as folder, Client() as client:
         data = Path(folder, "wine.csv")
         with stage.step("A sandbox is made"):
-            announce_build(client.templates(), None)
+            announce_build(client.templates.list(), None)
             sandbox = Sandbox.create(timeout=SANDBOX_TIMEOUT_S, name="demo", client=client)
             info = sandbox.info()
             network = "" if info.network is None else f", network: {info.network.mode}"

@@ -254,7 +254,7 @@ def look_at_service(*, required: bool) -> list[dict[str, Any]]:
             if client.target.socket is not None and client.target.local is not None and not local_service.answers(client.target.socket):
                 detail = "not running; it starts when it is needed"
                 return [Finding("service", ok=True, detail=detail, required=False, group="service", facts=facts).dump()]
-            found = client.version()
+            found = client.service.version()
     except SandlotError as error:
         return [Finding("service", ok=False, detail=error.message, fix=error.hint, required=required, group="service", facts=facts).dump()]
     facts = {"running": True, "version": found["version"], "pid": found.get("pid")}

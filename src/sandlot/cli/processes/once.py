@@ -55,7 +55,7 @@ def execute(
     }
     options: ProgramOptions = {"timeout": timeout, **{name: value for name, value in given.items() if value is not None}}  # type: ignore[typeddict-item]
     with Client() as client:
-        done = client.execute(chosen, _text(file), **options)
+        done = client.programs.run(chosen, _text(file), **options)
     if json_:
         typer.echo(as_json(done))
     else:

@@ -113,7 +113,7 @@ async def print_output(sandbox_id: str, process: str, *, follow: bool, as_is: bo
 async def print_logs(sandbox_id: str, *, follow: bool, as_is: bool, in_json: bool) -> int:
     """Write out what the runs of a sandbox wrote, which may have ended; the exit status."""
     async with AsyncClient(autostart=False) as client:
-        told = AsyncSandbox(client, await client.sandbox(sandbox_id))
+        told = AsyncSandbox(client, await client.sandboxes.get(sandbox_id))
         entries = told.follow_logs() if follow else _each(await told.logs())
         await _print((_piece(entry) async for entry in entries), as_is=as_is, in_json=in_json)
     return 0

@@ -36,7 +36,7 @@ def upload(
     with Client() as client:
         for path in paths:
             with _bar(path.name) as moved:
-                kept.append(client.files.upload(path, filename=name, media_type=media_type, on_progress=moved))
+                kept.append(client.file_store.upload(path, filename=name, media_type=media_type, on_progress=moved))
             if not in_json:
                 typer.echo(kept[-1].id)
     if in_json:
@@ -55,7 +55,7 @@ def ls(
     from sandlot.sdk import Client
 
     with Client() as client:
-        found = client.files.list(limit=limit, offset=offset)
+        found = client.file_store.list(limit=limit, offset=offset)
     if in_json:
         typer.echo(as_json(found))
     elif quiet:
@@ -81,7 +81,7 @@ def download(
     from sandlot.sdk import Client
 
     with Client() as client, _bar(file) as moved:
-        written = client.files.download(file, target, on_progress=moved)
+        written = client.file_store.download(file, target, on_progress=moved)
     typer.echo(as_json({"path": str(written)}) if in_json else visible(str(written)))
 
 
@@ -95,7 +95,7 @@ def rm(*, ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The fi
     with Client() as client:
         for id_ in ids:
             try:
-                client.files.delete(id_)
+                client.file_store.delete(id_)
             except SandlotError as error:
                 note(f"sandlot: {id_}: {error}")
                 failed = True

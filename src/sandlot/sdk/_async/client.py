@@ -1,63 +1,73 @@
-"""One connection pool to one service, and how every call on it behaves: errors, repetition, the local service's start."""
+"""The client of one service: a namespace for each of its resources."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self
 
-import httpx
-
-from sandlot import __version__
-from sandlot.model.errors import ConflictError, SandlotError
-from sandlot.sdk import local_service, requests, responses, retries
-from sandlot.sdk._async import backend
 from sandlot.sdk._async.events import AsyncEvents
 from sandlot.sdk._async.executions import AsyncExecutions
 from sandlot.sdk._async.file_store import AsyncFileStore
 from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.pools import AsyncPools
-from sandlot.sdk._async.programs import AsyncOneShots
+from sandlot.sdk._async.programs import AsyncPrograms
+from sandlot.sdk._async.sandboxes import AsyncSandboxes
+from sandlot.sdk._async.service import AsyncService
 from sandlot.sdk._async.snapshots import AsyncSnapshots
+from sandlot.sdk._async.templates import AsyncTemplates
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk._async.volumes import AsyncVolumes
 from sandlot.sdk._async.webhooks import AsyncWebhooks
 from sandlot.sdk.config import Target, resolve
-from sandlot.sdk.http import ConnectionFailedError, ConnectionLostError, sendable, translated, unreachable_error
-from sandlot.sdk.models.sandboxes import SandboxInfo
-from sandlot.sdk.models.service import ServiceStopResult
-from sandlot.sdk.sse import Decoder, Event
-
-T = TypeVar("T")
-
-CONNECT_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 60.0
-"""How long the service may be silent in the middle of a call; event streams carry a comment every 15 s."""
 
 
-class AsyncClient(AsyncOneShots):
-    """A service, reached over one pool of keep-alive connections. Use it in one event loop.
+class AsyncClient:
+    """A service and one pool of keep-alive connections to it. Use an asynchronous client in one event loop only.
 
     Args:
-        url: Its address: ``http://host:port``, ``https://host``, ``unix:///path``; by default ``SANDLOT_URL``, and where that is unset the
-            local service, which is started when it does not run.
-        api_key: The key, by default ``SANDLOT_API_KEY``; needed over TCP.
-        data_dir: State directory of the local service, by default ``SANDLOT_DATA_DIR`` or ``/var/lib/sandlot``.
-        autostart: Whether a local service that does not run is started.
+        url: Address of the service: ``http://HOST:PORT``, ``https://HOST`` or ``unix:///PATH``. Default: ``SANDLOT_URL``, or the local service.
+        api_key: API key, which every request over TCP needs. Default: ``SANDLOT_API_KEY``.
+        data_dir: State directory of the local service. Default: ``SANDLOT_DATA_DIR``, or ``/var/lib/sandlot``.
+        autostart: Start the local service if it does not run.
+
+    Raises:
+        InvalidRequestError: The URL has none of these forms.
     """
 
-    def __init__(self, *, url: str | None = None, api_key: str | None = None, data_dir: str | Path | None = None, autostart: bool = True) -> None:
-        self.target: Target = resolve(os.environ, url=url, api_key=api_key, data_dir=data_dir)
-        self._autostart = autostart
-        self._http = self._connections()
-        self._opening = threading.Lock()
-        """Of several threads that call after a close, one opens the connections of all; held for no call and no wait."""
-        self._reached: bool | None = None if self.target.socket is None else False
-        """Whether the socket has answered; None for TCP, which is not asked beforehand."""
-        self._met = False
-        """True once the service accepted a connection. If the service stops after that, calls wait until it is started again."""
+    def __init__(self, url: str | None = None, api_key: str | None = None, *, data_dir: str | Path | None = None, autostart: bool = True) -> None:
+        transport = AsyncTransport(resolve(os.environ, url=url, api_key=api_key, data_dir=data_dir), autostart=autostart)
+        self.transport = transport
+        """Connections of this client, for requests that no method makes."""
+        self.sandboxes = AsyncSandboxes(transport)
+        """Sandboxes; :class:`AsyncSandbox` starts and uses them."""
+        self.snapshots = AsyncSnapshots(transport)
+        """Snapshots of sandboxes."""
+        self.volumes = AsyncVolumes(transport)
+        """Volumes, whose files outlive sandboxes."""
+        self.pools = AsyncPools(transport)
+        """Warm pools."""
+        self.webhooks = AsyncWebhooks(transport)
+        """Webhooks."""
+        self.templates = AsyncTemplates(transport)
+        """Templates that sandboxes can start from."""
+        self.keys = AsyncKeys(transport)
+        """API keys and quotas."""
+        self.file_store = AsyncFileStore(transport)
+        """Files that outlive sandboxes."""
+        self.events = AsyncEvents(transport)
+        """Events of sandboxes."""
+        self.executions = AsyncExecutions(transport)
+        """Log of code and command runs."""
+        self.service = AsyncService(transport)
+        """The service itself."""
+        self.programs = AsyncPrograms(transport)
+        """Programs that are run once, each in a sandbox of its own."""
+
+    @property
+    def target(self) -> Target:
+        """Address and key in use."""
+        return self.transport.target
 
     async def __aenter__(self) -> Self:
         return self
@@ -66,331 +76,5 @@ class AsyncClient(AsyncOneShots):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections. Sandboxes live on; a call that comes later opens a new connection."""
-        await self._http.aclose()
-
-    @property
-    def waits(self) -> bool:
-        """Whether an answer may take as long as it likes.
-
-        On a socket of this machine the far end's death is seen at once. Over TCP it is not, and proxies cut connections that are silent: there, long
-        calls take their answers as events, between which the service sends a sign of life.
-        """
-        return self.target.socket is not None
-
-    async def sandboxes(
-        self,
-        *,
-        state: str | Iterable[str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        ended: bool = False,
-        name: str | None = None,
-        limit: int | None = None,
-    ) -> list[SandboxInfo]:
-        """The sandboxes that live now, oldest first: your own, or with an operator's key everybody's.
-
-        Args:
-            state: Only those in this state, or in one of these.
-            metadata: Only those that have all of these entries.
-            ended: Also those that have ended, for as long as the service keeps their records.
-            name: Only those of this name.
-            limit: So many at most; all of them where left out.
-        """
-        return await backend.collected(self.iter_sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit))
-
-    def iter_sandboxes(
-        self,
-        *,
-        state: str | Iterable[str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        ended: bool = False,
-        name: str | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[SandboxInfo]:
-        """The same, one by one: a page is asked for when the one before was used."""
-        params = requests.sandboxes_query(state=state, metadata=metadata, ended=ended, name=name)
-        return self.items("/v1/sandboxes", "sandboxes", SandboxInfo.parse, params=params, limit=limit)
-
-    async def items(
-        self, path: str, key: str, parse: Callable[[dict[str, Any]], T], *, params: Mapping[str, Any], limit: int | None = None
-    ) -> AsyncIterator[T]:
-        """What a list of the service holds, page by page.
-
-        Args:
-            path: The list's.
-            key: Under which a page has its items.
-            parse: Reads one item.
-            params: What is asked for.
-            limit: So many items at most.
-
-        Raises:
-            InternalError: A page leads to itself.
-        """
-        cursor: str | None = None
-        left = limit
-        while True:
-            page = await self.request("GET", path, params={**params, **requests.omit_none(cursor=cursor, limit=requests.page_size(left))})
-            for item in page[key][:left]:
-                yield parse(item)
-            left = None if left is None else left - len(page[key])
-            if (left is not None and left <= 0) or (cursor := responses.next_cursor(page, cursor)) is None:
-                return
-
-    async def sandbox(self, sandbox: str) -> SandboxInfo:
-        """What is known of a sandbox, also of one that has ended, for a while.
-
-        Raises:
-            NotFoundError: There was never one of this id, or it ended long ago.
-        """
-        return SandboxInfo.parse(await self.request("GET", f"/v1/sandboxes/{requests.path_segment(sandbox)}"))
-
-    async def kill(self, sandbox: str) -> None:
-        """End a sandbox and remove every trace of it. Doing so twice does no harm.
-
-        Raises:
-            NotFoundError: There was never one of this id.
-        """
-        await self.request("DELETE", f"/v1/sandboxes/{requests.path_segment(sandbox)}")
-
-    @property
-    def keys(self) -> AsyncKeys:
-        """Who may ask, and what they may take."""
-        return AsyncKeys(self)
-
-    @property
-    def pools(self) -> AsyncPools:
-        """Sandboxes that are made before anybody asks."""
-        return AsyncPools(self)
-
-    @property
-    def webhooks(self) -> AsyncWebhooks:
-        """Addresses that are told of what happens."""
-        return AsyncWebhooks(self)
-
-    @property
-    def files(self) -> AsyncFileStore:
-        """Files that outlive sandboxes."""
-        return AsyncFileStore(self)
-
-    @property
-    def snapshots(self) -> AsyncSnapshots:
-        """Snapshots of sandboxes."""
-        return AsyncSnapshots(self)
-
-    @property
-    def volumes(self) -> AsyncVolumes:
-        """Files that outlive sandboxes, as folders of theirs."""
-        return AsyncVolumes(self)
-
-    @property
-    def events(self) -> AsyncEvents:
-        """What happens to sandboxes."""
-        return AsyncEvents(self)
-
-    @property
-    def executions(self) -> AsyncExecutions:
-        """The log of what ran."""
-        return AsyncExecutions(self)
-
-    async def templates(self) -> list[dict[str, Any]]:
-        """The templates that sandboxes can be made from: ``name``, ``description``, ``digest``, ``built``."""
-        answer = await self.request("GET", "/v1/templates")
-        return list(answer["templates"])
-
-    async def version(self) -> dict[str, Any]:
-        """The service's ``version``, ``generation`` and ``node``."""
-        return await self.request("GET", "/v1/version")
-
-    async def capabilities(self) -> dict[str, Any]:
-        """What the service's drivers can do on their host."""
-        return await self.request("GET", "/v1/capabilities")
-
-    async def capacity(self) -> dict[str, Any]:
-        """What the service's node may promise to sandboxes (``total``), what it has ``promised`` and what is ``free``.
-
-        Each has ``memory_bytes``, ``disk_bytes`` and ``pids`` (tasks of the host); beside them are ``sandboxes`` and ``max_sandboxes``.
-        """
-        return await self.request("GET", "/v1/capacity")
-
-    async def stop_service(self) -> ServiceStopResult:
-        """End the local service. Its sandboxes live on; the next service takes them over.
-
-        Returns:
-            What ends, and what lives on.
-
-        Raises:
-            ForbiddenError: It is reached over TCP.
-        """
-        answer = await self.request("POST", "/v1/service/stop")
-        return ServiceStopResult.parse(answer)
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, Any] | None = None,
-        body: Mapping[str, Any] | None = None,
-        content: bytes | AsyncIterable[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
-        once: bool = False,
-        read_timeout_s: float | None = ANSWER_TIMEOUT_S,
-    ) -> dict[str, Any]:
-        """Make one call and read its whole answer.
-
-        Args:
-            method: HTTP method.
-            path: Below the service's address, beginning with a slash.
-            params: Query parameters.
-            body: JSON to send.
-            content: Bytes to send instead, or pieces of them; pieces cannot be sent twice, so nothing is repeated.
-            headers: More of them.
-            once: Whether the service does it once however often it is asked, so that it may be asked again where the connection broke.
-            read_timeout_s: How long the answer may take to begin; None waits for ever.
-
-        Returns:
-            The answer's JSON object; empty for an empty answer.
-
-        Raises:
-            SandlotError: The service's, or UnavailableError where none answers.
-        """
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                async with self.stream(
-                    method, path, params=params, body=body, content=content, headers=headers, read_timeout_s=read_timeout_s
-                ) as response:
-                    return responses.decode_object(await self._read(response))
-            except (ConnectionLostError, ConflictError) as error:
-                if isinstance(error, ConflictError) and not responses.cut_by_hibernation(error):
-                    raise
-                wait_s = retries.cut_wait_s(tries, once=once, luck=retries.roll())
-                if wait_s is None:
-                    raise
-            await backend.sleep(wait_s)
-
-    @asynccontextmanager
-    async def event_stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: dict[str, Any] | None = None,
-        body: dict[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[AsyncIterator[Event]]:
-        """Make one call whose answer is a stream of events; leaving the context ends the call.
-
-        Raises:
-            SandlotError: The service's, UnavailableError where the stream is cut; both also while iterating.
-        """
-        async with self.stream(method, path, params=params, body=body, headers=headers, accept="text/event-stream") as response:
-            yield self._decoded(response)
-
-    async def _decoded(self, response: httpx.Response) -> AsyncIterator[Event]:
-        decoder = Decoder()
-        with translated(self.target):
-            async for piece in response.aiter_bytes():
-                for event in decoder.feed(piece):
-                    if event.name == "failure":
-                        raise responses.error_from_problem(event.data)
-                    yield event
-
-    @asynccontextmanager
-    async def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, Any] | None = None,
-        body: Mapping[str, Any] | None = None,
-        content: bytes | AsyncIterable[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
-        accept: str = "application/json",
-        read_timeout_s: float | None = ANSWER_TIMEOUT_S,
-    ) -> AsyncIterator[httpx.Response]:
-        """Make one call and give its answer's head; the body is read by the caller. Arguments are those of :meth:`request`."""
-        timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None, read=read_timeout_s)
-        sent = {"Accept": accept, "Content-Type": "application/json" if content is None else "application/octet-stream", **(headers or {})}
-        if body is not None:
-            content = requests.encode_body(body)
-        with self._opening:
-            if self._http.is_closed:
-                self._http = self._connections()
-        tries = 0
-        while True:
-            tries += 1
-            with sendable():
-                request = self._http.build_request(method, path, params=params, content=content, headers=sent, timeout=timeout)
-            response = await self._answered(request)
-            try:
-                if response.is_success:
-                    yield response
-                    return
-                error, wait_s = await self._refusal(response, tries)
-            finally:
-                await response.aclose()
-            if wait_s is None or not (content is None or isinstance(content, bytes)):
-                raise error
-            await backend.sleep(wait_s)
-
-    async def _answered(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; what could not be sent because nobody was there is sent to whoever comes back."""
-        tries, waited_s = 0, 0.0
-        while True:
-            tries += 1
-            try:
-                await self._reach()
-                with translated(self.target):
-                    response = await self._http.send(request, stream=True)
-            except ConnectionFailedError:
-                if self._reached:
-                    self._reached = False  # it was there before: a local service that left meanwhile
-                wait_s = retries.unreached_wait_s(tries, waited_s, met=self._met, luck=retries.roll())
-                if wait_s is None:
-                    raise
-            else:
-                self._met = True
-                return response
-            await backend.sleep(wait_s)
-            waited_s += wait_s
-
-    async def web_socket(self, path: str) -> backend.Socket:
-        """Open a WebSocket.
-
-        Args:
-            path: Below the service's address, with its query.
-
-        Raises:
-            SandlotError: The service's, or UnavailableError where none answers.
-        """
-        await self._reach()
-        return await backend.web_socket(self.target, path)
-
-    async def _reach(self) -> None:
-        """See to it, before the first call, that there is a service on the socket."""
-        if self._reached is False and self.target.socket is not None:
-            if self.target.local is not None and self._autostart:
-                await backend.in_thread(local_service.ensure, self.target.local)
-            elif not await backend.in_thread(local_service.answers, self.target.socket):
-                raise unreachable_error(self.target)
-            self._reached = self._met = True
-
-    def _connections(self) -> httpx.AsyncClient:
-        headers = {"User-Agent": f"sandlot-python/{__version__}"}
-        if self.target.api_key is not None:
-            headers["Authorization"] = f"Bearer {self.target.api_key}"
-        return backend.http_client(self.target, headers, httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None))
-
-    async def _read(self, response: httpx.Response) -> bytes:
-        with translated(self.target):
-            return await response.aread()
-
-    async def _refusal(self, response: httpx.Response, tries: int) -> tuple[SandlotError, float | None]:
-        body = await self._read(response)
-        headers = response.headers
-        error = responses.error_from_response(response.status_code, headers.get("content-type", ""), body, headers.get("x-request-id", ""))
-        return error, retries.refused_wait_s(
-            tries, retryable=responses.is_retryable(body), retry_after=headers.get("retry-after"), luck=retries.roll()
-        )
+        """Close the connections. Sandboxes keep running; a later request opens new connections."""
+        await self.transport.aclose()

@@ -11,12 +11,11 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sandlot.model.errors import ErrorCode, SandlotError
-from sandlot.sdk import requests, responses, retries
+from sandlot.model.errors import SandlotError
+from sandlot.sdk import requests
 from sandlot.sdk._async import backend
-from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import cut_short, tell, tell_rest
-from sandlot.sdk.http import ConnectionLostError
+from sandlot.sdk._async.transport import AsyncTransport, wait_before_resuming
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
 from sandlot.sdk.models.processes import Output
 from sandlot.sdk.transcript import Piece, Transcript
@@ -25,22 +24,24 @@ INTERRUPT_TIMEOUT_S = 10.0
 """How long an interrupt may take of a caller that is leaving."""
 
 
-async def run(client: AsyncClient, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> AsyncGenerator[Piece]:
+async def run(
+    transport: AsyncTransport, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]
+) -> AsyncGenerator[Piece]:
     """Run a cell in the foreground and give what it tells; whoever stops taking it interrupts the cell.
 
     Args:
-        client: The service.
+        transport: Connections to the service.
         path: Of the sandbox's code.
         body: The request.
         transcript: Takes it all in.
         headers: With the request's Idempotency-Key.
     """
     tries = 0
-    async with _interrupting(client, path, body, transcript, headers):
+    async with _interrupting(transport, path, body, transcript, headers):
         while not transcript.id:
             tries += 1
             try:
-                async with client.event_stream("POST", path, body=body, headers=headers) as events:
+                async with transport.event_stream("POST", path, body=body, headers=headers) as events:
                     async for event in events:
                         piece = transcript.feed(event)
                         if piece is not None:
@@ -50,28 +51,28 @@ async def run(client: AsyncClient, path: str, body: dict[str, Any], transcript: 
                 error: SandlotError = cut_short("code")
             except SandlotError as caught:
                 error = caught
-            await again(error, tries)
-        async with aclosing(follow(client, path, transcript)) as pieces:
+            await wait_before_resuming(error, tries)
+        async with aclosing(follow(transport, path, transcript)) as pieces:
             async for piece in pieces:
                 yield piece
 
 
-async def answered(client: AsyncClient, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
+async def answered(transport: AsyncTransport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
     """Run a cell in the foreground and wait for its answer; whoever stops waiting interrupts the cell.
 
     Args:
-        client: The service.
+        transport: Connections to the service.
         path: Of the sandbox's code.
         body: The request.
         headers: With the request's Idempotency-Key.
     """
-    async with _interrupting(client, path, body, Transcript(), headers):
-        return Execution.parse(await client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+    async with _interrupting(transport, path, body, Transcript(), headers):
+        return Execution.parse(await transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
 
 
 @asynccontextmanager
 async def _interrupting(
-    client: AsyncClient, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]
+    transport: AsyncTransport, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]
 ) -> AsyncGenerator[None]:
     """Interrupt the cell if the body is left before the end of the cell.
 
@@ -89,29 +90,29 @@ async def _interrupting(
     finally:
         with backend.shielded(), suppress(SandlotError):
             if is_left_without_id:
-                await _leave(client, path, body, headers)
+                await _leave(transport, path, body, headers)
             elif transcript.id and not transcript.over():
                 # Without this request, the service would wait some seconds for the client to come back.
-                await interrupt(client, f"{path}/{requests.path_segment(transcript.id)}")
+                await interrupt(transport, f"{path}/{requests.path_segment(transcript.id)}")
 
 
-async def _leave(client: AsyncClient, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+async def _leave(transport: AsyncTransport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
     """Interrupt a cell whose id nobody has told yet: asked for again as events, its id comes first."""
     transcript = Transcript()
-    async with client.event_stream("POST", path, body=body, headers=headers) as events:
+    async with transport.event_stream("POST", path, body=body, headers=headers) as events:
         async for event in events:
             transcript.feed(event)
             if transcript.id:
                 break
         if transcript.id and not transcript.over():
-            await interrupt(client, f"{path}/{requests.path_segment(transcript.id)}")
+            await interrupt(transport, f"{path}/{requests.path_segment(transcript.id)}")
 
 
-async def follow(client: AsyncClient, path: str, transcript: Transcript) -> AsyncGenerator[Piece]:
+async def follow(transport: AsyncTransport, path: str, transcript: Transcript) -> AsyncGenerator[Piece]:
     """What a cell tells from where a transcript stands to its end; where the connection breaks, it is gone on with.
 
     Args:
-        client: The service.
+        transport: Connections to the service.
         path: Of the sandbox's code.
         transcript: Takes it all in.
     """
@@ -120,7 +121,7 @@ async def follow(client: AsyncClient, path: str, transcript: Transcript) -> Asyn
         tries += 1
         params = {"events_from": transcript.events, "stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset}
         try:
-            async with client.event_stream("GET", f"{path}/{requests.path_segment(transcript.id)}", params=params) as events:
+            async with transport.event_stream("GET", f"{path}/{requests.path_segment(transcript.id)}", params=params) as events:
                 async for event in events:
                     piece = transcript.feed(event)
                     if piece is not None:
@@ -131,31 +132,13 @@ async def follow(client: AsyncClient, path: str, transcript: Transcript) -> Asyn
             error: SandlotError = cut_short("code")
         except SandlotError as caught:
             error = caught
-        await again(error, max(1, tries))
+        await wait_before_resuming(error, max(1, tries))
 
 
-async def interrupt(client: AsyncClient, path: str) -> bool:
+async def interrupt(transport: AsyncTransport, path: str) -> bool:
     """Interrupt an execution, or what runs in a context; whether there was something to interrupt."""
-    answer = await client.request("POST", f"{path}/interrupt", read_timeout_s=INTERRUPT_TIMEOUT_S)
+    answer = await transport.request("POST", f"{path}/interrupt", read_timeout_s=INTERRUPT_TIMEOUT_S)
     return bool(answer.get("running", False))
-
-
-async def again(error: SandlotError, tries: int) -> None:
-    """Wait before the next try after a stream that was cut.
-
-    Args:
-        error: What ended it, raised again where that was no cut.
-        tries: How often it was tried without getting anything, 1 and more.
-    """
-    cut = (
-        isinstance(error, ConnectionLostError)
-        or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE}
-        or responses.cut_by_hibernation(error)
-    )
-    wait_s = retries.cut_wait_s(tries, once=cut, luck=retries.roll())
-    if wait_s is None:
-        raise error
-    await backend.sleep(wait_s)
 
 
 def finished_execution(transcript: Transcript) -> Execution:
@@ -207,8 +190,8 @@ class AsyncCodeHandle:
     Iterate it for what it tells, from where the handle stands to its end, and the :class:`Execution` as the last; each piece is read once.
     """
 
-    def __init__(self, client: AsyncClient, path: str, transcript: Transcript, callbacks: Callbacks) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport, path: str, transcript: Transcript, callbacks: Callbacks) -> None:
+        self._transport = transport
         self._path = path
         self._transcript = transcript
         self._callbacks = callbacks
@@ -265,7 +248,7 @@ class AsyncCodeHandle:
             NotFoundError: ``execution_not_found``: the sandbox remembers it no more.
         """
         told = Callbacks(on_stdout, on_stderr, on_result, on_error).over(self._callbacks)
-        async with aclosing(follow(self._client, self._path, self._transcript)) as pieces:
+        async with aclosing(follow(self._transport, self._path, self._transcript)) as pieces:
             async for piece in pieces:
                 await told.tell(self._transcript, piece)
         await tell_rest(self._transcript, told.on_stdout, told.on_stderr)
@@ -273,16 +256,16 @@ class AsyncCodeHandle:
 
     async def poll(self) -> Execution:
         """All that there is of it now, also what this handle has read; its status is ``running`` until it is done."""
-        return Execution.parse(await self._client.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
+        return Execution.parse(await self._transport.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
 
     async def interrupt(self) -> bool:
         """Interrupt it, as Ctrl-C would, or take it back where it waits for its turn; False when it has ended."""
-        return await interrupt(self._client, f"{self._path}/{requests.path_segment(self.id)}")
+        return await interrupt(self._transport, f"{self._path}/{requests.path_segment(self.id)}")
 
     async def _events(self) -> AsyncGenerator[CodeEvent]:
         if self._transcript.over():
             return
-        async with aclosing(follow(self._client, self._path, self._transcript)) as pieces:
+        async with aclosing(follow(self._transport, self._path, self._transcript)) as pieces:
             async for piece in pieces:
                 yield piece
         yield finished_execution(self._transcript)

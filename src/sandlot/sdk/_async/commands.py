@@ -12,7 +12,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, Sandlo
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
-from sandlot.sdk._async.client import AsyncClient
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.models.processes import CommandResult, Output, ProcessInfo
 from sandlot.sdk.transcript import Transcript
 
@@ -20,8 +20,8 @@ from sandlot.sdk.transcript import Transcript
 class AsyncCommands:
     """The commands of one sandbox."""
 
-    def __init__(self, client: AsyncClient, sandbox: str) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport, sandbox: str) -> None:
+        self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/processes"
 
     @overload
@@ -109,13 +109,13 @@ class AsyncCommands:
         body |= requests.omit_none(track=None if track is None else list(track))
         if background:
             return await self._start(body, rest, on_stdout, on_stderr)
-        if rest is None and on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
-            return CommandResult.parse(await self._client.request("POST", self._path, body=body, read_timeout_s=None))
+        if rest is None and on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
+            return CommandResult.parse(await self._transport.request("POST", self._path, body=body, read_timeout_s=None))
         return await self._stream(body, rest, on_stdout, on_stderr, on_output)
 
     async def list(self) -> builtins.list[ProcessInfo]:
         """The processes that were started here and that the sandbox remembers."""
-        answer = await self._client.request("GET", self._path)
+        answer = await self._transport.request("GET", self._path)
         return [ProcessInfo.parse(raw) for raw in answer["processes"]]
 
     async def start(
@@ -151,7 +151,7 @@ class AsyncCommands:
         Raises:
             NotFoundError: There is none of this id.
         """
-        return ProcessInfo.parse(await self._client.request("GET", f"{self._path}/{requests.path_segment(id)}"))
+        return ProcessInfo.parse(await self._transport.request("GET", f"{self._path}/{requests.path_segment(id)}"))
 
     async def connect(
         self,
@@ -177,20 +177,20 @@ class AsyncCommands:
 
     async def kill(self, id: str, signal: str | int = "SIGKILL") -> bool:  # noqa: A002 - the word of the API
         """Send a signal to a process's whole group; False when it is gone."""
-        return await send_signal(self._client, f"{self._path}/{requests.path_segment(id)}", signal)
+        return await send_signal(self._transport, f"{self._path}/{requests.path_segment(id)}", signal)
 
     async def restart(self, id: str) -> str:  # noqa: A002 - the word of the API
         """Kill a process where it still runs, and start it again in the background, with what it was started with; its new id."""
-        return str((await self._client.request("POST", f"{self._path}/{requests.path_segment(id)}/restart"))["process"])
+        return str((await self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/restart"))["process"])
 
     async def send_stdin(self, id: str, data: str | bytes, *, offset: int | None = None) -> int:  # noqa: A002 - the word of the API
         """Write to the standard input of a process that was started with ``stdin=True``; see :meth:`AsyncCommandHandle.send_stdin`."""
-        return await write_stdin(self._client, f"{self._path}/{requests.path_segment(id)}", data, offset)
+        return await write_stdin(self._transport, f"{self._path}/{requests.path_segment(id)}", data, offset)
 
     def _handle(
         self, transcript: Transcript, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None
     ) -> AsyncCommandHandle:
-        return AsyncCommandHandle(self._client, f"{self._path}/{transcript.id}", transcript, on_stdout, on_stderr)
+        return AsyncCommandHandle(self._transport, f"{self._path}/{transcript.id}", transcript, on_stdout, on_stderr)
 
     async def _start(
         self,
@@ -199,7 +199,7 @@ class AsyncCommands:
         on_stdout: backend.Callback[str] | None,
         on_stderr: backend.Callback[str] | None,
     ) -> AsyncCommandHandle:
-        answer = await self._client.request("POST", self._path, body=body)
+        answer = await self._transport.request("POST", self._path, body=body)
         handle = self._handle(Transcript(id=str(answer["process"]), pid=answer.get("pid")), on_stdout, on_stderr)
         if stdin is not None:
             sent = 0
@@ -219,7 +219,7 @@ class AsyncCommands:
     ) -> CommandResult:
         transcript = Transcript()
         failures: builtins.list[Exception] = []
-        async with backend.beside() as start, self._client.event_stream("POST", self._path, body=body) as events:
+        async with backend.beside() as start, self._transport.event_stream("POST", self._path, body=body) as events:
             async for event in events:
                 piece = transcript.feed(event)
                 if event.name == "started" and stdin is not None:
@@ -238,14 +238,14 @@ class AsyncCommands:
         try:
             async for piece in backend.chunks(stdin):
                 # With its offset: a piece that is sent again, because the service was busy after it had come, is written once.
-                await write_stdin(self._client, path, piece, sent)
+                await write_stdin(self._transport, path, piece, sent)
                 sent += len(piece)
         except Exception as error:  # noqa: BLE001 - raised where the caller is, whether it is ours or of the caller's own data
             if not _takes_no_more(error):
                 failures.append(error)
         # What waits for its input has to see the end of it, whatever happened.
         with suppress(SandlotError):
-            await self._client.request("DELETE", f"{path}/stdin")
+            await self._transport.request("DELETE", f"{path}/stdin")
 
 
 def _takes_no_more(error: Exception) -> bool:
@@ -269,13 +269,13 @@ class AsyncCommandHandle:
 
     def __init__(
         self,
-        client: AsyncClient,
+        transport: AsyncTransport,
         path: str,
         transcript: Transcript,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
     ) -> None:
-        self._client = client
+        self._transport = transport
         self._path = path
         self._transcript = transcript
         self._on_stdout = on_stdout
@@ -350,7 +350,7 @@ class AsyncCommandHandle:
 
     async def kill(self, signal: str | int = "SIGKILL") -> bool:
         """Send a signal to its whole process group; False when it is gone."""
-        return await send_signal(self._client, self._path, signal)
+        return await send_signal(self._transport, self._path, signal)
 
     async def send_stdin(self, data: str | bytes, *, offset: int | None = None) -> int:
         """Write to its standard input, which it must have been started with (``stdin=True``); returns once the sandbox has taken it.
@@ -366,11 +366,11 @@ class AsyncCommandHandle:
         Raises:
             ConflictError: It takes no input (any more), or something before ``offset`` is missing.
         """
-        return await write_stdin(self._client, self._path, data, offset)
+        return await write_stdin(self._transport, self._path, data, offset)
 
     async def close_stdin(self) -> None:
         """End its standard input."""
-        await self._client.request("DELETE", f"{self._path}/stdin")
+        await self._transport.request("DELETE", f"{self._path}/stdin")
 
     async def _output(self, *, follow: bool) -> AsyncGenerator[Output]:
         transcript = self._transcript
@@ -381,7 +381,7 @@ class AsyncCommandHandle:
             rested = False
             params = {"stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset, "follow": "true" if follow else "false"}
             try:
-                async with self._client.event_stream("GET", f"{self._path}/output", params=params) as events:
+                async with self._transport.event_stream("GET", f"{self._path}/output", params=params) as events:
                     async for event in events:
                         piece = transcript.feed(event)
                         if isinstance(piece, Output):
@@ -433,10 +433,10 @@ def cut_short(what: str) -> UnavailableError:
     )
 
 
-async def send_signal(client: AsyncClient, path: str, signal: str | int) -> bool:
+async def send_signal(transport: AsyncTransport, path: str, signal: str | int) -> bool:
     """Signal a process; False when it is gone."""
     try:
-        answer = await client.request("POST", f"{path}/signal", body={"signal": signal})
+        answer = await transport.request("POST", f"{path}/signal", body={"signal": signal})
     except NotFoundError as error:
         if error.code is not ErrorCode.PROCESS_NOT_FOUND:
             raise
@@ -444,8 +444,8 @@ async def send_signal(client: AsyncClient, path: str, signal: str | int) -> bool
     return bool(answer.get("running", True))
 
 
-async def write_stdin(client: AsyncClient, path: str, data: str | bytes, offset: int | None = None) -> int:
+async def write_stdin(transport: AsyncTransport, path: str, data: str | bytes, offset: int | None = None) -> int:
     """Write to a process's standard input; it may take as long as the process takes to read."""
     content = requests.encode_text(data) if isinstance(data, str) else data
-    answer = await client.request("POST", f"{path}/stdin", params=requests.omit_none(offset=offset), content=content, read_timeout_s=None)
+    answer = await transport.request("POST", f"{path}/stdin", params=requests.omit_none(offset=offset), content=content, read_timeout_s=None)
     return int(answer.get("stdin_bytes", 0))

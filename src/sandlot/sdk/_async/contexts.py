@@ -6,16 +6,16 @@ import builtins
 from collections.abc import Mapping
 
 from sandlot.sdk import requests
-from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code import interrupt
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.models.contexts import Context, id_of
 
 
 class AsyncContexts:
     """The contexts of one sandbox: kernels, each with its own variables."""
 
-    def __init__(self, client: AsyncClient, path: str) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport, path: str) -> None:
+        self._transport = transport
         self._path = path
 
     async def create(self, language: str = "python", *, cwd: str | None = None, envs: Mapping[str, str] | None = None) -> Context:
@@ -32,11 +32,11 @@ class AsyncContexts:
             SandboxEndedError: The sandbox has ended.
         """
         body = {"language": language, **requests.omit_none(cwd=cwd, env=None if envs is None else dict(envs))}
-        return Context.parse(await self._client.request("POST", self._path, body=body, headers=requests.idempotency_headers(), once=True))
+        return Context.parse(await self._transport.request("POST", self._path, body=body, headers=requests.idempotency_headers(), idempotent=True))
 
     async def list(self) -> builtins.list[Context]:
         """All that there are."""
-        answer = await self._client.request("GET", self._path)
+        answer = await self._transport.request("GET", self._path)
         return [Context.parse(raw) for raw in answer["contexts"]]
 
     async def get(self, context: Context | str) -> Context:
@@ -45,7 +45,7 @@ class AsyncContexts:
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        return Context.parse(await self._client.request("GET", self._of(context)))
+        return Context.parse(await self._transport.request("GET", self._of(context)))
 
     async def remove(self, context: Context | str) -> None:
         """End a context, and everything that runs in it. One that is there always starts anew with the next cell.
@@ -53,7 +53,7 @@ class AsyncContexts:
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        await self._client.request("DELETE", self._of(context))
+        await self._transport.request("DELETE", self._of(context))
 
     async def restart(self, context: Context | str = "default") -> None:
         """Begin anew in a context: its variables are gone, what ran in it is ended, what waited for its turn never runs.
@@ -61,7 +61,7 @@ class AsyncContexts:
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        await self._client.request("POST", f"{self._of(context)}/restart")
+        await self._transport.request("POST", f"{self._of(context)}/restart")
 
     async def interrupt(self, context: Context | str = "default") -> bool:
         """Interrupt what runs in a context, as Ctrl-C would; False when nothing does.
@@ -69,7 +69,7 @@ class AsyncContexts:
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        return await interrupt(self._client, self._of(context))
+        return await interrupt(self._transport, self._of(context))
 
     def _of(self, context: Context | str) -> str:
         return f"{self._path}/{requests.path_segment(id_of(context) or '')}"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from sandlot.model.errors import UnavailableError
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.models.events import EventInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._async.client import AsyncClient
 
 AGAIN_S = 1.0
 MAX_TRIES = 10
@@ -19,14 +16,10 @@ MAX_TRIES = 10
 
 
 class AsyncEvents:
-    """What happens to sandboxes: your own; with an operator's key everybody's.
+    """What happens to sandboxes: your own; with an operator's key everybody's."""
 
-    Args:
-        client: Reaches the service.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
 
     async def list(self, *, after: int = 0, sandbox: str | None = None, limit: int | None = None) -> list[EventInfo]:
         """What happened, oldest first, as far back as the service keeps it.
@@ -37,7 +30,7 @@ class AsyncEvents:
             limit: So many at most; all of them where left out.
         """
         params = requests.omit_none(after=after, sandbox=sandbox)
-        return await backend.collected(self._client.items("/v1/events", "events", EventInfo.parse, params=params, limit=limit))
+        return await backend.collected(self._transport.paginate("/v1/events", "events", EventInfo.parse, params=params, limit=limit))
 
     async def follow(self, *, after: int | None = None, sandbox: str | None = None) -> AsyncIterator[EventInfo]:
         """What happens, as it happens, until you stop iterating. A stream that is cut goes on where it was.
@@ -52,7 +45,7 @@ class AsyncEvents:
         seen, tries = after, 0
         while True:
             try:
-                async with self._client.event_stream("GET", "/v1/events", params=requests.omit_none(after=seen, sandbox=sandbox)) as told:
+                async with self._transport.event_stream("GET", "/v1/events", params=requests.omit_none(after=seen, sandbox=sandbox)) as told:
                     async for event in told:
                         tries = 0
                         if event.name == "position":

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.models.executions import ExecutionInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._async.client import AsyncClient
 
 
 class AsyncExecutions:
-    """The log of runs: your own; with an operator's key everybody's.
+    """The log of runs: your own; with an operator's key everybody's."""
 
-    Args:
-        client: Reaches the service.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
 
     async def list(self, *, sandbox: str | None = None, limit: int | None = 100) -> builtins.list[ExecutionInfo]:
         """What ran, newest first.
@@ -35,7 +28,7 @@ class AsyncExecutions:
 
     def iter(self, *, sandbox: str | None = None, limit: int | None = None) -> AsyncIterator[ExecutionInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        return self._client.items("/v1/executions", "executions", ExecutionInfo.parse, params=requests.omit_none(sandbox=sandbox), limit=limit)
+        return self._transport.paginate("/v1/executions", "executions", ExecutionInfo.parse, params=requests.omit_none(sandbox=sandbox), limit=limit)
 
     async def get(self, execution: str) -> ExecutionInfo:
         """One run: what it was, what it wrote, how it ended.
@@ -46,4 +39,4 @@ class AsyncExecutions:
         Raises:
             NotFoundError: There is none, or it is older than what is kept.
         """
-        return ExecutionInfo.parse(await self._client.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))
+        return ExecutionInfo.parse(await self._transport.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))

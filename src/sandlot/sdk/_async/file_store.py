@@ -7,32 +7,25 @@ import mimetypes
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.http import translated
 from sandlot.sdk.models.file_store import StoredFile, StoredFiles
 from sandlot.sdk.models.files import FileEntry
 from sandlot.sdk.transfer.download import PartialFile
 from sandlot.sdk.transfer.upload import TransferProgress, plan_upload
 
-if TYPE_CHECKING:
-    from sandlot.sdk._async.client import AsyncClient
-
 
 class AsyncFileStore:
-    """The files of a service: uploaded once, put into any number of sandboxes.
+    """The files of a service: uploaded once, put into any number of sandboxes."""
 
-    Args:
-        client: Reaches it.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
 
     async def upload(
         self,
@@ -73,7 +66,7 @@ class AsyncFileStore:
             limit: Files on the page, at most; 1 to 1,000.
             offset: Files to skip.
         """
-        return StoredFiles.parse(await self._client.request("GET", "/v1/files", params={"limit": limit, "offset": offset}))
+        return StoredFiles.parse(await self._transport.request("GET", "/v1/files", params={"limit": limit, "offset": offset}))
 
     async def get(self, file: str) -> StoredFile:
         """What is known of a file.
@@ -81,7 +74,7 @@ class AsyncFileStore:
         Raises:
             NotFoundError: There is none of this id.
         """
-        return StoredFile.parse(await self._client.request("GET", self._path(file)))
+        return StoredFile.parse(await self._transport.request("GET", self._path(file)))
 
     async def read(self, file: str) -> bytes:
         """All of a file's bytes; :meth:`stream` and :meth:`download` are for those that memory should not hold.
@@ -102,7 +95,7 @@ class AsyncFileStore:
         Raises:
             NotFoundError: There is none of this id.
         """
-        async with self._client.stream("GET", f"{self._path(file)}/content", accept="*/*") as response:
+        async with self._transport.stream("GET", f"{self._path(file)}/content", accept="*/*") as response:
             yield self._pieces(response)
 
     async def download(self, file: str, local: str | Path, *, on_progress: backend.Callback[TransferProgress] | None = None) -> Path:
@@ -145,7 +138,7 @@ class AsyncFileStore:
         Raises:
             NotFoundError: There is none of this id.
         """
-        await self._client.request("DELETE", self._path(file))
+        await self._transport.request("DELETE", self._path(file))
 
     async def inject(self, sandbox: str, files: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[FileEntry]:
         """Put files into a sandbox, each under its own name; one that is there already is replaced.
@@ -163,7 +156,7 @@ class AsyncFileStore:
             NotFoundError: There is no such sandbox, or no such file.
         """
         body = {"file_ids": [*files], "path": path, **requests.omit_none(user=user)}
-        answer = await self._client.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/inject", body=body)
+        answer = await self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/inject", body=body)
         return [FileEntry.parse(raw) for raw in answer["entries"]]
 
     async def keep(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
@@ -179,7 +172,7 @@ class AsyncFileStore:
             NotFoundError: There is no such sandbox, or no such file.
         """
         body = requests.omit_none(path=path, filename=filename, user=user)
-        return StoredFile.parse(await self._client.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/keep", body=body))
+        return StoredFile.parse(await self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/keep", body=body))
 
     async def _send(
         self,
@@ -192,7 +185,7 @@ class AsyncFileStore:
         kind = media_type or mimetypes.guess_type(f"./{filename}")[0]
         params = requests.omit_none(filename=filename, media_type=kind)
         content = data if isinstance(data, bytes) else self._told(backend.chunks(data), filename, total, on_progress)
-        return StoredFile.parse(await self._client.request("POST", "/v1/files", params=params, content=content))
+        return StoredFile.parse(await self._transport.request("POST", "/v1/files", params=params, content=content))
 
     async def _told(
         self, chunks: AsyncIterator[bytes], filename: str, total: int | None, on_progress: backend.Callback[TransferProgress] | None
@@ -204,7 +197,7 @@ class AsyncFileStore:
             await backend.call(on_progress, TransferProgress(filename, done, total, 0, 1))
 
     async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        with translated(self._client.target):
+        with translated(self._transport.target):
             async for piece in response.aiter_bytes():
                 yield bytes(piece)
 

@@ -13,7 +13,7 @@ import httpx
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, UnavailableError
 from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
-from sandlot.sdk._async.client import AsyncClient
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk._async.watches import AsyncFileWatch, AsyncWatchers
 from sandlot.sdk.http import translated
 from sandlot.sdk.models.files import FileEntry
@@ -24,8 +24,8 @@ from sandlot.sdk.transfer.upload import TransferProgress, UploadFile, UploadPlan
 class AsyncFileStream:
     """The content of a file as it arrives, read only as fast as it is taken. Close it, or read it to its end."""
 
-    def __init__(self, client: AsyncClient, response: httpx.Response, resources: AsyncExitStack) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport, response: httpx.Response, resources: AsyncExitStack) -> None:
+        self._transport = transport
         self._resources = resources
         self._pieces = response.aiter_bytes()
 
@@ -40,7 +40,7 @@ class AsyncFileStream:
 
     async def __anext__(self) -> bytes:
         try:
-            with translated(self._client.target):
+            with translated(self._transport.target):
                 return await self._pieces.__anext__()
         except BaseException:
             await self.aclose()
@@ -54,10 +54,10 @@ class AsyncFileStream:
 class AsyncFiles:
     """The files of one sandbox. Every path in it is absolute."""
 
-    def __init__(self, client: AsyncClient, sandbox: str) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport, sandbox: str) -> None:
+        self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/files"
-        self.watchers = AsyncWatchers(client, sandbox)
+        self.watchers = AsyncWatchers(transport, sandbox)
         """Folders that are watched for whoever asks later."""
 
     @overload
@@ -90,9 +90,9 @@ class AsyncFiles:
         resources = AsyncExitStack()
         params = requests.omit_none(path=path, user=user)
         response = await resources.enter_async_context(
-            self._client.stream("GET", f"{self._path}/content", params=params, accept="application/octet-stream")
+            self._transport.stream("GET", f"{self._path}/content", params=params, accept="application/octet-stream")
         )
-        stream = AsyncFileStream(self._client, response, resources)
+        stream = AsyncFileStream(self._transport, response, resources)
         if format == "stream":
             return stream
         content = bytearray()
@@ -123,7 +123,7 @@ class AsyncFiles:
         """
         params = requests.omit_none(path=path, user=user, mode=mode, append="true" if append else None)
         content = requests.encode_text(data) if isinstance(data, str) else data
-        answer = await self._client.request(
+        answer = await self._transport.request(
             "PUT", f"{self._path}/content", params=params, content=content if isinstance(content, bytes) else backend.chunks(content)
         )
         return FileEntry.parse(answer)
@@ -133,7 +133,7 @@ class AsyncFiles:
         found: builtins.list[FileEntry] = []
         more = True
         while more:
-            answer = await self._client.request("GET", self._path, params=requests.omit_none(path=path, user=user, offset=len(found) or None))
+            answer = await self._transport.request("GET", self._path, params=requests.omit_none(path=path, user=user, offset=len(found) or None))
             page = [FileEntry.parse(raw) for raw in answer["entries"]]
             more = bool(answer.get("more", False))
             responses.check_page(found, page, more=more)
@@ -146,11 +146,11 @@ class AsyncFiles:
         Raises:
             NotFoundError: Nothing.
         """
-        return FileEntry.parse(await self._client.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
+        return FileEntry.parse(await self._transport.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
         """Whether there is something at a path."""
-        answer = await self._client.request("GET", f"{self._path}/exists", params=requests.omit_none(path=path, user=user))
+        answer = await self._transport.request("GET", f"{self._path}/exists", params=requests.omit_none(path=path, user=user))
         return bool(answer["exists"])
 
     async def watch(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> AsyncFileWatch:
@@ -170,7 +170,7 @@ class AsyncFiles:
         """
         resources = AsyncExitStack()
         params = requests.omit_none(path=path, user=user, recursive="true" if recursive else None)
-        events = await resources.enter_async_context(self._client.event_stream("GET", f"{self._path}/watch", params=params))
+        events = await resources.enter_async_context(self._transport.event_stream("GET", f"{self._path}/watch", params=params))
         try:
             begun = await events.__anext__()
         except BaseException:
@@ -190,8 +190,8 @@ class AsyncFiles:
             user: Who it is done as.
         """
         body: dict[str, Any] = {"path": path, "method": method, "expires_in": expires_in, **requests.omit_none(user=user)}
-        answer = await self._client.request("POST", f"{self._path}/sign", body=body)
-        return requests.rebase_url(str(answer["url"]), None if self._client.waits else self._client.target.base_url)
+        answer = await self._transport.request("POST", f"{self._path}/sign", body=body)
+        return requests.rebase_url(str(answer["url"]), None if self._transport.can_wait_silently else self._transport.target.base_url)
 
     async def make_dir(self, path: str, *, user: str | None = None, mode: int | None = None) -> bool:
         """Make a folder, and those above it.
@@ -204,7 +204,7 @@ class AsyncFiles:
         """
         if await self._is_dir(path, user):
             return False
-        await self._client.request("POST", f"{self._path}/directories", body=requests.omit_none(path=path, parents=True, mode=mode, user=user))
+        await self._transport.request("POST", f"{self._path}/directories", body=requests.omit_none(path=path, parents=True, mode=mode, user=user))
         return True
 
     async def move(self, path: str, to: str, *, overwrite: bool = False, user: str | None = None) -> FileEntry:
@@ -214,7 +214,7 @@ class AsyncFiles:
             ConflictError: There is something at the new path, and it may not be overwritten.
         """
         body: dict[str, Any] = {"path": path, "to": to, "overwrite": overwrite, **requests.omit_none(user=user)}
-        return FileEntry.parse(await self._client.request("POST", f"{self._path}/move", body=body))
+        return FileEntry.parse(await self._transport.request("POST", f"{self._path}/move", body=body))
 
     rename = move
 
@@ -230,7 +230,7 @@ class AsyncFiles:
             How many files and folders were removed.
         """
         params = {"path": path, "recursive": "true" if recursive else "false", **requests.omit_none(user=user)}
-        answer = await self._client.request("DELETE", self._path, params=params, read_timeout_s=None)
+        answer = await self._transport.request("DELETE", self._path, params=params, read_timeout_s=None)
         return int(answer.get("removed", 1))
 
     async def upload(
@@ -266,7 +266,7 @@ class AsyncFiles:
         self, part: UploadPlan, tally: UploadProgress, root: str, user: str | None, on_progress: backend.Callback[TransferProgress] | None
     ) -> None:
         try:
-            await self._client.request(
+            await self._transport.request(
                 "POST",
                 f"{self._path}/archive",
                 params=requests.omit_none(path=root, user=user),
@@ -342,8 +342,8 @@ class AsyncFiles:
         receiver = await backend.in_thread(ArchiveExtractor, local)
         params = requests.omit_none(path=guest, user=user)
         try:
-            async with self._client.stream("GET", f"{self._path}/archive", params=params, accept="application/x-tar") as response:
-                stream = AsyncFileStream(self._client, response, AsyncExitStack())
+            async with self._transport.stream("GET", f"{self._path}/archive", params=params, accept="application/x-tar") as response:
+                stream = AsyncFileStream(self._transport, response, AsyncExitStack())
                 async for piece in stream:
                     await backend.in_thread(receiver.feed, piece)
                     path = below(guest, receiver.path)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from sandlot.model.access import Quota
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey
 from sandlot.sdk.requests import quota_body
 
-if TYPE_CHECKING:
-    from sandlot.sdk._async.client import AsyncClient
-
 
 class AsyncKeys:
-    """The keys of a service, as ``client.keys``. All but :meth:`whoami` are for operators.
+    """The keys of a service, as ``client.keys``. All but :meth:`whoami` are for operators."""
 
-    Args:
-        client: Reaches it.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
 
     async def create(self, name: str, *, operator: bool = False, quota: Quota | None = None) -> NewKey:
         """Make a key.
@@ -41,7 +34,7 @@ class AsyncKeys:
             ConflictError: There is one of that name.
         """
         body = requests.omit_none(name=name, operator=operator, quota=None if quota is None else quota_body(quota))
-        return NewKey.parse(await self._client.request("POST", "/v1/keys", body=body))
+        return NewKey.parse(await self._transport.request("POST", "/v1/keys", body=body))
 
     async def list(self) -> list[KeyInfo]:
         """The keys that are valid, without their secrets, oldest first.
@@ -52,7 +45,7 @@ class AsyncKeys:
         return await backend.collected(self._iter())
 
     def _iter(self) -> AsyncIterator[KeyInfo]:
-        return self._client.items("/v1/keys", "keys", KeyInfo.parse, params={})
+        return self._transport.paginate("/v1/keys", "keys", KeyInfo.parse, params={})
 
     async def revoke(self, key: str) -> None:
         """Take a key away: requests with it are refused from now on. Its sandboxes live on until they end, its pools go.
@@ -64,8 +57,8 @@ class AsyncKeys:
             ForbiddenError: You are no operator.
             NotFoundError: No valid key is called so.
         """
-        await self._client.request("DELETE", f"/v1/keys/{requests.path_segment(key)}")
+        await self._transport.request("DELETE", f"/v1/keys/{requests.path_segment(key)}")
 
     async def whoami(self) -> CurrentKey:
         """Who you are to the service, what you may take, and what of it is taken."""
-        return CurrentKey.parse(await self._client.request("GET", "/v1/keys/self"))
+        return CurrentKey.parse(await self._transport.request("GET", "/v1/keys/self"))

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from sandlot.sdk import requests
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.models.pools import PoolInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._async.client import AsyncClient
 
 
 class AsyncPools:
-    """Pools of a service, as ``client.pools``: your own; an operator's are the node's, which serve everybody, and he sees all of them.
+    """Pools of a service, as ``client.pools``: your own; an operator's are the node's, which serve everybody, and he sees all of them."""
 
-    Args:
-        client: Reaches it.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
 
     async def create(
         self,
@@ -63,11 +56,11 @@ class AsyncPools:
         body = requests.omit_none(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, blank=blank)
         if metadata is not None:
             body["metadata"] = dict(metadata)
-        return PoolInfo.parse(await self._client.request("POST", "/v1/pools", body=body))
+        return PoolInfo.parse(await self._transport.request("POST", "/v1/pools", body=body))
 
     async def list(self) -> list[PoolInfo]:
         """Your pools, what waits in them, and how they have fared; an operator's are all of the service."""
-        answer = await self._client.request("GET", "/v1/pools")
+        answer = await self._transport.request("GET", "/v1/pools")
         return [PoolInfo.parse(each) for each in answer["pools"]]
 
     async def get(self, pool: str) -> PoolInfo:
@@ -79,7 +72,7 @@ class AsyncPools:
         Raises:
             NotFoundError: There is none.
         """
-        return PoolInfo.parse(await self._client.request("GET", f"/v1/pools/{requests.path_segment(pool)}"))
+        return PoolInfo.parse(await self._transport.request("GET", f"/v1/pools/{requests.path_segment(pool)}"))
 
     async def set(
         self,
@@ -109,7 +102,7 @@ class AsyncPools:
         """
         words = None if metadata is None else dict(metadata)
         body = requests.omit_none(warm=warm, max=max, blank=blank, metadata=words)
-        return PoolInfo.parse(await self._client.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
+        return PoolInfo.parse(await self._transport.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
 
     async def remove(self, pool: str) -> None:
         """Have a pool no more, also after a restart of the service; what waits in it is removed.
@@ -120,4 +113,4 @@ class AsyncPools:
         Raises:
             NotFoundError: There is none.
         """
-        await self._client.request("DELETE", f"/v1/pools/{requests.path_segment(pool)}")
+        await self._transport.request("DELETE", f"/v1/pools/{requests.path_segment(pool)}")

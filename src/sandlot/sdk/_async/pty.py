@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 from sandlot.model.errors import InternalError
 from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._async import backend
-from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import send_signal
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.models.processes import CommandResult
 
 SHELL = ("/bin/bash",)
@@ -21,8 +21,8 @@ SHELL = ("/bin/bash",)
 class AsyncPty:
     """The terminals of one sandbox."""
 
-    def __init__(self, client: AsyncClient, sandbox: str) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport, sandbox: str) -> None:
+        self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/processes"
 
     async def create(
@@ -54,7 +54,7 @@ class AsyncPty:
             InvalidRequestError: The command, environment, folder, size or timeout is one that the sandbox cannot take.
         """
         body = requests.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=timeout, background=True, stdin=None, stdin_open=False, tag=tag)
-        answer = await self._client.request("POST", self._path, body={**body, "pty": {"rows": rows, "cols": cols}})
+        answer = await self._transport.request("POST", self._path, body={**body, "pty": {"rows": rows, "cols": cols}})
         return await self.connect(str(answer["process"]), offset=0)
 
     async def connect(
@@ -79,7 +79,7 @@ class AsyncPty:
         """
         path = f"{self._path}/{requests.path_segment(id)}"
         query = urlencode(requests.omit_none(stdout_from=offset, rows=rows, cols=cols))
-        terminal = AsyncTerminal(self._client, path, id, await self._client.web_socket(f"{path}/terminal{'?' if query else ''}{query}"))
+        terminal = AsyncTerminal(self._transport, path, id, await self._transport.web_socket(f"{path}/terminal{'?' if query else ''}{query}"))
         try:
             await terminal.begin()
         except BaseException:
@@ -94,8 +94,8 @@ class AsyncTerminal:
     Of two threads one may read and the other send.
     """
 
-    def __init__(self, client: AsyncClient, path: str, process: str, socket: backend.Socket) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport, path: str, process: str, socket: backend.Socket) -> None:
+        self._transport = transport
         self._path = path
         self._socket = socket
         self._end: dict[str, Any] | None = None
@@ -147,7 +147,7 @@ class AsyncTerminal:
     async def send(self, data: str | bytes) -> None:
         """Type something; waits where the program does not read."""
         raw = requests.encode_text(data) if isinstance(data, str) else bytes(data)
-        with websocket.translated(self._client.target):
+        with websocket.translated(self._transport.target):
             for at in range(0, len(raw), backend.CHUNK_BYTES):
                 await self._socket.send(raw[at : at + backend.CHUNK_BYTES])
 
@@ -161,7 +161,7 @@ class AsyncTerminal:
 
     async def kill(self, signal: str | int = "SIGKILL") -> bool:
         """Send a signal to everything on the terminal; False when it is gone."""
-        return await send_signal(self._client, self._path, signal)
+        return await send_signal(self._transport, self._path, signal)
 
     async def wait(self) -> CommandResult:
         """Wait until it ends; what it shows until then is passed over."""
@@ -176,12 +176,12 @@ class AsyncTerminal:
         await self._socket.close()
 
     async def _control(self, message: Mapping[str, Any]) -> None:
-        with websocket.translated(self._client.target):
+        with websocket.translated(self._transport.target):
             await self._socket.send(json.dumps(message))
 
     async def _next(self) -> bytes:
         """One message: the bytes that it brought, if any."""
-        with websocket.translated(self._client.target):
+        with websocket.translated(self._transport.target):
             message = await self._socket.recv()
         if not isinstance(message, str):
             self.offset += len(message)

@@ -12,11 +12,12 @@ from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEO
 from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
-from sandlot.sdk._async.code import AsyncCodeHandle, Callbacks, again, answered, finished_execution, run
+from sandlot.sdk._async.code import AsyncCodeHandle, Callbacks, answered, finished_execution, run
 from sandlot.sdk._async.commands import AsyncCommands, cut_short, finished_command, tell, tell_rest
 from sandlot.sdk._async.contexts import AsyncContexts
 from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.pty import AsyncPty
+from sandlot.sdk._async.transport import wait_before_resuming
 from sandlot.sdk._async.tunnels import AsyncForward, AsyncTunnel
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
 from sandlot.sdk.models.contexts import Context, id_of
@@ -42,6 +43,7 @@ class AsyncSandbox:
 
     def __init__(self, client: AsyncClient, info: SandboxInfo, *, owns_client: bool = False, users: set[str] | None = None) -> None:
         self._client = client
+        self._transport = client.transport
         self._info = info
         self._path = f"/v1/sandboxes/{info.id}"
         self._code = f"{self._path}/code"
@@ -49,13 +51,13 @@ class AsyncSandbox:
         # Forks use the connections of what they came of; the last one closes them.
         self._users = set() if users is None else users
         self._users.add(info.id)
-        self.commands = AsyncCommands(client, info.id)
+        self.commands = AsyncCommands(self._transport, info.id)
         """Commands: :class:`AsyncCommands`."""
-        self.pty = AsyncPty(client, info.id)
+        self.pty = AsyncPty(self._transport, info.id)
         """Terminals: :class:`AsyncPty`."""
-        self.files = AsyncFiles(client, info.id)
+        self.files = AsyncFiles(self._transport, info.id)
         """Files: :class:`AsyncFiles`."""
-        self.contexts = AsyncContexts(client, f"{self._path}/contexts")
+        self.contexts = AsyncContexts(self._transport, f"{self._path}/contexts")
         """Contexts: :class:`AsyncContexts`."""
 
     @classmethod
@@ -142,7 +144,7 @@ class AsyncSandbox:
         headers = requests.idempotency_headers() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         pool = client or AsyncClient(url=url, api_key=api_key)
         try:
-            raw = await pool.request("POST", "/v1/sandboxes", body=body, headers=headers, once=True, read_timeout_s=CREATE_TIMEOUT_S)
+            raw = await pool.transport.request("POST", "/v1/sandboxes", body=body, headers=headers, idempotent=True, read_timeout_s=CREATE_TIMEOUT_S)
         except BaseException:
             if client is None:
                 await pool.aclose()
@@ -176,7 +178,7 @@ class AsyncSandbox:
         """
         pool = client or AsyncClient(url=url, api_key=api_key)
         try:
-            info = SandboxInfo.parse(await pool.request("GET", f"/v1/sandboxes/{requests.path_segment(id)}"))
+            info = await pool.sandboxes.get(id)
             responses.check_alive(info)
             sandbox = cls(pool, info, owns_client=client is None)
             if resume and info.state in responses.SUSPENDED:
@@ -204,7 +206,7 @@ class AsyncSandbox:
     ) -> builtins.list[SandboxInfo]:
         """The sandboxes that live now, oldest first: your own, or with an operator's key everybody's.
 
-        ``client.iter_sandboxes`` gives the same one by one, reading page by page.
+        ``client.sandboxes.iter`` gives the same one by one, reading page by page.
 
         Args:
             state: Only those in this state, or in one of these.
@@ -217,9 +219,9 @@ class AsyncSandbox:
             client: As in :meth:`create`.
         """
         if client is not None:
-            return await client.sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
+            return await client.sandboxes.list(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
         async with AsyncClient(url=url, api_key=api_key) as pool:
-            return await pool.sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
+            return await pool.sandboxes.list(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
 
     async def __aenter__(self) -> Self:
         return self
@@ -267,10 +269,10 @@ class AsyncSandbox:
         """
         if isinstance(self, str):
             async with AsyncClient(url=url, api_key=api_key) as client:
-                await client.kill(self)
+                await client.sandboxes.kill(self)
             return
         try:
-            await self._client.kill(self.id)
+            await self._client.sandboxes.kill(self.id)
         finally:
             await self.aclose()
 
@@ -282,7 +284,7 @@ class AsyncSandbox:
 
     async def info(self) -> SandboxInfo:
         """Its state, limits and deadline as they are now."""
-        self._info = SandboxInfo.parse(await self._client.request("GET", self._path))
+        self._info = SandboxInfo.parse(await self._transport.request("GET", self._path))
         return self._info
 
     async def is_running(self) -> bool:
@@ -336,7 +338,7 @@ class AsyncSandbox:
 
     async def usage(self) -> Usage:
         """What it has used of processor time, memory, disk and processes, beside its limits."""
-        return Usage.parse(await self._client.request("GET", f"{self._path}/usage"))
+        return Usage.parse(await self._transport.request("GET", f"{self._path}/usage"))
 
     async def install(
         self,
@@ -372,13 +374,13 @@ class AsyncSandbox:
         words = [packages] if isinstance(packages, str) else list(packages)
         body = {"manager": manager, "packages": words, "timeout": timeout, **requests.omit_none(user=user)}
         path, headers = f"{self._path}/packages", requests.idempotency_headers()
-        if on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
-            return CommandResult.parse(await self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+        if on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
+            return CommandResult.parse(await self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
         transcript, tries = Transcript(), 0
         while not transcript.over():
             tries += 1
             try:
-                async with self._client.event_stream("POST", path, body=body, headers=headers) as events:
+                async with self._transport.event_stream("POST", path, body=body, headers=headers) as events:
                     async for event in events:
                         piece = transcript.feed(event)
                         if isinstance(piece, Output):
@@ -389,7 +391,7 @@ class AsyncSandbox:
             except SandlotError as caught:
                 error = caught
             if not transcript.over():
-                await again(error, tries)
+                await wait_before_resuming(error, tries)
         await tell_rest(transcript, on_stdout, on_stderr)
         return finished_command(transcript)
 
@@ -403,7 +405,7 @@ class AsyncSandbox:
         Raises:
             SandboxEndedError: It has ended.
         """
-        told = await self._client.request("GET", f"{self._path}/ports")
+        told = await self._transport.request("GET", f"{self._path}/ports")
         return [ListeningPort(int(each["port"]), str(each["address"])) for each in told["ports"]]
 
     async def logs(self, stream: str = BOTH) -> builtins.list[LogEntry]:
@@ -416,7 +418,7 @@ class AsyncSandbox:
         Args:
             stream: ``stdout``, ``stderr`` or ``both``.
         """
-        told = await self._client.request("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream))
+        told = await self._transport.request("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream))
         return [LogEntry.parse(entry) for entry in told["entries"]]
 
     async def follow_logs(self, stream: str = BOTH) -> AsyncIterator[LogEntry]:
@@ -428,7 +430,7 @@ class AsyncSandbox:
         Raises:
             UnavailableError: The service is gone, or the connection was cut.
         """
-        async with self._client.event_stream("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream)) as events:
+        async with self._transport.event_stream("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream)) as events:
             async for event in events:
                 if event.name in {"entry", "output", "lost"}:
                     yield LogEntry.parse(event.data)
@@ -523,14 +525,14 @@ class AsyncSandbox:
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error)
         if background:
-            answer = await self._client.request(
-                "POST", self._code, body={**body, "background": True}, headers=requests.idempotency_headers(), once=True
+            answer = await self._transport.request(
+                "POST", self._code, body={**body, "background": True}, headers=requests.idempotency_headers(), idempotent=True
             )
-            return AsyncCodeHandle(self._client, self._code, Transcript(id=str(answer["execution"])), callbacks)
-        if not callbacks and self._client.waits:
-            return await answered(self._client, self._code, body, requests.idempotency_headers())
+            return AsyncCodeHandle(self._transport, self._code, Transcript(id=str(answer["execution"])), callbacks)
+        if not callbacks and self._transport.can_wait_silently:
+            return await answered(self._transport, self._code, body, requests.idempotency_headers())
         transcript = Transcript()
-        async with aclosing(run(self._client, self._code, body, transcript, requests.idempotency_headers())) as pieces:
+        async with aclosing(run(self._transport, self._code, body, transcript, requests.idempotency_headers())) as pieces:
             async for piece in pieces:
                 await callbacks.tell(transcript, piece)
         await tell_rest(transcript, on_stdout, on_stderr)
@@ -565,7 +567,7 @@ class AsyncSandbox:
         """
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         transcript = Transcript()
-        async with aclosing(run(self._client, self._code, body, transcript, requests.idempotency_headers())) as pieces:
+        async with aclosing(run(self._transport, self._code, body, transcript, requests.idempotency_headers())) as pieces:
             async for piece in pieces:
                 yield piece
         yield finished_execution(transcript)
@@ -581,7 +583,7 @@ class AsyncSandbox:
         """
         transcript = Transcript(id=id, events=events_from)
         transcript.stdout.offset, transcript.stderr.offset = stdout_from, stderr_from
-        return AsyncCodeHandle(self._client, self._code, transcript, Callbacks())
+        return AsyncCodeHandle(self._transport, self._code, transcript, Callbacks())
 
     async def create_code_context(self, cwd: str | None = None, language: str | None = None, envs: Mapping[str, str] | None = None) -> Context:
         """``contexts.create`` by the name that it has elsewhere."""
@@ -719,12 +721,12 @@ class AsyncSandbox:
             ConflictError: Something inside has a file of it open, or works in it; or it is being forked.
             UnsupportedError: Its isolation cannot; says why.
         """
-        answer = await self._client.request("DELETE", f"{self._path}/volumes", params={"path": path}, read_timeout_s=WRITTEN_TIMEOUT_S)
+        answer = await self._transport.request("DELETE", f"{self._path}/volumes", params={"path": path}, read_timeout_s=WRITTEN_TIMEOUT_S)
         self._info = SandboxInfo.parse(answer)
 
     async def tree(self) -> ForkTree:
         """The forks that it belongs to: those that it came of, and those that came of it."""
-        return ForkTree.parse(await self._client.request("GET", f"{self._path}/tree"))
+        return ForkTree.parse(await self._transport.request("GET", f"{self._path}/tree"))
 
     async def promote(self) -> builtins.list[str]:
         """Keep this one and end its siblings: the other forks of its parent, and what came of them. The parent lives on.
@@ -735,17 +737,17 @@ class AsyncSandbox:
         Raises:
             ConflictError: It is nobody's fork.
         """
-        answer = await self._client.request("POST", f"{self._path}/promote", once=True, read_timeout_s=WRITTEN_TIMEOUT_S)
+        answer = await self._transport.request("POST", f"{self._path}/promote", idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S)
         return [str(each) for each in answer["ended"]]
 
     async def _verb(self, verb: str, body: Mapping[str, Any] | None = None) -> None:
         path = f"{self._path}/{verb}"
-        self._info = SandboxInfo.parse(await self._client.request("POST", path, body=body, once=True, read_timeout_s=WRITTEN_TIMEOUT_S))
+        self._info = SandboxInfo.parse(await self._transport.request("POST", path, body=body, idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S))
 
     async def _made(self, verb: str, body: Mapping[str, Any], key: str | None) -> dict[str, Any]:
         headers = requests.idempotency_headers() if key is None else {"Idempotency-Key": key}
         path = f"{self._path}/{verb}"
-        return await self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=WRITTEN_TIMEOUT_S)
+        return await self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S)
 
     async def tunnel(self, port: int) -> AsyncTunnel:
         """Connect to what listens on a port inside: on the sandbox's own loopback, so that it needs no network.
@@ -761,7 +763,7 @@ class AsyncSandbox:
             ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
             SandboxEndedError: It has ended.
         """
-        return await AsyncTunnel.open(self._client, self._info.id, port)
+        return await AsyncTunnel.open(self._transport, self._info.id, port)
 
     async def forward(
         self, port: int, local_port: int = 0, *, host: str = LOCAL_HOST, on_error: backend.Callback[SandlotError] | None = None
@@ -777,13 +779,13 @@ class AsyncSandbox:
         Raises:
             OSError: The local port is somebody else's.
         """
-        return await AsyncForward(self._client, self._info.id, port, host, on_error).begin(local_port)
+        return await AsyncForward(self._transport, self._info.id, port, host, on_error).begin(local_port)
 
     def _another(self, info: SandboxInfo) -> Self:
         return type(self)(self._client, info, owns_client=self._owns_client, users=self._users)
 
     async def _change(self, change: Mapping[str, object]) -> None:
-        self._info = SandboxInfo.parse(await self._client.request("PATCH", self._path, body=change))
+        self._info = SandboxInfo.parse(await self._transport.request("PATCH", self._path, body=change))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"

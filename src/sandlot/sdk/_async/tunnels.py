@@ -9,8 +9,8 @@ from typing import Self
 from sandlot.model.errors import InternalError, SandlotError, UnavailableError
 from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._async import backend
-from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.local_listener import Connection, Listener
+from sandlot.sdk._async.transport import AsyncTransport
 
 
 class AsyncTunnel:
@@ -19,8 +19,8 @@ class AsyncTunnel:
     Of two threads one may receive and the other send.
     """
 
-    def __init__(self, client: AsyncClient, socket: backend.Socket, port: int) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport, socket: backend.Socket, port: int) -> None:
+        self._transport = transport
         self._socket = socket
         self._ended = False
         self._over = False
@@ -28,7 +28,7 @@ class AsyncTunnel:
         """The port inside."""
 
     @classmethod
-    async def open(cls, client: AsyncClient, sandbox: str, port: int) -> Self:
+    async def open(cls, transport: AsyncTransport, sandbox: str, port: int) -> Self:
         """Connect; ``sandbox.tunnel`` is the way to it.
 
         Raises:
@@ -39,7 +39,7 @@ class AsyncTunnel:
             ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
             SandboxEndedError: It has ended.
         """
-        return cls(client, await client.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
+        return cls(transport, await transport.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,7 +71,7 @@ class AsyncTunnel:
             UnavailableError: The connection broke; who receives is told why.
         """
         for at in range(0, len(data), backend.CHUNK_BYTES):
-            with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
+            with websocket.translated(self._transport.target, hint=websocket.TUNNEL_HINT):
                 await self._socket.send(bytes(data[at : at + backend.CHUNK_BYTES]))
 
     async def end(self) -> None:
@@ -80,7 +80,7 @@ class AsyncTunnel:
         Raises:
             UnavailableError: The connection broke; who receives is told why.
         """
-        with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
+        with websocket.translated(self._transport.target, hint=websocket.TUNNEL_HINT):
             await self._socket.send(json.dumps({"end": True}))
 
     async def wait(self) -> None:
@@ -99,7 +99,7 @@ class AsyncTunnel:
     async def _next(self) -> bytes:
         """One message: the bytes that it brought, if any."""
         try:
-            with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
+            with websocket.translated(self._transport.target, hint=websocket.TUNNEL_HINT):
                 message = await self._socket.recv()
         except UnavailableError as error:
             if not websocket.ended_well(error):
@@ -124,8 +124,8 @@ class AsyncTunnel:
 class AsyncForward:
     """A port of this machine: each connection to it is one to a port inside. Close it, or use it as a context manager."""
 
-    def __init__(self, client: AsyncClient, sandbox: str, port: int, host: str, on_error: backend.Callback[SandlotError] | None) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport, sandbox: str, port: int, host: str, on_error: backend.Callback[SandlotError] | None) -> None:
+        self._transport = transport
         self._sandbox = sandbox
         self._on_error = on_error
         self._listener = Listener(self._serve)
@@ -165,7 +165,7 @@ class AsyncForward:
     async def _serve(self, connection: Connection) -> None:
         """Carry one connection until both have ended, or either is broken off."""
         try:
-            tunnel = await AsyncTunnel.open(self._client, self._sandbox, self.port)
+            tunnel = await AsyncTunnel.open(self._transport, self._sandbox, self.port)
         except SandlotError as error:
             connection.cut()
             await backend.call(self._on_error, error)

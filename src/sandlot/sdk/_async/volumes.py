@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING
 
 from sandlot.sdk import requests
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.models.volumes import VolumeInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._async.client import AsyncClient
 
 
 class AsyncVolumes:
-    """The volumes of a service: your own; with an operator's key everybody's. ``AsyncSandbox.create(volumes=...)`` attaches them.
+    """The volumes of a service: your own; with an operator's key everybody's. ``AsyncSandbox.create(volumes=...)`` attaches them."""
 
-    Args:
-        client: Reaches it.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
 
     async def create(self, name: str, size: str | int | None = None) -> VolumeInfo:
         """Make a volume: files that outlive the sandboxes that have it.
@@ -39,11 +32,11 @@ class AsyncVolumes:
             UnavailableError: The node has no room for it now.
         """
         body = requests.omit_none(name=name, size_bytes=None if size is None else requests.parse_size(size))
-        return VolumeInfo.parse(await self._client.request("POST", "/v1/volumes", body=body))
+        return VolumeInfo.parse(await self._transport.request("POST", "/v1/volumes", body=body))
 
     async def list(self) -> builtins.list[VolumeInfo]:
         """The volumes that there are, oldest first."""
-        answer = await self._client.request("GET", "/v1/volumes")
+        answer = await self._transport.request("GET", "/v1/volumes")
         return [VolumeInfo.parse(each) for each in answer["volumes"]]
 
     async def get(self, volume: str) -> VolumeInfo:
@@ -55,7 +48,7 @@ class AsyncVolumes:
         Raises:
             NotFoundError: There is none.
         """
-        return VolumeInfo.parse(await self._client.request("GET", f"/v1/volumes/{requests.path_segment(volume)}"))
+        return VolumeInfo.parse(await self._transport.request("GET", f"/v1/volumes/{requests.path_segment(volume)}"))
 
     async def delete(self, volume: str) -> None:
         """Delete a volume, and all that is in it.
@@ -67,4 +60,4 @@ class AsyncVolumes:
             NotFoundError: There is none.
             ConflictError: A sandbox has it.
         """
-        await self._client.request("DELETE", f"/v1/volumes/{requests.path_segment(volume)}")
+        await self._transport.request("DELETE", f"/v1/volumes/{requests.path_segment(volume)}")

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from sandlot.sdk import requests
-from sandlot.sdk._async.client import AsyncClient
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.models.files import FileEvent, WatcherInfo
 from sandlot.sdk.sse import Event
 
@@ -56,8 +56,8 @@ class AsyncWatchers:
     A watcher ends with its sandbox, or with a service that is started anew.
     """
 
-    def __init__(self, client: AsyncClient, sandbox: str) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport, sandbox: str) -> None:
+        self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/files/watchers"
 
     async def create(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> WatcherInfo:
@@ -73,11 +73,11 @@ class AsyncWatchers:
             LimitError: The sandbox has 32 watchers, or there are too many folders.
         """
         body = {"path": path, "recursive": recursive, **requests.omit_none(user=user)}
-        return WatcherInfo.parse(await self._client.request("POST", self._path, body=body))
+        return WatcherInfo.parse(await self._transport.request("POST", self._path, body=body))
 
     async def list(self) -> builtins.list[WatcherInfo]:
         """Those that were not removed, oldest first."""
-        return [WatcherInfo.parse(raw) for raw in (await self._client.request("GET", self._path))["watchers"]]
+        return [WatcherInfo.parse(raw) for raw in (await self._transport.request("GET", self._path))["watchers"]]
 
     async def take(self, id: str) -> builtins.list[FileEvent]:  # noqa: A002 - the word of the API
         """What has happened since the last time, oldest first; each is told once, and 4,096 are kept.
@@ -87,7 +87,7 @@ class AsyncWatchers:
         Raises:
             NotFoundError: There is none of this id.
         """
-        answer = await self._client.request("POST", f"{self._path}/{requests.path_segment(id)}/events")
+        answer = await self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/events")
         return [FileEvent.parse(str(raw["event"]), raw) for raw in answer["events"]]
 
     async def remove(self, id: str) -> None:  # noqa: A002 - the word of the API
@@ -96,4 +96,4 @@ class AsyncWatchers:
         Raises:
             NotFoundError: There is none of this id.
         """
-        await self._client.request("DELETE", f"{self._path}/{requests.path_segment(id)}")
+        await self._transport.request("DELETE", f"{self._path}/{requests.path_segment(id)}")

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sandlot.sdk import requests
+from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.models.webhooks import WebhookInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._async.client import AsyncClient
 
 
 class AsyncWebhooks:
-    """One's webhooks, as ``client.webhooks``.
+    """One's webhooks, as ``client.webhooks``."""
 
-    Args:
-        client: Reaches the service.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
 
     async def create(
         self, url: str, *, events: Sequence[str] = (), secret: str | None = None, name: str | None = None, enabled: bool = True
@@ -42,11 +35,11 @@ class AsyncWebhooks:
             LimitError: You have as many as one may have.
         """
         body = requests.omit_none(url=url, events=list(events) or None, secret=secret, name=name, enabled=None if enabled else False)
-        return WebhookInfo.parse(await self._client.request("POST", "/v1/webhooks", body=body))
+        return WebhookInfo.parse(await self._transport.request("POST", "/v1/webhooks", body=body))
 
     async def list(self) -> list[WebhookInfo]:
         """Your webhooks and how they fare, oldest first; for an operator everybody's."""
-        answer = await self._client.request("GET", "/v1/webhooks")
+        answer = await self._transport.request("GET", "/v1/webhooks")
         return [WebhookInfo.parse(each) for each in answer["webhooks"]]
 
     async def get(self, webhook: str) -> WebhookInfo:
@@ -55,7 +48,7 @@ class AsyncWebhooks:
         Raises:
             NotFoundError: There is none of that id.
         """
-        return WebhookInfo.parse(await self._client.request("GET", f"/v1/webhooks/{requests.path_segment(webhook)}"))
+        return WebhookInfo.parse(await self._transport.request("GET", f"/v1/webhooks/{requests.path_segment(webhook)}"))
 
     async def update(
         self,
@@ -85,7 +78,7 @@ class AsyncWebhooks:
             InvalidRequestError: As for :meth:`create`.
         """
         body = requests.omit_none(url=url, events=None if events is None else list(events), secret=secret, name=name, enabled=enabled)
-        return WebhookInfo.parse(await self._client.request("PATCH", f"/v1/webhooks/{requests.path_segment(webhook)}", body=body))
+        return WebhookInfo.parse(await self._transport.request("PATCH", f"/v1/webhooks/{requests.path_segment(webhook)}", body=body))
 
     async def remove(self, webhook: str) -> None:
         """Tell an address nothing more.
@@ -93,4 +86,4 @@ class AsyncWebhooks:
         Raises:
             NotFoundError: There is none of that id.
         """
-        await self._client.request("DELETE", f"/v1/webhooks/{requests.path_segment(webhook)}")
+        await self._transport.request("DELETE", f"/v1/webhooks/{requests.path_segment(webhook)}")

@@ -12,12 +12,11 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sandlot.model.errors import ErrorCode, SandlotError
-from sandlot.sdk import requests, responses, retries
+from sandlot.model.errors import SandlotError
+from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
-from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.commands import cut_short, tell, tell_rest
-from sandlot.sdk.http import ConnectionLostError
+from sandlot.sdk._sync.transport import Transport, wait_before_resuming
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
 from sandlot.sdk.models.processes import Output
 from sandlot.sdk.transcript import Piece, Transcript
@@ -26,22 +25,22 @@ INTERRUPT_TIMEOUT_S = 10.0
 """How long an interrupt may take of a caller that is leaving."""
 
 
-def run(client: Client, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[Piece]:
+def run(transport: Transport, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[Piece]:
     """Run a cell in the foreground and give what it tells; whoever stops taking it interrupts the cell.
 
     Args:
-        client: The service.
+        transport: Connections to the service.
         path: Of the sandbox's code.
         body: The request.
         transcript: Takes it all in.
         headers: With the request's Idempotency-Key.
     """
     tries = 0
-    with _interrupting(client, path, body, transcript, headers):
+    with _interrupting(transport, path, body, transcript, headers):
         while not transcript.id:
             tries += 1
             try:
-                with client.event_stream("POST", path, body=body, headers=headers) as events:
+                with transport.event_stream("POST", path, body=body, headers=headers) as events:
                     for event in events:
                         piece = transcript.feed(event)
                         if piece is not None:
@@ -51,27 +50,27 @@ def run(client: Client, path: str, body: dict[str, Any], transcript: Transcript,
                 error: SandlotError = cut_short("code")
             except SandlotError as caught:
                 error = caught
-            again(error, tries)
-        with closing(follow(client, path, transcript)) as pieces:
+            wait_before_resuming(error, tries)
+        with closing(follow(transport, path, transcript)) as pieces:
             for piece in pieces:
                 yield piece
 
 
-def answered(client: Client, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
+def answered(transport: Transport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
     """Run a cell in the foreground and wait for its answer; whoever stops waiting interrupts the cell.
 
     Args:
-        client: The service.
+        transport: Connections to the service.
         path: Of the sandbox's code.
         body: The request.
         headers: With the request's Idempotency-Key.
     """
-    with _interrupting(client, path, body, Transcript(), headers):
-        return Execution.parse(client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+    with _interrupting(transport, path, body, Transcript(), headers):
+        return Execution.parse(transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
 
 
 @contextmanager
-def _interrupting(client: Client, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[None]:
+def _interrupting(transport: Transport, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[None]:
     """Interrupt the cell if the body is left before the end of the cell.
 
     An interrupt of this process may strike between two steps of httpx, which then leaves the connection open. The id of the cell may still be
@@ -88,29 +87,29 @@ def _interrupting(client: Client, path: str, body: dict[str, Any], transcript: T
     finally:
         with backend.shielded(), suppress(SandlotError):
             if is_left_without_id:
-                _leave(client, path, body, headers)
+                _leave(transport, path, body, headers)
             elif transcript.id and not transcript.over():
                 # Without this request, the service would wait some seconds for the client to come back.
-                interrupt(client, f"{path}/{requests.path_segment(transcript.id)}")
+                interrupt(transport, f"{path}/{requests.path_segment(transcript.id)}")
 
 
-def _leave(client: Client, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+def _leave(transport: Transport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
     """Interrupt a cell whose id nobody has told yet: asked for again as events, its id comes first."""
     transcript = Transcript()
-    with client.event_stream("POST", path, body=body, headers=headers) as events:
+    with transport.event_stream("POST", path, body=body, headers=headers) as events:
         for event in events:
             transcript.feed(event)
             if transcript.id:
                 break
         if transcript.id and not transcript.over():
-            interrupt(client, f"{path}/{requests.path_segment(transcript.id)}")
+            interrupt(transport, f"{path}/{requests.path_segment(transcript.id)}")
 
 
-def follow(client: Client, path: str, transcript: Transcript) -> Generator[Piece]:
+def follow(transport: Transport, path: str, transcript: Transcript) -> Generator[Piece]:
     """What a cell tells from where a transcript stands to its end; where the connection breaks, it is gone on with.
 
     Args:
-        client: The service.
+        transport: Connections to the service.
         path: Of the sandbox's code.
         transcript: Takes it all in.
     """
@@ -119,7 +118,7 @@ def follow(client: Client, path: str, transcript: Transcript) -> Generator[Piece
         tries += 1
         params = {"events_from": transcript.events, "stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset}
         try:
-            with client.event_stream("GET", f"{path}/{requests.path_segment(transcript.id)}", params=params) as events:
+            with transport.event_stream("GET", f"{path}/{requests.path_segment(transcript.id)}", params=params) as events:
                 for event in events:
                     piece = transcript.feed(event)
                     if piece is not None:
@@ -130,31 +129,13 @@ def follow(client: Client, path: str, transcript: Transcript) -> Generator[Piece
             error: SandlotError = cut_short("code")
         except SandlotError as caught:
             error = caught
-        again(error, max(1, tries))
+        wait_before_resuming(error, max(1, tries))
 
 
-def interrupt(client: Client, path: str) -> bool:
+def interrupt(transport: Transport, path: str) -> bool:
     """Interrupt an execution, or what runs in a context; whether there was something to interrupt."""
-    answer = client.request("POST", f"{path}/interrupt", read_timeout_s=INTERRUPT_TIMEOUT_S)
+    answer = transport.request("POST", f"{path}/interrupt", read_timeout_s=INTERRUPT_TIMEOUT_S)
     return bool(answer.get("running", False))
-
-
-def again(error: SandlotError, tries: int) -> None:
-    """Wait before the next try after a stream that was cut.
-
-    Args:
-        error: What ended it, raised again where that was no cut.
-        tries: How often it was tried without getting anything, 1 and more.
-    """
-    cut = (
-        isinstance(error, ConnectionLostError)
-        or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE}
-        or responses.cut_by_hibernation(error)
-    )
-    wait_s = retries.cut_wait_s(tries, once=cut, luck=retries.roll())
-    if wait_s is None:
-        raise error
-    backend.sleep(wait_s)
 
 
 def finished_execution(transcript: Transcript) -> Execution:
@@ -206,8 +187,8 @@ class CodeHandle:
     Iterate it for what it tells, from where the handle stands to its end, and the :class:`Execution` as the last; each piece is read once.
     """
 
-    def __init__(self, client: Client, path: str, transcript: Transcript, callbacks: Callbacks) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, path: str, transcript: Transcript, callbacks: Callbacks) -> None:
+        self._transport = transport
         self._path = path
         self._transcript = transcript
         self._callbacks = callbacks
@@ -264,7 +245,7 @@ class CodeHandle:
             NotFoundError: ``execution_not_found``: the sandbox remembers it no more.
         """
         told = Callbacks(on_stdout, on_stderr, on_result, on_error).over(self._callbacks)
-        with closing(follow(self._client, self._path, self._transcript)) as pieces:
+        with closing(follow(self._transport, self._path, self._transcript)) as pieces:
             for piece in pieces:
                 told.tell(self._transcript, piece)
         tell_rest(self._transcript, told.on_stdout, told.on_stderr)
@@ -272,16 +253,16 @@ class CodeHandle:
 
     def poll(self) -> Execution:
         """All that there is of it now, also what this handle has read; its status is ``running`` until it is done."""
-        return Execution.parse(self._client.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
+        return Execution.parse(self._transport.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
 
     def interrupt(self) -> bool:
         """Interrupt it, as Ctrl-C would, or take it back where it waits for its turn; False when it has ended."""
-        return interrupt(self._client, f"{self._path}/{requests.path_segment(self.id)}")
+        return interrupt(self._transport, f"{self._path}/{requests.path_segment(self.id)}")
 
     def _events(self) -> Generator[CodeEvent]:
         if self._transcript.over():
             return
-        with closing(follow(self._client, self._path, self._transcript)) as pieces:
+        with closing(follow(self._transport, self._path, self._transcript)) as pieces:
             for piece in pieces:
                 yield piece
         yield finished_execution(self._transcript)

@@ -13,7 +13,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, Sandlo
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.sdk import requests, responses
 from sandlot.sdk._sync import backend
-from sandlot.sdk._sync.client import Client
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.processes import CommandResult, Output, ProcessInfo
 from sandlot.sdk.transcript import Transcript
 
@@ -21,8 +21,8 @@ from sandlot.sdk.transcript import Transcript
 class Commands:
     """The commands of one sandbox."""
 
-    def __init__(self, client: Client, sandbox: str) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, sandbox: str) -> None:
+        self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/processes"
 
     @overload
@@ -110,13 +110,13 @@ class Commands:
         body |= requests.omit_none(track=None if track is None else list(track))
         if background:
             return self._start(body, rest, on_stdout, on_stderr)
-        if rest is None and on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
-            return CommandResult.parse(self._client.request("POST", self._path, body=body, read_timeout_s=None))
+        if rest is None and on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
+            return CommandResult.parse(self._transport.request("POST", self._path, body=body, read_timeout_s=None))
         return self._stream(body, rest, on_stdout, on_stderr, on_output)
 
     def list(self) -> builtins.list[ProcessInfo]:
         """The processes that were started here and that the sandbox remembers."""
-        answer = self._client.request("GET", self._path)
+        answer = self._transport.request("GET", self._path)
         return [ProcessInfo.parse(raw) for raw in answer["processes"]]
 
     def start(
@@ -152,7 +152,7 @@ class Commands:
         Raises:
             NotFoundError: There is none of this id.
         """
-        return ProcessInfo.parse(self._client.request("GET", f"{self._path}/{requests.path_segment(id)}"))
+        return ProcessInfo.parse(self._transport.request("GET", f"{self._path}/{requests.path_segment(id)}"))
 
     def connect(
         self,
@@ -178,20 +178,20 @@ class Commands:
 
     def kill(self, id: str, signal: str | int = "SIGKILL") -> bool:  # noqa: A002 - the word of the API
         """Send a signal to a process's whole group; False when it is gone."""
-        return send_signal(self._client, f"{self._path}/{requests.path_segment(id)}", signal)
+        return send_signal(self._transport, f"{self._path}/{requests.path_segment(id)}", signal)
 
     def restart(self, id: str) -> str:  # noqa: A002 - the word of the API
         """Kill a process where it still runs, and start it again in the background, with what it was started with; its new id."""
-        return str((self._client.request("POST", f"{self._path}/{requests.path_segment(id)}/restart"))["process"])
+        return str((self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/restart"))["process"])
 
     def send_stdin(self, id: str, data: str | bytes, *, offset: int | None = None) -> int:  # noqa: A002 - the word of the API
         """Write to the standard input of a process that was started with ``stdin=True``; see :meth:`CommandHandle.send_stdin`."""
-        return write_stdin(self._client, f"{self._path}/{requests.path_segment(id)}", data, offset)
+        return write_stdin(self._transport, f"{self._path}/{requests.path_segment(id)}", data, offset)
 
     def _handle(
         self, transcript: Transcript, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None
     ) -> CommandHandle:
-        return CommandHandle(self._client, f"{self._path}/{transcript.id}", transcript, on_stdout, on_stderr)
+        return CommandHandle(self._transport, f"{self._path}/{transcript.id}", transcript, on_stdout, on_stderr)
 
     def _start(
         self,
@@ -200,7 +200,7 @@ class Commands:
         on_stdout: backend.Callback[str] | None,
         on_stderr: backend.Callback[str] | None,
     ) -> CommandHandle:
-        answer = self._client.request("POST", self._path, body=body)
+        answer = self._transport.request("POST", self._path, body=body)
         handle = self._handle(Transcript(id=str(answer["process"]), pid=answer.get("pid")), on_stdout, on_stderr)
         if stdin is not None:
             sent = 0
@@ -220,7 +220,7 @@ class Commands:
     ) -> CommandResult:
         transcript = Transcript()
         failures: builtins.list[Exception] = []
-        with backend.beside() as start, self._client.event_stream("POST", self._path, body=body) as events:
+        with backend.beside() as start, self._transport.event_stream("POST", self._path, body=body) as events:
             for event in events:
                 piece = transcript.feed(event)
                 if event.name == "started" and stdin is not None:
@@ -239,14 +239,14 @@ class Commands:
         try:
             for piece in backend.chunks(stdin):
                 # With its offset: a piece that is sent again, because the service was busy after it had come, is written once.
-                write_stdin(self._client, path, piece, sent)
+                write_stdin(self._transport, path, piece, sent)
                 sent += len(piece)
         except Exception as error:  # noqa: BLE001 - raised where the caller is, whether it is ours or of the caller's own data
             if not _takes_no_more(error):
                 failures.append(error)
         # What waits for its input has to see the end of it, whatever happened.
         with suppress(SandlotError):
-            self._client.request("DELETE", f"{path}/stdin")
+            self._transport.request("DELETE", f"{path}/stdin")
 
 
 def _takes_no_more(error: Exception) -> bool:
@@ -270,13 +270,13 @@ class CommandHandle:
 
     def __init__(
         self,
-        client: Client,
+        transport: Transport,
         path: str,
         transcript: Transcript,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
     ) -> None:
-        self._client = client
+        self._transport = transport
         self._path = path
         self._transcript = transcript
         self._on_stdout = on_stdout
@@ -351,7 +351,7 @@ class CommandHandle:
 
     def kill(self, signal: str | int = "SIGKILL") -> bool:
         """Send a signal to its whole process group; False when it is gone."""
-        return send_signal(self._client, self._path, signal)
+        return send_signal(self._transport, self._path, signal)
 
     def send_stdin(self, data: str | bytes, *, offset: int | None = None) -> int:
         """Write to its standard input, which it must have been started with (``stdin=True``); returns once the sandbox has taken it.
@@ -367,11 +367,11 @@ class CommandHandle:
         Raises:
             ConflictError: It takes no input (any more), or something before ``offset`` is missing.
         """
-        return write_stdin(self._client, self._path, data, offset)
+        return write_stdin(self._transport, self._path, data, offset)
 
     def close_stdin(self) -> None:
         """End its standard input."""
-        self._client.request("DELETE", f"{self._path}/stdin")
+        self._transport.request("DELETE", f"{self._path}/stdin")
 
     def _output(self, *, follow: bool) -> Generator[Output]:
         transcript = self._transcript
@@ -382,7 +382,7 @@ class CommandHandle:
             rested = False
             params = {"stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset, "follow": "true" if follow else "false"}
             try:
-                with self._client.event_stream("GET", f"{self._path}/output", params=params) as events:
+                with self._transport.event_stream("GET", f"{self._path}/output", params=params) as events:
                     for event in events:
                         piece = transcript.feed(event)
                         if isinstance(piece, Output):
@@ -434,10 +434,10 @@ def cut_short(what: str) -> UnavailableError:
     )
 
 
-def send_signal(client: Client, path: str, signal: str | int) -> bool:
+def send_signal(transport: Transport, path: str, signal: str | int) -> bool:
     """Signal a process; False when it is gone."""
     try:
-        answer = client.request("POST", f"{path}/signal", body={"signal": signal})
+        answer = transport.request("POST", f"{path}/signal", body={"signal": signal})
     except NotFoundError as error:
         if error.code is not ErrorCode.PROCESS_NOT_FOUND:
             raise
@@ -445,8 +445,8 @@ def send_signal(client: Client, path: str, signal: str | int) -> bool:
     return bool(answer.get("running", True))
 
 
-def write_stdin(client: Client, path: str, data: str | bytes, offset: int | None = None) -> int:
+def write_stdin(transport: Transport, path: str, data: str | bytes, offset: int | None = None) -> int:
     """Write to a process's standard input; it may take as long as the process takes to read."""
     content = requests.encode_text(data) if isinstance(data, str) else data
-    answer = client.request("POST", f"{path}/stdin", params=requests.omit_none(offset=offset), content=content, read_timeout_s=None)
+    answer = transport.request("POST", f"{path}/stdin", params=requests.omit_none(offset=offset), content=content, read_timeout_s=None)
     return int(answer.get("stdin_bytes", 0))

@@ -7,16 +7,16 @@ import builtins
 from collections.abc import Mapping
 
 from sandlot.sdk import requests
-from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.code import interrupt
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.contexts import Context, id_of
 
 
 class Contexts:
     """The contexts of one sandbox: kernels, each with its own variables."""
 
-    def __init__(self, client: Client, path: str) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, path: str) -> None:
+        self._transport = transport
         self._path = path
 
     def create(self, language: str = "python", *, cwd: str | None = None, envs: Mapping[str, str] | None = None) -> Context:
@@ -33,11 +33,11 @@ class Contexts:
             SandboxEndedError: The sandbox has ended.
         """
         body = {"language": language, **requests.omit_none(cwd=cwd, env=None if envs is None else dict(envs))}
-        return Context.parse(self._client.request("POST", self._path, body=body, headers=requests.idempotency_headers(), once=True))
+        return Context.parse(self._transport.request("POST", self._path, body=body, headers=requests.idempotency_headers(), idempotent=True))
 
     def list(self) -> builtins.list[Context]:
         """All that there are."""
-        answer = self._client.request("GET", self._path)
+        answer = self._transport.request("GET", self._path)
         return [Context.parse(raw) for raw in answer["contexts"]]
 
     def get(self, context: Context | str) -> Context:
@@ -46,7 +46,7 @@ class Contexts:
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        return Context.parse(self._client.request("GET", self._of(context)))
+        return Context.parse(self._transport.request("GET", self._of(context)))
 
     def remove(self, context: Context | str) -> None:
         """End a context, and everything that runs in it. One that is there always starts anew with the next cell.
@@ -54,7 +54,7 @@ class Contexts:
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        self._client.request("DELETE", self._of(context))
+        self._transport.request("DELETE", self._of(context))
 
     def restart(self, context: Context | str = "default") -> None:
         """Begin anew in a context: its variables are gone, what ran in it is ended, what waited for its turn never runs.
@@ -62,7 +62,7 @@ class Contexts:
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        self._client.request("POST", f"{self._of(context)}/restart")
+        self._transport.request("POST", f"{self._of(context)}/restart")
 
     def interrupt(self, context: Context | str = "default") -> bool:
         """Interrupt what runs in a context, as Ctrl-C would; False when nothing does.
@@ -70,7 +70,7 @@ class Contexts:
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        return interrupt(self._client, self._of(context))
+        return interrupt(self._transport, self._of(context))
 
     def _of(self, context: Context | str) -> str:
         return f"{self._path}/{requests.path_segment(id_of(context) or '')}"

@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sandlot.model.errors import UnavailableError
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.events import EventInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._sync.client import Client
 
 AGAIN_S = 1.0
 MAX_TRIES = 10
@@ -20,14 +17,10 @@ MAX_TRIES = 10
 
 
 class Events:
-    """What happens to sandboxes: your own; with an operator's key everybody's.
+    """What happens to sandboxes: your own; with an operator's key everybody's."""
 
-    Args:
-        client: Reaches the service.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def list(self, *, after: int = 0, sandbox: str | None = None, limit: int | None = None) -> list[EventInfo]:
         """What happened, oldest first, as far back as the service keeps it.
@@ -38,7 +31,7 @@ class Events:
             limit: So many at most; all of them where left out.
         """
         params = requests.omit_none(after=after, sandbox=sandbox)
-        return backend.collected(self._client.items("/v1/events", "events", EventInfo.parse, params=params, limit=limit))
+        return backend.collected(self._transport.paginate("/v1/events", "events", EventInfo.parse, params=params, limit=limit))
 
     def follow(self, *, after: int | None = None, sandbox: str | None = None) -> Iterator[EventInfo]:
         """What happens, as it happens, until you stop iterating. A stream that is cut goes on where it was.
@@ -53,7 +46,7 @@ class Events:
         seen, tries = after, 0
         while True:
             try:
-                with self._client.event_stream("GET", "/v1/events", params=requests.omit_none(after=seen, sandbox=sandbox)) as told:
+                with self._transport.event_stream("GET", "/v1/events", params=requests.omit_none(after=seen, sandbox=sandbox)) as told:
                     for event in told:
                         tries = 0
                         if event.name == "position":

@@ -5,25 +5,18 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.executions import ExecutionInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._sync.client import Client
 
 
 class Executions:
-    """The log of runs: your own; with an operator's key everybody's.
+    """The log of runs: your own; with an operator's key everybody's."""
 
-    Args:
-        client: Reaches the service.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def list(self, *, sandbox: str | None = None, limit: int | None = 100) -> builtins.list[ExecutionInfo]:
         """What ran, newest first.
@@ -36,7 +29,7 @@ class Executions:
 
     def iter(self, *, sandbox: str | None = None, limit: int | None = None) -> Iterator[ExecutionInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        return self._client.items("/v1/executions", "executions", ExecutionInfo.parse, params=requests.omit_none(sandbox=sandbox), limit=limit)
+        return self._transport.paginate("/v1/executions", "executions", ExecutionInfo.parse, params=requests.omit_none(sandbox=sandbox), limit=limit)
 
     def get(self, execution: str) -> ExecutionInfo:
         """One run: what it was, what it wrote, how it ended.
@@ -47,4 +40,4 @@ class Executions:
         Raises:
             NotFoundError: There is none, or it is older than what is kept.
         """
-        return ExecutionInfo.parse(self._client.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))
+        return ExecutionInfo.parse(self._transport.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))

@@ -8,32 +8,25 @@ import mimetypes
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.http import translated
 from sandlot.sdk.models.file_store import StoredFile, StoredFiles
 from sandlot.sdk.models.files import FileEntry
 from sandlot.sdk.transfer.download import PartialFile
 from sandlot.sdk.transfer.upload import TransferProgress, plan_upload
 
-if TYPE_CHECKING:
-    from sandlot.sdk._sync.client import Client
-
 
 class FileStore:
-    """The files of a service: uploaded once, put into any number of sandboxes.
+    """The files of a service: uploaded once, put into any number of sandboxes."""
 
-    Args:
-        client: Reaches it.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def upload(
         self,
@@ -74,7 +67,7 @@ class FileStore:
             limit: Files on the page, at most; 1 to 1,000.
             offset: Files to skip.
         """
-        return StoredFiles.parse(self._client.request("GET", "/v1/files", params={"limit": limit, "offset": offset}))
+        return StoredFiles.parse(self._transport.request("GET", "/v1/files", params={"limit": limit, "offset": offset}))
 
     def get(self, file: str) -> StoredFile:
         """What is known of a file.
@@ -82,7 +75,7 @@ class FileStore:
         Raises:
             NotFoundError: There is none of this id.
         """
-        return StoredFile.parse(self._client.request("GET", self._path(file)))
+        return StoredFile.parse(self._transport.request("GET", self._path(file)))
 
     def read(self, file: str) -> bytes:
         """All of a file's bytes; :meth:`stream` and :meth:`download` are for those that memory should not hold.
@@ -103,7 +96,7 @@ class FileStore:
         Raises:
             NotFoundError: There is none of this id.
         """
-        with self._client.stream("GET", f"{self._path(file)}/content", accept="*/*") as response:
+        with self._transport.stream("GET", f"{self._path(file)}/content", accept="*/*") as response:
             yield self._pieces(response)
 
     def download(self, file: str, local: str | Path, *, on_progress: backend.Callback[TransferProgress] | None = None) -> Path:
@@ -146,7 +139,7 @@ class FileStore:
         Raises:
             NotFoundError: There is none of this id.
         """
-        self._client.request("DELETE", self._path(file))
+        self._transport.request("DELETE", self._path(file))
 
     def inject(self, sandbox: str, files: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[FileEntry]:
         """Put files into a sandbox, each under its own name; one that is there already is replaced.
@@ -164,7 +157,7 @@ class FileStore:
             NotFoundError: There is no such sandbox, or no such file.
         """
         body = {"file_ids": [*files], "path": path, **requests.omit_none(user=user)}
-        answer = self._client.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/inject", body=body)
+        answer = self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/inject", body=body)
         return [FileEntry.parse(raw) for raw in answer["entries"]]
 
     def keep(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
@@ -180,7 +173,7 @@ class FileStore:
             NotFoundError: There is no such sandbox, or no such file.
         """
         body = requests.omit_none(path=path, filename=filename, user=user)
-        return StoredFile.parse(self._client.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/keep", body=body))
+        return StoredFile.parse(self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/keep", body=body))
 
     def _send(
         self,
@@ -193,7 +186,7 @@ class FileStore:
         kind = media_type or mimetypes.guess_type(f"./{filename}")[0]
         params = requests.omit_none(filename=filename, media_type=kind)
         content = data if isinstance(data, bytes) else self._told(backend.chunks(data), filename, total, on_progress)
-        return StoredFile.parse(self._client.request("POST", "/v1/files", params=params, content=content))
+        return StoredFile.parse(self._transport.request("POST", "/v1/files", params=params, content=content))
 
     def _told(
         self, chunks: Iterator[bytes], filename: str, total: int | None, on_progress: backend.Callback[TransferProgress] | None
@@ -205,7 +198,7 @@ class FileStore:
             backend.call(on_progress, TransferProgress(filename, done, total, 0, 1))
 
     def _pieces(self, response: httpx.Response) -> Iterator[bytes]:
-        with translated(self._client.target):
+        with translated(self._transport.target):
             for piece in response.iter_bytes():
                 yield bytes(piece)
 

@@ -14,7 +14,7 @@ import httpx
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, UnavailableError
 from sandlot.sdk import requests, responses
 from sandlot.sdk._sync import backend
-from sandlot.sdk._sync.client import Client
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk._sync.watches import FileWatch, Watchers
 from sandlot.sdk.http import translated
 from sandlot.sdk.models.files import FileEntry
@@ -25,8 +25,8 @@ from sandlot.sdk.transfer.upload import TransferProgress, UploadFile, UploadPlan
 class FileStream:
     """The content of a file as it arrives, read only as fast as it is taken. Close it, or read it to its end."""
 
-    def __init__(self, client: Client, response: httpx.Response, resources: ExitStack) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, response: httpx.Response, resources: ExitStack) -> None:
+        self._transport = transport
         self._resources = resources
         self._pieces = response.iter_bytes()
 
@@ -41,7 +41,7 @@ class FileStream:
 
     def __next__(self) -> bytes:
         try:
-            with translated(self._client.target):
+            with translated(self._transport.target):
                 return self._pieces.__next__()
         except BaseException:
             self.close()
@@ -55,10 +55,10 @@ class FileStream:
 class Files:
     """The files of one sandbox. Every path in it is absolute."""
 
-    def __init__(self, client: Client, sandbox: str) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, sandbox: str) -> None:
+        self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/files"
-        self.watchers = Watchers(client, sandbox)
+        self.watchers = Watchers(transport, sandbox)
         """Folders that are watched for whoever asks later."""
 
     @overload
@@ -90,8 +90,8 @@ class Files:
         """
         resources = ExitStack()
         params = requests.omit_none(path=path, user=user)
-        response = resources.enter_context(self._client.stream("GET", f"{self._path}/content", params=params, accept="application/octet-stream"))
-        stream = FileStream(self._client, response, resources)
+        response = resources.enter_context(self._transport.stream("GET", f"{self._path}/content", params=params, accept="application/octet-stream"))
+        stream = FileStream(self._transport, response, resources)
         if format == "stream":
             return stream
         content = bytearray()
@@ -122,7 +122,7 @@ class Files:
         """
         params = requests.omit_none(path=path, user=user, mode=mode, append="true" if append else None)
         content = requests.encode_text(data) if isinstance(data, str) else data
-        answer = self._client.request(
+        answer = self._transport.request(
             "PUT", f"{self._path}/content", params=params, content=content if isinstance(content, bytes) else backend.chunks(content)
         )
         return FileEntry.parse(answer)
@@ -132,7 +132,7 @@ class Files:
         found: builtins.list[FileEntry] = []
         more = True
         while more:
-            answer = self._client.request("GET", self._path, params=requests.omit_none(path=path, user=user, offset=len(found) or None))
+            answer = self._transport.request("GET", self._path, params=requests.omit_none(path=path, user=user, offset=len(found) or None))
             page = [FileEntry.parse(raw) for raw in answer["entries"]]
             more = bool(answer.get("more", False))
             responses.check_page(found, page, more=more)
@@ -145,11 +145,11 @@ class Files:
         Raises:
             NotFoundError: Nothing.
         """
-        return FileEntry.parse(self._client.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
+        return FileEntry.parse(self._transport.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
 
     def exists(self, path: str, *, user: str | None = None) -> bool:
         """Whether there is something at a path."""
-        answer = self._client.request("GET", f"{self._path}/exists", params=requests.omit_none(path=path, user=user))
+        answer = self._transport.request("GET", f"{self._path}/exists", params=requests.omit_none(path=path, user=user))
         return bool(answer["exists"])
 
     def watch(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> FileWatch:
@@ -169,7 +169,7 @@ class Files:
         """
         resources = ExitStack()
         params = requests.omit_none(path=path, user=user, recursive="true" if recursive else None)
-        events = resources.enter_context(self._client.event_stream("GET", f"{self._path}/watch", params=params))
+        events = resources.enter_context(self._transport.event_stream("GET", f"{self._path}/watch", params=params))
         try:
             begun = events.__next__()
         except BaseException:
@@ -189,8 +189,8 @@ class Files:
             user: Who it is done as.
         """
         body: dict[str, Any] = {"path": path, "method": method, "expires_in": expires_in, **requests.omit_none(user=user)}
-        answer = self._client.request("POST", f"{self._path}/sign", body=body)
-        return requests.rebase_url(str(answer["url"]), None if self._client.waits else self._client.target.base_url)
+        answer = self._transport.request("POST", f"{self._path}/sign", body=body)
+        return requests.rebase_url(str(answer["url"]), None if self._transport.can_wait_silently else self._transport.target.base_url)
 
     def make_dir(self, path: str, *, user: str | None = None, mode: int | None = None) -> bool:
         """Make a folder, and those above it.
@@ -203,7 +203,7 @@ class Files:
         """
         if self._is_dir(path, user):
             return False
-        self._client.request("POST", f"{self._path}/directories", body=requests.omit_none(path=path, parents=True, mode=mode, user=user))
+        self._transport.request("POST", f"{self._path}/directories", body=requests.omit_none(path=path, parents=True, mode=mode, user=user))
         return True
 
     def move(self, path: str, to: str, *, overwrite: bool = False, user: str | None = None) -> FileEntry:
@@ -213,7 +213,7 @@ class Files:
             ConflictError: There is something at the new path, and it may not be overwritten.
         """
         body: dict[str, Any] = {"path": path, "to": to, "overwrite": overwrite, **requests.omit_none(user=user)}
-        return FileEntry.parse(self._client.request("POST", f"{self._path}/move", body=body))
+        return FileEntry.parse(self._transport.request("POST", f"{self._path}/move", body=body))
 
     rename = move
 
@@ -229,7 +229,7 @@ class Files:
             How many files and folders were removed.
         """
         params = {"path": path, "recursive": "true" if recursive else "false", **requests.omit_none(user=user)}
-        answer = self._client.request("DELETE", self._path, params=params, read_timeout_s=None)
+        answer = self._transport.request("DELETE", self._path, params=params, read_timeout_s=None)
         return int(answer.get("removed", 1))
 
     def upload(self, local: str | Path, guest: str, *, user: str | None = None, on_progress: backend.Callback[TransferProgress] | None = None) -> int:
@@ -263,7 +263,7 @@ class Files:
         self, part: UploadPlan, tally: UploadProgress, root: str, user: str | None, on_progress: backend.Callback[TransferProgress] | None
     ) -> None:
         try:
-            self._client.request(
+            self._transport.request(
                 "POST",
                 f"{self._path}/archive",
                 params=requests.omit_none(path=root, user=user),
@@ -335,8 +335,8 @@ class Files:
         receiver = backend.in_thread(ArchiveExtractor, local)
         params = requests.omit_none(path=guest, user=user)
         try:
-            with self._client.stream("GET", f"{self._path}/archive", params=params, accept="application/x-tar") as response:
-                stream = FileStream(self._client, response, ExitStack())
+            with self._transport.stream("GET", f"{self._path}/archive", params=params, accept="application/x-tar") as response:
+                stream = FileStream(self._transport, response, ExitStack())
                 for piece in stream:
                     backend.in_thread(receiver.feed, piece)
                     path = below(guest, receiver.path)

@@ -4,27 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sandlot.model.access import Quota
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey
 from sandlot.sdk.requests import quota_body
 
-if TYPE_CHECKING:
-    from sandlot.sdk._sync.client import Client
-
 
 class Keys:
-    """The keys of a service, as ``client.keys``. All but :meth:`whoami` are for operators.
+    """The keys of a service, as ``client.keys``. All but :meth:`whoami` are for operators."""
 
-    Args:
-        client: Reaches it.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def create(self, name: str, *, operator: bool = False, quota: Quota | None = None) -> NewKey:
         """Make a key.
@@ -42,7 +35,7 @@ class Keys:
             ConflictError: There is one of that name.
         """
         body = requests.omit_none(name=name, operator=operator, quota=None if quota is None else quota_body(quota))
-        return NewKey.parse(self._client.request("POST", "/v1/keys", body=body))
+        return NewKey.parse(self._transport.request("POST", "/v1/keys", body=body))
 
     def list(self) -> list[KeyInfo]:
         """The keys that are valid, without their secrets, oldest first.
@@ -53,7 +46,7 @@ class Keys:
         return backend.collected(self._iter())
 
     def _iter(self) -> Iterator[KeyInfo]:
-        return self._client.items("/v1/keys", "keys", KeyInfo.parse, params={})
+        return self._transport.paginate("/v1/keys", "keys", KeyInfo.parse, params={})
 
     def revoke(self, key: str) -> None:
         """Take a key away: requests with it are refused from now on. Its sandboxes live on until they end, its pools go.
@@ -65,8 +58,8 @@ class Keys:
             ForbiddenError: You are no operator.
             NotFoundError: No valid key is called so.
         """
-        self._client.request("DELETE", f"/v1/keys/{requests.path_segment(key)}")
+        self._transport.request("DELETE", f"/v1/keys/{requests.path_segment(key)}")
 
     def whoami(self) -> CurrentKey:
         """Who you are to the service, what you may take, and what of it is taken."""
-        return CurrentKey.parse(self._client.request("GET", "/v1/keys/self"))
+        return CurrentKey.parse(self._transport.request("GET", "/v1/keys/self"))

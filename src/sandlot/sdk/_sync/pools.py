@@ -4,24 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from sandlot.sdk import requests
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.pools import PoolInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._sync.client import Client
 
 
 class Pools:
-    """Pools of a service, as ``client.pools``: your own; an operator's are the node's, which serve everybody, and he sees all of them.
+    """Pools of a service, as ``client.pools``: your own; an operator's are the node's, which serve everybody, and he sees all of them."""
 
-    Args:
-        client: Reaches it.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def create(
         self,
@@ -64,11 +57,11 @@ class Pools:
         body = requests.omit_none(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, blank=blank)
         if metadata is not None:
             body["metadata"] = dict(metadata)
-        return PoolInfo.parse(self._client.request("POST", "/v1/pools", body=body))
+        return PoolInfo.parse(self._transport.request("POST", "/v1/pools", body=body))
 
     def list(self) -> list[PoolInfo]:
         """Your pools, what waits in them, and how they have fared; an operator's are all of the service."""
-        answer = self._client.request("GET", "/v1/pools")
+        answer = self._transport.request("GET", "/v1/pools")
         return [PoolInfo.parse(each) for each in answer["pools"]]
 
     def get(self, pool: str) -> PoolInfo:
@@ -80,7 +73,7 @@ class Pools:
         Raises:
             NotFoundError: There is none.
         """
-        return PoolInfo.parse(self._client.request("GET", f"/v1/pools/{requests.path_segment(pool)}"))
+        return PoolInfo.parse(self._transport.request("GET", f"/v1/pools/{requests.path_segment(pool)}"))
 
     def set(
         self,
@@ -110,7 +103,7 @@ class Pools:
         """
         words = None if metadata is None else dict(metadata)
         body = requests.omit_none(warm=warm, max=max, blank=blank, metadata=words)
-        return PoolInfo.parse(self._client.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
+        return PoolInfo.parse(self._transport.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
 
     def remove(self, pool: str) -> None:
         """Have a pool no more, also after a restart of the service; what waits in it is removed.
@@ -121,4 +114,4 @@ class Pools:
         Raises:
             NotFoundError: There is none.
         """
-        self._client.request("DELETE", f"/v1/pools/{requests.path_segment(pool)}")
+        self._transport.request("DELETE", f"/v1/pools/{requests.path_segment(pool)}")

@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 from sandlot.model.errors import InternalError
 from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._sync import backend
-from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.commands import send_signal
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.processes import CommandResult
 
 SHELL = ("/bin/bash",)
@@ -22,8 +22,8 @@ SHELL = ("/bin/bash",)
 class Pty:
     """The terminals of one sandbox."""
 
-    def __init__(self, client: Client, sandbox: str) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, sandbox: str) -> None:
+        self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/processes"
 
     def create(
@@ -55,7 +55,7 @@ class Pty:
             InvalidRequestError: The command, environment, folder, size or timeout is one that the sandbox cannot take.
         """
         body = requests.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=timeout, background=True, stdin=None, stdin_open=False, tag=tag)
-        answer = self._client.request("POST", self._path, body={**body, "pty": {"rows": rows, "cols": cols}})
+        answer = self._transport.request("POST", self._path, body={**body, "pty": {"rows": rows, "cols": cols}})
         return self.connect(str(answer["process"]), offset=0)
 
     def connect(
@@ -80,7 +80,7 @@ class Pty:
         """
         path = f"{self._path}/{requests.path_segment(id)}"
         query = urlencode(requests.omit_none(stdout_from=offset, rows=rows, cols=cols))
-        terminal = Terminal(self._client, path, id, self._client.web_socket(f"{path}/terminal{'?' if query else ''}{query}"))
+        terminal = Terminal(self._transport, path, id, self._transport.web_socket(f"{path}/terminal{'?' if query else ''}{query}"))
         try:
             terminal.begin()
         except BaseException:
@@ -95,8 +95,8 @@ class Terminal:
     Of two threads one may read and the other send.
     """
 
-    def __init__(self, client: Client, path: str, process: str, socket: backend.Socket) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, path: str, process: str, socket: backend.Socket) -> None:
+        self._transport = transport
         self._path = path
         self._socket = socket
         self._end: dict[str, Any] | None = None
@@ -148,7 +148,7 @@ class Terminal:
     def send(self, data: str | bytes) -> None:
         """Type something; waits where the program does not read."""
         raw = requests.encode_text(data) if isinstance(data, str) else bytes(data)
-        with websocket.translated(self._client.target):
+        with websocket.translated(self._transport.target):
             for at in range(0, len(raw), backend.CHUNK_BYTES):
                 self._socket.send(raw[at : at + backend.CHUNK_BYTES])
 
@@ -162,7 +162,7 @@ class Terminal:
 
     def kill(self, signal: str | int = "SIGKILL") -> bool:
         """Send a signal to everything on the terminal; False when it is gone."""
-        return send_signal(self._client, self._path, signal)
+        return send_signal(self._transport, self._path, signal)
 
     def wait(self) -> CommandResult:
         """Wait until it ends; what it shows until then is passed over."""
@@ -177,12 +177,12 @@ class Terminal:
         self._socket.close()
 
     def _control(self, message: Mapping[str, Any]) -> None:
-        with websocket.translated(self._client.target):
+        with websocket.translated(self._transport.target):
             self._socket.send(json.dumps(message))
 
     def _next(self) -> bytes:
         """One message: the bytes that it brought, if any."""
-        with websocket.translated(self._client.target):
+        with websocket.translated(self._transport.target):
             message = self._socket.recv()
         if not isinstance(message, str):
             self.offset += len(message)

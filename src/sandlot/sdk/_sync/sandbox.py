@@ -13,11 +13,12 @@ from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEO
 from sandlot.sdk import requests, responses
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
-from sandlot.sdk._sync.code import Callbacks, CodeHandle, again, answered, finished_execution, run
+from sandlot.sdk._sync.code import Callbacks, CodeHandle, answered, finished_execution, run
 from sandlot.sdk._sync.commands import Commands, cut_short, finished_command, tell, tell_rest
 from sandlot.sdk._sync.contexts import Contexts
 from sandlot.sdk._sync.files import Files
 from sandlot.sdk._sync.pty import Pty
+from sandlot.sdk._sync.transport import wait_before_resuming
 from sandlot.sdk._sync.tunnels import Forward, Tunnel
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
 from sandlot.sdk.models.contexts import Context, id_of
@@ -43,6 +44,7 @@ class Sandbox:
 
     def __init__(self, client: Client, info: SandboxInfo, *, owns_client: bool = False, users: set[str] | None = None) -> None:
         self._client = client
+        self._transport = client.transport
         self._info = info
         self._path = f"/v1/sandboxes/{info.id}"
         self._code = f"{self._path}/code"
@@ -50,13 +52,13 @@ class Sandbox:
         # Forks use the connections of what they came of; the last one closes them.
         self._users = set() if users is None else users
         self._users.add(info.id)
-        self.commands = Commands(client, info.id)
+        self.commands = Commands(self._transport, info.id)
         """Commands: :class:`Commands`."""
-        self.pty = Pty(client, info.id)
+        self.pty = Pty(self._transport, info.id)
         """Terminals: :class:`Pty`."""
-        self.files = Files(client, info.id)
+        self.files = Files(self._transport, info.id)
         """Files: :class:`Files`."""
-        self.contexts = Contexts(client, f"{self._path}/contexts")
+        self.contexts = Contexts(self._transport, f"{self._path}/contexts")
         """Contexts: :class:`Contexts`."""
 
     @classmethod
@@ -143,7 +145,7 @@ class Sandbox:
         headers = requests.idempotency_headers() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         pool = client or Client(url=url, api_key=api_key)
         try:
-            raw = pool.request("POST", "/v1/sandboxes", body=body, headers=headers, once=True, read_timeout_s=CREATE_TIMEOUT_S)
+            raw = pool.transport.request("POST", "/v1/sandboxes", body=body, headers=headers, idempotent=True, read_timeout_s=CREATE_TIMEOUT_S)
         except BaseException:
             if client is None:
                 pool.close()
@@ -177,7 +179,7 @@ class Sandbox:
         """
         pool = client or Client(url=url, api_key=api_key)
         try:
-            info = SandboxInfo.parse(pool.request("GET", f"/v1/sandboxes/{requests.path_segment(id)}"))
+            info = pool.sandboxes.get(id)
             responses.check_alive(info)
             sandbox = cls(pool, info, owns_client=client is None)
             if resume and info.state in responses.SUSPENDED:
@@ -205,7 +207,7 @@ class Sandbox:
     ) -> builtins.list[SandboxInfo]:
         """The sandboxes that live now, oldest first: your own, or with an operator's key everybody's.
 
-        ``client.iter_sandboxes`` gives the same one by one, reading page by page.
+        ``client.sandboxes.iter`` gives the same one by one, reading page by page.
 
         Args:
             state: Only those in this state, or in one of these.
@@ -218,9 +220,9 @@ class Sandbox:
             client: As in :meth:`create`.
         """
         if client is not None:
-            return client.sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
+            return client.sandboxes.list(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
         with Client(url=url, api_key=api_key) as pool:
-            return pool.sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
+            return pool.sandboxes.list(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
 
     def __enter__(self) -> Self:
         return self
@@ -268,10 +270,10 @@ class Sandbox:
         """
         if isinstance(self, str):
             with Client(url=url, api_key=api_key) as client:
-                client.kill(self)
+                client.sandboxes.kill(self)
             return
         try:
-            self._client.kill(self.id)
+            self._client.sandboxes.kill(self.id)
         finally:
             self.close()
 
@@ -283,7 +285,7 @@ class Sandbox:
 
     def info(self) -> SandboxInfo:
         """Its state, limits and deadline as they are now."""
-        self._info = SandboxInfo.parse(self._client.request("GET", self._path))
+        self._info = SandboxInfo.parse(self._transport.request("GET", self._path))
         return self._info
 
     def is_running(self) -> bool:
@@ -337,7 +339,7 @@ class Sandbox:
 
     def usage(self) -> Usage:
         """What it has used of processor time, memory, disk and processes, beside its limits."""
-        return Usage.parse(self._client.request("GET", f"{self._path}/usage"))
+        return Usage.parse(self._transport.request("GET", f"{self._path}/usage"))
 
     def install(
         self,
@@ -373,13 +375,13 @@ class Sandbox:
         words = [packages] if isinstance(packages, str) else list(packages)
         body = {"manager": manager, "packages": words, "timeout": timeout, **requests.omit_none(user=user)}
         path, headers = f"{self._path}/packages", requests.idempotency_headers()
-        if on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
-            return CommandResult.parse(self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+        if on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
+            return CommandResult.parse(self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
         transcript, tries = Transcript(), 0
         while not transcript.over():
             tries += 1
             try:
-                with self._client.event_stream("POST", path, body=body, headers=headers) as events:
+                with self._transport.event_stream("POST", path, body=body, headers=headers) as events:
                     for event in events:
                         piece = transcript.feed(event)
                         if isinstance(piece, Output):
@@ -390,7 +392,7 @@ class Sandbox:
             except SandlotError as caught:
                 error = caught
             if not transcript.over():
-                again(error, tries)
+                wait_before_resuming(error, tries)
         tell_rest(transcript, on_stdout, on_stderr)
         return finished_command(transcript)
 
@@ -404,7 +406,7 @@ class Sandbox:
         Raises:
             SandboxEndedError: It has ended.
         """
-        told = self._client.request("GET", f"{self._path}/ports")
+        told = self._transport.request("GET", f"{self._path}/ports")
         return [ListeningPort(int(each["port"]), str(each["address"])) for each in told["ports"]]
 
     def logs(self, stream: str = BOTH) -> builtins.list[LogEntry]:
@@ -417,7 +419,7 @@ class Sandbox:
         Args:
             stream: ``stdout``, ``stderr`` or ``both``.
         """
-        told = self._client.request("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream))
+        told = self._transport.request("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream))
         return [LogEntry.parse(entry) for entry in told["entries"]]
 
     def follow_logs(self, stream: str = BOTH) -> Iterator[LogEntry]:
@@ -429,7 +431,7 @@ class Sandbox:
         Raises:
             UnavailableError: The service is gone, or the connection was cut.
         """
-        with self._client.event_stream("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream)) as events:
+        with self._transport.event_stream("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream)) as events:
             for event in events:
                 if event.name in {"entry", "output", "lost"}:
                     yield LogEntry.parse(event.data)
@@ -524,12 +526,14 @@ class Sandbox:
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error)
         if background:
-            answer = self._client.request("POST", self._code, body={**body, "background": True}, headers=requests.idempotency_headers(), once=True)
-            return CodeHandle(self._client, self._code, Transcript(id=str(answer["execution"])), callbacks)
-        if not callbacks and self._client.waits:
-            return answered(self._client, self._code, body, requests.idempotency_headers())
+            answer = self._transport.request(
+                "POST", self._code, body={**body, "background": True}, headers=requests.idempotency_headers(), idempotent=True
+            )
+            return CodeHandle(self._transport, self._code, Transcript(id=str(answer["execution"])), callbacks)
+        if not callbacks and self._transport.can_wait_silently:
+            return answered(self._transport, self._code, body, requests.idempotency_headers())
         transcript = Transcript()
-        with closing(run(self._client, self._code, body, transcript, requests.idempotency_headers())) as pieces:
+        with closing(run(self._transport, self._code, body, transcript, requests.idempotency_headers())) as pieces:
             for piece in pieces:
                 callbacks.tell(transcript, piece)
         tell_rest(transcript, on_stdout, on_stderr)
@@ -564,7 +568,7 @@ class Sandbox:
         """
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         transcript = Transcript()
-        with closing(run(self._client, self._code, body, transcript, requests.idempotency_headers())) as pieces:
+        with closing(run(self._transport, self._code, body, transcript, requests.idempotency_headers())) as pieces:
             for piece in pieces:
                 yield piece
         yield finished_execution(transcript)
@@ -580,7 +584,7 @@ class Sandbox:
         """
         transcript = Transcript(id=id, events=events_from)
         transcript.stdout.offset, transcript.stderr.offset = stdout_from, stderr_from
-        return CodeHandle(self._client, self._code, transcript, Callbacks())
+        return CodeHandle(self._transport, self._code, transcript, Callbacks())
 
     def create_code_context(self, cwd: str | None = None, language: str | None = None, envs: Mapping[str, str] | None = None) -> Context:
         """``contexts.create`` by the name that it has elsewhere."""
@@ -718,12 +722,12 @@ class Sandbox:
             ConflictError: Something inside has a file of it open, or works in it; or it is being forked.
             UnsupportedError: Its isolation cannot; says why.
         """
-        answer = self._client.request("DELETE", f"{self._path}/volumes", params={"path": path}, read_timeout_s=WRITTEN_TIMEOUT_S)
+        answer = self._transport.request("DELETE", f"{self._path}/volumes", params={"path": path}, read_timeout_s=WRITTEN_TIMEOUT_S)
         self._info = SandboxInfo.parse(answer)
 
     def tree(self) -> ForkTree:
         """The forks that it belongs to: those that it came of, and those that came of it."""
-        return ForkTree.parse(self._client.request("GET", f"{self._path}/tree"))
+        return ForkTree.parse(self._transport.request("GET", f"{self._path}/tree"))
 
     def promote(self) -> builtins.list[str]:
         """Keep this one and end its siblings: the other forks of its parent, and what came of them. The parent lives on.
@@ -734,17 +738,17 @@ class Sandbox:
         Raises:
             ConflictError: It is nobody's fork.
         """
-        answer = self._client.request("POST", f"{self._path}/promote", once=True, read_timeout_s=WRITTEN_TIMEOUT_S)
+        answer = self._transport.request("POST", f"{self._path}/promote", idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S)
         return [str(each) for each in answer["ended"]]
 
     def _verb(self, verb: str, body: Mapping[str, Any] | None = None) -> None:
         path = f"{self._path}/{verb}"
-        self._info = SandboxInfo.parse(self._client.request("POST", path, body=body, once=True, read_timeout_s=WRITTEN_TIMEOUT_S))
+        self._info = SandboxInfo.parse(self._transport.request("POST", path, body=body, idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S))
 
     def _made(self, verb: str, body: Mapping[str, Any], key: str | None) -> dict[str, Any]:
         headers = requests.idempotency_headers() if key is None else {"Idempotency-Key": key}
         path = f"{self._path}/{verb}"
-        return self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=WRITTEN_TIMEOUT_S)
+        return self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S)
 
     def tunnel(self, port: int) -> Tunnel:
         """Connect to what listens on a port inside: on the sandbox's own loopback, so that it needs no network.
@@ -760,7 +764,7 @@ class Sandbox:
             ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
             SandboxEndedError: It has ended.
         """
-        return Tunnel.open(self._client, self._info.id, port)
+        return Tunnel.open(self._transport, self._info.id, port)
 
     def forward(self, port: int, local_port: int = 0, *, host: str = LOCAL_HOST, on_error: backend.Callback[SandlotError] | None = None) -> Forward:
         """Listen on this machine, and carry every connection to a port inside.
@@ -774,13 +778,13 @@ class Sandbox:
         Raises:
             OSError: The local port is somebody else's.
         """
-        return Forward(self._client, self._info.id, port, host, on_error).begin(local_port)
+        return Forward(self._transport, self._info.id, port, host, on_error).begin(local_port)
 
     def _another(self, info: SandboxInfo) -> Self:
         return type(self)(self._client, info, owns_client=self._owns_client, users=self._users)
 
     def _change(self, change: Mapping[str, object]) -> None:
-        self._info = SandboxInfo.parse(self._client.request("PATCH", self._path, body=change))
+        self._info = SandboxInfo.parse(self._transport.request("PATCH", self._path, body=change))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"

@@ -5,25 +5,18 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.snapshots import SnapshotInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._sync.client import Client
 
 
 class Snapshots:
-    """The snapshots of a service: your own; with an operator's key everybody's. ``Sandbox.snapshot`` takes them.
+    """The snapshots of a service: your own; with an operator's key everybody's. ``Sandbox.snapshot`` takes them."""
 
-    Args:
-        client: Reaches it.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def list(self, *, limit: int | None = None) -> builtins.list[SnapshotInfo]:
         """The snapshots that there are, oldest first.
@@ -35,7 +28,7 @@ class Snapshots:
 
     def iter(self, *, limit: int | None = None) -> Iterator[SnapshotInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        return self._client.items("/v1/snapshots", "snapshots", SnapshotInfo.parse, params={}, limit=limit)
+        return self._transport.paginate("/v1/snapshots", "snapshots", SnapshotInfo.parse, params={}, limit=limit)
 
     def get(self, snapshot: str) -> SnapshotInfo:
         """What is known of a snapshot.
@@ -46,7 +39,7 @@ class Snapshots:
         Raises:
             NotFoundError: There is none.
         """
-        return SnapshotInfo.parse(self._client.request("GET", f"/v1/snapshots/{requests.path_segment(snapshot)}"))
+        return SnapshotInfo.parse(self._transport.request("GET", f"/v1/snapshots/{requests.path_segment(snapshot)}"))
 
     def delete(self, snapshot: str) -> None:
         """Remove a snapshot. Sandboxes that were started from it live on.
@@ -57,4 +50,4 @@ class Snapshots:
         Raises:
             NotFoundError: There is none.
         """
-        self._client.request("DELETE", f"/v1/snapshots/{requests.path_segment(snapshot)}")
+        self._transport.request("DELETE", f"/v1/snapshots/{requests.path_segment(snapshot)}")

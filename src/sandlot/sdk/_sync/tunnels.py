@@ -10,8 +10,8 @@ from typing import Self
 from sandlot.model.errors import InternalError, SandlotError, UnavailableError
 from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._sync import backend
-from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.local_listener import Connection, Listener
+from sandlot.sdk._sync.transport import Transport
 
 
 class Tunnel:
@@ -20,8 +20,8 @@ class Tunnel:
     Of two threads one may receive and the other send.
     """
 
-    def __init__(self, client: Client, socket: backend.Socket, port: int) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, socket: backend.Socket, port: int) -> None:
+        self._transport = transport
         self._socket = socket
         self._ended = False
         self._over = False
@@ -29,7 +29,7 @@ class Tunnel:
         """The port inside."""
 
     @classmethod
-    def open(cls, client: Client, sandbox: str, port: int) -> Self:
+    def open(cls, transport: Transport, sandbox: str, port: int) -> Self:
         """Connect; ``sandbox.tunnel`` is the way to it.
 
         Raises:
@@ -40,7 +40,7 @@ class Tunnel:
             ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
             SandboxEndedError: It has ended.
         """
-        return cls(client, client.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
+        return cls(transport, transport.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +72,7 @@ class Tunnel:
             UnavailableError: The connection broke; who receives is told why.
         """
         for at in range(0, len(data), backend.CHUNK_BYTES):
-            with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
+            with websocket.translated(self._transport.target, hint=websocket.TUNNEL_HINT):
                 self._socket.send(bytes(data[at : at + backend.CHUNK_BYTES]))
 
     def end(self) -> None:
@@ -81,7 +81,7 @@ class Tunnel:
         Raises:
             UnavailableError: The connection broke; who receives is told why.
         """
-        with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
+        with websocket.translated(self._transport.target, hint=websocket.TUNNEL_HINT):
             self._socket.send(json.dumps({"end": True}))
 
     def wait(self) -> None:
@@ -100,7 +100,7 @@ class Tunnel:
     def _next(self) -> bytes:
         """One message: the bytes that it brought, if any."""
         try:
-            with websocket.translated(self._client.target, hint=websocket.TUNNEL_HINT):
+            with websocket.translated(self._transport.target, hint=websocket.TUNNEL_HINT):
                 message = self._socket.recv()
         except UnavailableError as error:
             if not websocket.ended_well(error):
@@ -125,8 +125,8 @@ class Tunnel:
 class Forward:
     """A port of this machine: each connection to it is one to a port inside. Close it, or use it as a context manager."""
 
-    def __init__(self, client: Client, sandbox: str, port: int, host: str, on_error: backend.Callback[SandlotError] | None) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, sandbox: str, port: int, host: str, on_error: backend.Callback[SandlotError] | None) -> None:
+        self._transport = transport
         self._sandbox = sandbox
         self._on_error = on_error
         self._listener = Listener(self._serve)
@@ -166,7 +166,7 @@ class Forward:
     def _serve(self, connection: Connection) -> None:
         """Carry one connection until both have ended, or either is broken off."""
         try:
-            tunnel = Tunnel.open(self._client, self._sandbox, self.port)
+            tunnel = Tunnel.open(self._transport, self._sandbox, self.port)
         except SandlotError as error:
             connection.cut()
             backend.call(self._on_error, error)

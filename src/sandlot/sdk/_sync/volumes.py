@@ -4,24 +4,17 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING
 
 from sandlot.sdk import requests
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.volumes import VolumeInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._sync.client import Client
 
 
 class Volumes:
-    """The volumes of a service: your own; with an operator's key everybody's. ``Sandbox.create(volumes=...)`` attaches them.
+    """The volumes of a service: your own; with an operator's key everybody's. ``Sandbox.create(volumes=...)`` attaches them."""
 
-    Args:
-        client: Reaches it.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def create(self, name: str, size: str | int | None = None) -> VolumeInfo:
         """Make a volume: files that outlive the sandboxes that have it.
@@ -40,11 +33,11 @@ class Volumes:
             UnavailableError: The node has no room for it now.
         """
         body = requests.omit_none(name=name, size_bytes=None if size is None else requests.parse_size(size))
-        return VolumeInfo.parse(self._client.request("POST", "/v1/volumes", body=body))
+        return VolumeInfo.parse(self._transport.request("POST", "/v1/volumes", body=body))
 
     def list(self) -> builtins.list[VolumeInfo]:
         """The volumes that there are, oldest first."""
-        answer = self._client.request("GET", "/v1/volumes")
+        answer = self._transport.request("GET", "/v1/volumes")
         return [VolumeInfo.parse(each) for each in answer["volumes"]]
 
     def get(self, volume: str) -> VolumeInfo:
@@ -56,7 +49,7 @@ class Volumes:
         Raises:
             NotFoundError: There is none.
         """
-        return VolumeInfo.parse(self._client.request("GET", f"/v1/volumes/{requests.path_segment(volume)}"))
+        return VolumeInfo.parse(self._transport.request("GET", f"/v1/volumes/{requests.path_segment(volume)}"))
 
     def delete(self, volume: str) -> None:
         """Delete a volume, and all that is in it.
@@ -68,4 +61,4 @@ class Volumes:
             NotFoundError: There is none.
             ConflictError: A sandbox has it.
         """
-        self._client.request("DELETE", f"/v1/volumes/{requests.path_segment(volume)}")
+        self._transport.request("DELETE", f"/v1/volumes/{requests.path_segment(volume)}")

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Self
 
 from sandlot.sdk import requests
-from sandlot.sdk._sync.client import Client
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.files import FileEvent, WatcherInfo
 from sandlot.sdk.sse import Event
 
@@ -57,8 +57,8 @@ class Watchers:
     A watcher ends with its sandbox, or with a service that is started anew.
     """
 
-    def __init__(self, client: Client, sandbox: str) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, sandbox: str) -> None:
+        self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/files/watchers"
 
     def create(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> WatcherInfo:
@@ -74,11 +74,11 @@ class Watchers:
             LimitError: The sandbox has 32 watchers, or there are too many folders.
         """
         body = {"path": path, "recursive": recursive, **requests.omit_none(user=user)}
-        return WatcherInfo.parse(self._client.request("POST", self._path, body=body))
+        return WatcherInfo.parse(self._transport.request("POST", self._path, body=body))
 
     def list(self) -> builtins.list[WatcherInfo]:
         """Those that were not removed, oldest first."""
-        return [WatcherInfo.parse(raw) for raw in (self._client.request("GET", self._path))["watchers"]]
+        return [WatcherInfo.parse(raw) for raw in (self._transport.request("GET", self._path))["watchers"]]
 
     def take(self, id: str) -> builtins.list[FileEvent]:  # noqa: A002 - the word of the API
         """What has happened since the last time, oldest first; each is told once, and 4,096 are kept.
@@ -88,7 +88,7 @@ class Watchers:
         Raises:
             NotFoundError: There is none of this id.
         """
-        answer = self._client.request("POST", f"{self._path}/{requests.path_segment(id)}/events")
+        answer = self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/events")
         return [FileEvent.parse(str(raw["event"]), raw) for raw in answer["events"]]
 
     def remove(self, id: str) -> None:  # noqa: A002 - the word of the API
@@ -97,4 +97,4 @@ class Watchers:
         Raises:
             NotFoundError: There is none of this id.
         """
-        self._client.request("DELETE", f"{self._path}/{requests.path_segment(id)}")
+        self._transport.request("DELETE", f"{self._path}/{requests.path_segment(id)}")

@@ -4,24 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sandlot.sdk import requests
+from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.models.webhooks import WebhookInfo
-
-if TYPE_CHECKING:
-    from sandlot.sdk._sync.client import Client
 
 
 class Webhooks:
-    """One's webhooks, as ``client.webhooks``.
+    """One's webhooks, as ``client.webhooks``."""
 
-    Args:
-        client: Reaches the service.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def create(
         self, url: str, *, events: Sequence[str] = (), secret: str | None = None, name: str | None = None, enabled: bool = True
@@ -43,11 +36,11 @@ class Webhooks:
             LimitError: You have as many as one may have.
         """
         body = requests.omit_none(url=url, events=list(events) or None, secret=secret, name=name, enabled=None if enabled else False)
-        return WebhookInfo.parse(self._client.request("POST", "/v1/webhooks", body=body))
+        return WebhookInfo.parse(self._transport.request("POST", "/v1/webhooks", body=body))
 
     def list(self) -> list[WebhookInfo]:
         """Your webhooks and how they fare, oldest first; for an operator everybody's."""
-        answer = self._client.request("GET", "/v1/webhooks")
+        answer = self._transport.request("GET", "/v1/webhooks")
         return [WebhookInfo.parse(each) for each in answer["webhooks"]]
 
     def get(self, webhook: str) -> WebhookInfo:
@@ -56,7 +49,7 @@ class Webhooks:
         Raises:
             NotFoundError: There is none of that id.
         """
-        return WebhookInfo.parse(self._client.request("GET", f"/v1/webhooks/{requests.path_segment(webhook)}"))
+        return WebhookInfo.parse(self._transport.request("GET", f"/v1/webhooks/{requests.path_segment(webhook)}"))
 
     def update(
         self,
@@ -86,7 +79,7 @@ class Webhooks:
             InvalidRequestError: As for :meth:`create`.
         """
         body = requests.omit_none(url=url, events=None if events is None else list(events), secret=secret, name=name, enabled=enabled)
-        return WebhookInfo.parse(self._client.request("PATCH", f"/v1/webhooks/{requests.path_segment(webhook)}", body=body))
+        return WebhookInfo.parse(self._transport.request("PATCH", f"/v1/webhooks/{requests.path_segment(webhook)}", body=body))
 
     def remove(self, webhook: str) -> None:
         """Tell an address nothing more.
@@ -94,4 +87,4 @@ class Webhooks:
         Raises:
             NotFoundError: There is none of that id.
         """
-        self._client.request("DELETE", f"/v1/webhooks/{requests.path_segment(webhook)}")
+        self._transport.request("DELETE", f"/v1/webhooks/{requests.path_segment(webhook)}")

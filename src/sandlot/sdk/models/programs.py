@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Required, Self, TypedDict, Unpack
+from typing import Any, Literal, Required, Self, TypedDict
 
 from sandlot.model.errors import SandlotError
 from sandlot.sdk.responses import error_from_problem
@@ -138,36 +138,3 @@ class BatchItem:
         if self.result is None:
             raise self.error or SandlotError("There is neither a result nor an error.")
         return self.result
-
-
-def execute(language: str, code: str, **options: Unpack[ProgramOptions]) -> ProgramResult:
-    """Run a program once, by the service that ``SANDLOT_URL`` names or the local one: :meth:`Client.execute` without a client.
-
-    Args:
-        language: ``python``, ``bash`` or ``javascript``.
-        code: The program.
-        options: :class:`ProgramOptions`.
-
-    Raises:
-        SandlotError: It could not be run. A program that fails is a result.
-    """
-    from sandlot.sdk._sync.client import Client  # noqa: PLC0415 - which knows this module
-
-    with Client() as client:
-        return client.execute(language, code, **options)
-
-
-def execute_batch(programs: Iterable[Program], *, concurrency: int | None = None) -> list[BatchItem]:
-    """Run programs, a few at a time: :meth:`Client.execute_batch` without a client.
-
-    Args:
-        programs: At most 1,000.
-        concurrency: How many run at once, 4 by default, 32 at most.
-
-    Raises:
-        SandlotError: The batch as a whole was refused, or the connection broke.
-    """
-    from sandlot.sdk._sync.client import Client  # noqa: PLC0415 - which knows this module
-
-    with Client() as client:
-        return client.execute_batch(programs, concurrency=concurrency)

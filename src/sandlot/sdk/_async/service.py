@@ -1,0 +1,35 @@
+"""The service itself, as ``client.service``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.models.service import ServiceStopResult
+
+
+class AsyncService:
+    """Version, capabilities and capacity of a service."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def version(self) -> dict[str, Any]:
+        """Get the version of the service and the id of its node."""
+        return await self._transport.request("GET", "/v1/version")
+
+    async def capabilities(self) -> dict[str, Any]:
+        """Get the drivers of the service and what they can do on its host."""
+        return await self._transport.request("GET", "/v1/capabilities")
+
+    async def capacity(self) -> dict[str, Any]:
+        """Get the memory, disk and tasks that the node can give to sandboxes, and how much of these is reserved."""
+        return await self._transport.request("GET", "/v1/capacity")
+
+    async def stop(self) -> ServiceStopResult:
+        """Stop the local service. Its sandboxes keep running, and the next service takes them over.
+
+        Raises:
+            ForbiddenError: The service was reached over TCP.
+        """
+        return ServiceStopResult.parse(await self._transport.request("POST", "/v1/service/stop"))

@@ -1,0 +1,276 @@
+"""Connections to one service: repeated requests, event streams, paged lists, WebSockets, and the start of the local service."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import httpx
+
+from sandlot import __version__
+from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
+from sandlot.sdk import local_service, requests, responses, retries
+from sandlot.sdk._async import backend
+from sandlot.sdk.config import Target
+from sandlot.sdk.http import ConnectionFailedError, ConnectionLostError, sendable, translated, unreachable_error
+from sandlot.sdk.sse import Decoder, Event
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+"""Seconds for which the service may be silent during a call; event streams carry a comment every 15 s."""
+
+
+class AsyncTransport:
+    """One pool of keep-alive connections to a service; all resources of a client share it.
+
+    Args:
+        target: The service.
+        autostart: Start the local service before the first request if it does not run.
+    """
+
+    def __init__(self, target: Target, *, autostart: bool) -> None:
+        self.target = target
+        self._autostart = autostart
+        self._http = self._connections()
+        self._reopening = threading.Lock()
+        """Held while closed connections are replaced, so that several threads share the new ones; never during a request."""
+        self._is_socket_checked: bool | None = None if target.socket is None else False
+        """True while the unix socket is known to accept connections; None for TCP, which is not checked before a request."""
+        self._has_connected = False
+        """True once the service accepted a connection. If the service stops after that, requests wait until it is started again."""
+
+    @property
+    def can_wait_silently(self) -> bool:
+        """True if a response may take any time to begin.
+
+        On a unix socket, the end of the service is noticed at once. Over TCP it is not, and proxies close silent connections: there, long calls ask
+        for an event stream, in which the service sends keep-alive comments.
+        """
+        return self.target.socket is not None
+
+    async def aclose(self) -> None:
+        """Close the connections; a later request opens new ones."""
+        await self._http.aclose()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        idempotent: bool = False,
+        read_timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Send a request and read the whole response.
+
+        A request whose connection broke is repeated only if it is idempotent, or if a hibernation of its sandbox cut it.
+
+        Args:
+            method: HTTP method.
+            path: Path below the service's address, beginning with a slash.
+            params: Query parameters.
+            body: JSON body.
+            content: Bytes to send in place of JSON, or chunks of bytes; a request with chunks is never repeated.
+            headers: Additional headers.
+            idempotent: The service carries the request out once, however often it arrives.
+            read_timeout_s: Seconds until the response must begin; None waits without limit.
+
+        Returns:
+            The JSON object of the response; empty for an empty response.
+
+        Raises:
+            SandlotError: The service refused the request.
+            UnavailableError: The service cannot be reached, or the connection broke.
+        """
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                async with self.stream(
+                    method, path, params=params, body=body, content=content, headers=headers, read_timeout_s=read_timeout_s
+                ) as response:
+                    return responses.decode_object(await self._read(response))
+            except (ConnectionLostError, ConflictError) as error:
+                if isinstance(error, ConflictError) and not responses.cut_by_hibernation(error):
+                    raise
+                wait_s = retries.cut_wait_s(tries, once=idempotent, luck=retries.roll())
+                if wait_s is None:
+                    raise
+            await backend.sleep(wait_s)
+
+    @asynccontextmanager
+    async def event_stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, Any] | None = None,
+        body: dict[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """Send a request whose response is an event stream; leaving the context closes the stream.
+
+        Raises:
+            SandlotError: The service refused the request, or sent a failure in the stream.
+            UnavailableError: The stream was cut.
+        """
+        async with self.stream(method, path, params=params, body=body, headers=headers, accept="text/event-stream") as response:
+            yield self._decoded(response)
+
+    async def _decoded(self, response: httpx.Response) -> AsyncIterator[Event]:
+        decoder = Decoder()
+        with translated(self.target):
+            async for piece in response.aiter_bytes():
+                for event in decoder.feed(piece):
+                    if event.name == "failure":
+                        raise responses.error_from_problem(event.data)
+                    yield event
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        accept: str = "application/json",
+        read_timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a request and yield the head of its response; the caller reads the body. The arguments are those of :meth:`request`.
+
+        A refused request is repeated only if the error is retryable, and never if its body is sent in chunks.
+        """
+        timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None, read=read_timeout_s)
+        sent = {"Accept": accept, "Content-Type": "application/json" if content is None else "application/octet-stream", **(headers or {})}
+        if body is not None:
+            content = requests.encode_body(body)
+        with self._reopening:
+            if self._http.is_closed:
+                self._http = self._connections()
+        tries = 0
+        while True:
+            tries += 1
+            with sendable():
+                request = self._http.build_request(method, path, params=params, content=content, headers=sent, timeout=timeout)
+            response = await self._response(request)
+            try:
+                if response.is_success:
+                    yield response
+                    return
+                error, wait_s = await self._rejection(response, tries)
+            finally:
+                await response.aclose()
+            if wait_s is None or not (content is None or isinstance(content, bytes)):
+                raise error
+            await backend.sleep(wait_s)
+
+    async def _response(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; while a service that was reached before is away, try again for some seconds."""
+        tries, waited_s = 0, 0.0
+        while True:
+            tries += 1
+            try:
+                await self._ensure_service()
+                with translated(self.target):
+                    response = await self._http.send(request, stream=True)
+            except ConnectionFailedError:
+                if self._is_socket_checked:
+                    self._is_socket_checked = False  # the local service has stopped since
+                wait_s = retries.unreached_wait_s(tries, waited_s, met=self._has_connected, luck=retries.roll())
+                if wait_s is None:
+                    raise
+            else:
+                self._has_connected = True
+                return response
+            await backend.sleep(wait_s)
+            waited_s += wait_s
+
+    async def paginate(
+        self, path: str, key: str, parse: Callable[[dict[str, Any]], T], *, params: Mapping[str, Any] | None = None, limit: int | None = None
+    ) -> AsyncIterator[T]:
+        """Iterate over the items of a paged list; a page is requested when the items before it are used up.
+
+        Args:
+            path: Path of the list.
+            key: Field of a page that has the items.
+            parse: Converts one item.
+            params: Query parameters.
+            limit: Maximum number of items; None is all.
+        """
+        cursor: str | None = None
+        left = limit
+        while True:
+            page = await self.request("GET", path, params={**(params or {}), **requests.omit_none(cursor=cursor, limit=requests.page_size(left))})
+            for item in page[key][:left]:
+                yield parse(item)
+            left = None if left is None else left - len(page[key])
+            if (left is not None and left <= 0) or (cursor := responses.next_cursor(page, cursor)) is None:
+                return
+
+    async def web_socket(self, path: str) -> backend.Socket:
+        """Open a WebSocket.
+
+        Args:
+            path: Path below the service's address, with its query.
+
+        Raises:
+            SandlotError: The service refused the connection.
+            UnavailableError: The service cannot be reached.
+        """
+        await self._ensure_service()
+        return await backend.web_socket(self.target, path)
+
+    async def _ensure_service(self) -> None:
+        """Before the first request over a unix socket: start the local service, or check that a service listens."""
+        if self._is_socket_checked is False and self.target.socket is not None:
+            if self.target.local is not None and self._autostart:
+                await backend.in_thread(local_service.ensure, self.target.local)
+            elif not await backend.in_thread(local_service.answers, self.target.socket):
+                raise unreachable_error(self.target)
+            self._is_socket_checked = self._has_connected = True
+
+    def _connections(self) -> httpx.AsyncClient:
+        headers = {"User-Agent": f"sandlot-python/{__version__}"}
+        if self.target.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.target.api_key}"
+        return backend.http_client(self.target, headers, httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None))
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        with translated(self.target):
+            return await response.aread()
+
+    async def _rejection(self, response: httpx.Response, tries: int) -> tuple[SandlotError, float | None]:
+        body = await self._read(response)
+        headers = response.headers
+        error = responses.error_from_response(response.status_code, headers.get("content-type", ""), body, headers.get("x-request-id", ""))
+        return error, retries.refused_wait_s(
+            tries, retryable=responses.is_retryable(body), retry_after=headers.get("retry-after"), luck=retries.roll()
+        )
+
+
+async def wait_before_resuming(error: SandlotError, tries: int) -> None:
+    """Wait before the next attempt to continue a stream that was cut.
+
+    Args:
+        error: Error that ended the stream; raised again if it is not a cut, or after too many attempts.
+        tries: Attempts that received nothing, at least 1.
+    """
+    cut = (
+        isinstance(error, ConnectionLostError)
+        or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE}
+        or responses.cut_by_hibernation(error)
+    )
+    wait_s = retries.cut_wait_s(tries, once=cut, luck=retries.roll())
+    if wait_s is None:
+        raise error
+    await backend.sleep(wait_s)

@@ -1,0 +1,36 @@
+# Made from src/sandlot/sdk/_async/service.py by scripts/unasync.py; change that file, not this one.
+"""The service itself, as ``client.service``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.models.service import ServiceStopResult
+
+
+class Service:
+    """Version, capabilities and capacity of a service."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def version(self) -> dict[str, Any]:
+        """Get the version of the service and the id of its node."""
+        return self._transport.request("GET", "/v1/version")
+
+    def capabilities(self) -> dict[str, Any]:
+        """Get the drivers of the service and what they can do on its host."""
+        return self._transport.request("GET", "/v1/capabilities")
+
+    def capacity(self) -> dict[str, Any]:
+        """Get the memory, disk and tasks that the node can give to sandboxes, and how much of these is reserved."""
+        return self._transport.request("GET", "/v1/capacity")
+
+    def stop(self) -> ServiceStopResult:
+        """Stop the local service. Its sandboxes keep running, and the next service takes them over.
+
+        Raises:
+            ForbiddenError: The service was reached over TCP.
+        """
+        return ServiceStopResult.parse(self._transport.request("POST", "/v1/service/stop"))
