@@ -7,8 +7,8 @@ import json
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.operating.test_pools import POOL
 from tests.unit.sdk.scripted import Reply, Script
+from tests.unit.sdk.test_pools import POOL
 
 
 def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

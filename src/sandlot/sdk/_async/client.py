@@ -40,7 +40,7 @@ class AsyncClient:
         self.transport = transport
         """Connections of this client, for requests that no method makes."""
         self.sandboxes = AsyncSandboxes(transport)
-        """Sandboxes; :class:`AsyncSandbox` starts and uses them."""
+        """Sandboxes; ``AsyncSandbox`` starts and uses them."""
         self.snapshots = AsyncSnapshots(transport)
         """Snapshots of sandboxes."""
         self.volumes = AsyncVolumes(transport)

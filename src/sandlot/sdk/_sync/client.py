@@ -41,7 +41,7 @@ class Client:
         self.transport = transport
         """Connections of this client, for requests that no method makes."""
         self.sandboxes = Sandboxes(transport)
-        """Sandboxes; :class:`Sandbox` starts and uses them."""
+        """Sandboxes; ``Sandbox`` starts and uses them."""
         self.snapshots = Snapshots(transport)
         """Snapshots of sandboxes."""
         self.volumes = Volumes(transport)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.operating.test_webhooks import HOOK
 from tests.unit.sdk.scripted import Reply, Script
+from tests.unit.sdk.test_webhooks import HOOK
 
 
 def test_one_is_made_that_waits_and_signs_with_a_secret_that_only_a_file_has(

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.saved.test_volumes import BOX, VOLUME
 from tests.unit.sdk.scripted import Reply, Script
+from tests.unit.sdk.test_volumes import BOX, VOLUME
 
 
 def test_volumes_are_made_listed_shown_and_removed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
