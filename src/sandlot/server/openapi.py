@@ -17,10 +17,14 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
 from sandlot import __version__
-from sandlot.server.v1.common import PROBLEM
-from sandlot.server.v1.schemas.base import Problem, ResponseModel
-from sandlot.server.v1.schemas.events import STREAMS
+from sandlot.server.v1.code import CODE_EVENTS
+from sandlot.server.v1.common import PROBLEM, Problem
+from sandlot.server.v1.events import SANDBOX_EVENTS
+from sandlot.server.v1.executions import LOG_EVENTS
+from sandlot.server.v1.processes import PROCESS_EVENTS
+from sandlot.server.v1.watches import WATCH_EVENTS
 from sandlot.web.auth import OPEN_PATHS
+from sandlot.web.models import ResponseModel
 
 DESCRIPTION = """\
 A safe place for AI agents to run code: sandboxes over HTTP.
@@ -70,6 +74,8 @@ SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key: `sandlot keys create --name NAME` prints one."},
     "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key, for clients that cannot send the other header."},
 }
+
+EVENT_TABLES = (PROCESS_EVENTS, CODE_EVENTS, SANDBOX_EVENTS, LOG_EVENTS, WATCH_EVENTS)
 
 _HEADERS = {
     "RequestId": {
@@ -165,7 +171,7 @@ def _socket(route: RouteContext) -> dict[str, Any]:
 
 def _models() -> dict[str, Any]:
     """The schemas that answers beside JSON refer to: failures, and what events carry."""
-    models: set[type[ResponseModel]] = {Problem, *(model for stream in STREAMS.values() for model in stream.values())}
+    models: set[type[ResponseModel]] = {Problem, *(model for table in EVENT_TABLES for model in table.values())}
     _, made = models_json_schema([(model, "validation") for model in sorted(models, key=lambda model: model.__name__)], ref_template=_SCHEMAS)
     found: dict[str, Any] = made["$defs"]
     return found

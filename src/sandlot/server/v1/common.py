@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from fastapi import Header, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
+from sandlot.model.errors import ErrorCode
 from sandlot.server.composition import RunningService
-from sandlot.server.v1.schemas.events import STREAMS
 from sandlot.web import errors, streaming
-from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
-from sandlot.web.models import json_response
+from sandlot.web.models import ResponseModel
 
-__all__ = [
-    "PROBLEM",
-    "IdempotencyKey",
-    "cancel_on_disconnect",
-    "cancel_on_hangup",
-    "documented_response",
-    "get_node",
-    "get_principal",
-    "iter_body",
-    "json_response",
-    "only_events",
-    "raw_body",
-    "service_of",
-]
+UserName = Literal["user", "root"]
 
 IdempotencyKey = Annotated[
     str | None,
     Header(description="Your own name for this request, for example a UUID: sent again with it, the same request joins what it began before."),
 ]
 """The header of a route that starts something in a sandbox, by the name ``idempotency_key``."""
+
+EventTable = Mapping[str, type[ResponseModel]]
+"""Name of an event of a stream -> model of its data."""
 
 _WHY: dict[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}
 PROBLEM: dict[int | str, dict[str, Any]] = {
@@ -44,20 +34,36 @@ PROBLEM: dict[int | str, dict[str, Any]] = {
 }
 
 
+class Problem(ResponseModel):
+    """Why something was not done (RFC 9457)."""
+
+    type: str = Field(description="Always about:blank; ``code`` tells problems apart.")
+    title: str = Field(description="The status in words.", examples=["Not Found"])
+    status: int = Field(description="As in the answer's head.", examples=[404])
+    detail: str = Field(description="What happened, for a person.", examples=["There is no sandbox sb-k3v9-x2m4c7qpl5tnbdwy."])
+    code: str = Field(description=f"Stable. By now: {', '.join(ErrorCode)}. A newer service may have others.", examples=["sandbox_not_found"])
+    hint: str = Field(description="What to do next; empty where ``detail`` says it.")
+    retryable: bool = Field(description="Whether the same request may succeed later without a change; Retry-After says when.")
+    request_id: str = Field(description="Stands in the service's log as well.")
+    fields: dict[str, Any] = Field(description="Details for programs; which ones depends on ``code``.")
+
+
 def service_of(request: Request) -> RunningService:
     """The service that answers a request."""
     service: RunningService = request.app.state.service
     return service
 
 
-def documented_response(model: type[BaseModel], description: str, status: int = 200, *, events: str | None = None) -> dict[int | str, dict[str, Any]]:
+def documented_response(
+    model: type[BaseModel], description: str, status: int = 200, *, events: EventTable | None = None
+) -> dict[int | str, dict[str, Any]]:
     """What a route that answers by :func:`json_response` tells the OpenAPI document.
 
     Args:
         model: What it answers.
         description: When it does.
         status: With which status.
-        events: Which of :data:`STREAMS` it answers where the client asks for events.
+        events: What it answers where the client asks for events.
     """
     told: dict[str, Any] = {"model": model, "description": description}
     if events is not None:
@@ -65,14 +71,14 @@ def documented_response(model: type[BaseModel], description: str, status: int = 
     return {status: told, **PROBLEM}
 
 
-def only_events(stream: str, description: str) -> dict[int | str, dict[str, Any]]:
+def only_events(events: EventTable, description: str) -> dict[int | str, dict[str, Any]]:
     """What a route that answers nothing but events tells the OpenAPI document.
 
     Args:
-        stream: Which of :data:`STREAMS`.
+        events: What it answers.
         description: What they tell.
     """
-    return {200: {"description": description, "content": _event_streams(stream)}, **PROBLEM}
+    return {200: {"description": description, "content": _event_streams(events)}, **PROBLEM}
 
 
 def raw_body(description: str, media_type: str = "application/octet-stream", *, required: bool = True) -> dict[str, Any]:
@@ -82,9 +88,9 @@ def raw_body(description: str, media_type: str = "application/octet-stream", *, 
     }
 
 
-def _event_streams(stream: str) -> dict[str, Any]:
+def _event_streams(events: EventTable) -> dict[str, Any]:
     """An event stream in its two forms: each event by ``itemSchema``, OpenAPI 3.2's word, which readers of 3.1 that do not know it skip."""
-    models = {name: {"$ref": f"#/components/schemas/{model.__name__}"} for name, model in STREAMS[stream].items()}
+    models = {name: {"$ref": f"#/components/schemas/{model.__name__}"} for name, model in events.items()}
     sent = [_event(name, {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}) for name, schema in models.items()]
     lines = [_event(name, schema) for name, schema in models.items()]
     return {

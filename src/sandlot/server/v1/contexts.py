@@ -3,9 +3,51 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
-from sandlot.server.v1.common import PROBLEM, IdempotencyKey, cancel_on_disconnect, documented_response, get_node, get_principal, json_response
-from sandlot.server.v1.schemas.code import ContextAnswer, ContextBody, ContextsAnswer, InterruptedAnswer
+from sandlot.model.executions import Context
+from sandlot.server.v1.code import InterruptedAnswer
+from sandlot.server.v1.common import PROBLEM, IdempotencyKey, documented_response
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
+
+
+class ContextBody(RequestModel):
+    """A context to make."""
+
+    language: Text = Field(default="python", description="python, bash or javascript.", examples=["python"])
+    cwd: Text | None = Field(default=None, description="The folder to start in, absolute; /workspace where left out.", examples=["/workspace"])
+    env: Metadata = Field(default_factory=dict, description="Environment of everything that runs in it.")
+
+
+class ContextAnswer(ResponseModel):
+    """A context as it is now."""
+
+    id: str = Field(examples=["ctx-9f1c2a7be04d5836"])
+    language: str = Field(examples=["python"])
+    cwd: str = Field(description="The folder that it starts in.", examples=["/workspace"])
+    state: str = Field(description="starting, idle, busy, or stopped: it starts with its next run.", examples=["idle"])
+    execution_count: int = Field(description="How many cells it has run.")
+    pid: int | None = Field(description="Its process in the sandbox.")
+
+    @classmethod
+    def of(cls, context: Context) -> ContextAnswer:
+        """What is told of it."""
+        return cls(
+            id=context.id,
+            language=context.language,
+            cwd=context.cwd,
+            state=context.state,
+            execution_count=context.execution_count,
+            pid=context.pid,
+        )
+
+
+class ContextsAnswer(ResponseModel):
+    """The contexts of a sandbox."""
+
+    contexts: list[ContextAnswer]
+
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/contexts", tags=["contexts"])
 

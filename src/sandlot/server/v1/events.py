@@ -3,39 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import Field
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import SandboxId
-from sandlot.model.records import EventRecord
-from sandlot.model.repositories import Position
-from sandlot.server.v1.common import documented_response, get_node, get_principal, json_response
-from sandlot.server.v1.schemas.executions import (
-    STREAM_NAMES,
-    EventAnswer,
-    EventsAnswer,
-    EventsQuery,
-    ExecutionAnswer,
-    ExecutionsAnswer,
-    ExecutionsQuery,
-    LogEntryAnswer,
-    LogsAnswer,
-    LogsQuery,
-)
-from sandlot.web import pagination, streaming
+from sandlot.model.records import EVENT_TYPES, EventRecord
+from sandlot.server.v1.common import EventTable, Problem, documented_response
+from sandlot.web import streaming
+from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.models import QueryModel, ResponseModel, Text, json_response
 
-router = APIRouter(prefix="/v1")
+
+class PositionEvent(ResponseModel):
+    """Where a stream of events begins."""
+
+    after: int = Field(description="The events that follow have larger numbers.")
+
+
+class EventAnswer(ResponseModel):
+    """Something that happened."""
+
+    sequence: int = Field(description="Larger than that of everything that happened before.")
+    type: str = Field(description="What: a noun, a dot, a past participle, such as sandbox.created. A newer service may have others.")
+    at: datetime
+    owner: str = Field(description="The key's id, or 'local'.")
+    sandbox: str | None
+    data: dict[str, Any] = Field(description="Details; which ones depends on the type.")
+
+    @classmethod
+    def of(cls, record: EventRecord) -> EventAnswer:
+        """What is told of it."""
+        event = record.event
+        return cls(sequence=record.sequence, type=event.type, at=event.at, owner=event.owner, sandbox=event.sandbox, data=dict(event.data))
+
+
+class EventsAnswer(ResponseModel):
+    """A page of events, oldest first."""
+
+    events: list[EventAnswer]
+    next_cursor: str | None = Field(description="For the next page; null where there is nothing more yet.")
+    last: int = Field(description="The number of the last one on this page, or what was asked for as 'after': go on from it.")
+
+
+class EventsQuery(QueryModel):
+    """Which events to list, or to follow."""
+
+    after: int | None = Field(
+        default=None, ge=0, lt=2**62, description="Those with a larger number. Left out: a list begins with the oldest, a stream with what comes."
+    )
+    cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Events on one page, at most.")
+    sandbox: Text | None = Field(default=None, description="Those of this sandbox only.")
+
+
+SANDBOX_EVENTS: EventTable = {"position": PositionEvent, **dict.fromkeys(EVENT_TYPES, EventAnswer), "failure": Problem}
+
+router = APIRouter(prefix="/v1", tags=["events"])
 
 _MAX_DIGITS = 18
 
 
 @router.get(
     "/events",
-    tags=["events"],
-    responses=documented_response(EventsAnswer, "A page of them; with 'Accept: text/event-stream' as they happen.", events="events"),
+    responses=documented_response(EventsAnswer, "A page of them; with 'Accept: text/event-stream' as they happen.", events=SANDBOX_EVENTS),
 )
 async def list_events(
     query: Annotated[EventsQuery, Query()],
@@ -56,55 +90,6 @@ async def list_events(
     return json_response(
         EventsAnswer(events=[EventAnswer.of(record) for record in page.items], next_cursor=str(last) if page.more else None, last=last)
     )
-
-
-@router.get("/executions", tags=["executions"], responses=documented_response(ExecutionsAnswer, "A page of them, newest first."))
-async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: Request) -> Response:
-    """List what ran, newest first: your own; for an operator everybody's. Kept for seven days, or as the operator has set it."""
-    return await _executions(request, query)
-
-
-@router.get("/executions/{execution}", tags=["executions"], responses=documented_response(ExecutionAnswer, "It."))
-async def get_execution(execution: str, request: Request) -> Response:
-    """Look at one run: what it was, what it wrote, how it ended."""
-    return json_response(ExecutionAnswer.of(await get_node(request).history.execution(get_principal(request), execution)))
-
-
-@router.get(
-    "/sandboxes/{sandbox}/logs",
-    tags=["executions"],
-    responses=documented_response(LogsAnswer, "By now; with 'Accept: text/event-stream' events until the sandbox ends.", events="logs"),
-)
-async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
-    """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
-    history, principal, channels = get_node(request).history, get_principal(request), LOG_CHANNELS[query.stream]
-    if streaming.accepts_events(request):
-        stream = await history.follow_logs(principal, sandbox, channels)
-        return streaming.event_response(request, _log_events(sandbox, stream), stream.aclose)
-    page = await history.logs(principal, sandbox, channels)
-    return json_response(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in page.items], more=page.more))
-
-
-async def _log_events(sandbox: str, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[streaming.StreamEvent]:
-    async for item in told:
-        match item:
-            case LogEntry():
-                yield streaming.StreamEvent("entry", LogEntryAnswer.of(item).model_dump(mode="json"))
-            case LogOutput():
-                yield streaming.StreamEvent("output", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "text": item.text})
-            case LogGap():
-                yield streaming.StreamEvent("lost", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "bytes": item.bytes})
-            case LogEnd():
-                yield streaming.StreamEvent("over", {"execution": item.execution})
-    yield streaming.StreamEvent("ended", {"sandbox": sandbox})
-
-
-async def _executions(request: Request, query: ExecutionsQuery) -> Response:
-    sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
-    before = pagination.decode_cursor(query.cursor)
-    page = await get_node(request).history.executions(get_principal(request), sandbox=sandbox, before=before, limit=query.limit)
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in page.items], next_cursor=following))
 
 
 async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterator[streaming.StreamEvent]:

@@ -2,32 +2,185 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 
 from sandlot.model.errors import ErrorCode, NotFoundError
-from sandlot.model.files import Download
+from sandlot.model.files import Download, Entry, Unpacked
+from sandlot.model.signed_urls import DEFAULT_URL_LIFETIME_S, Grant
 from sandlot.model.specs import User
-from sandlot.server.v1.common import PROBLEM, cancel_on_hangup, documented_response, get_node, get_principal, iter_body, json_response, raw_body
-from sandlot.server.v1.schemas.files import (
-    DirectoryBody,
-    EntryAnswer,
-    ListingAnswer,
-    ListQuery,
-    MoveBody,
-    ReadQuery,
-    RemovedAnswer,
-    RemoveQuery,
-    StatQuery,
-    WriteQuery,
-)
-from sandlot.server.v1.schemas.trees import ExistsAnswer
-from sandlot.web import ranges
+from sandlot.server.v1.common import PROBLEM, UserName, documented_response, raw_body
+from sandlot.web import ranges, streaming
+from sandlot.web.auth import OWNER, SIGNED_PATH
+from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"])
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+
+class EntryAnswer(ResponseModel):
+    """What is at a path."""
+
+    name: str
+    path: str
+    kind: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    modified_at: datetime
+    target: str | None
+
+    @classmethod
+    def of(cls, entry: Entry) -> EntryAnswer:
+        """What is told of it."""
+        return cls(
+            name=entry.name,
+            path=entry.path,
+            kind=entry.kind,
+            size=entry.size,
+            mode=entry.mode,
+            uid=entry.uid,
+            gid=entry.gid,
+            modified_at=_EPOCH + timedelta(microseconds=entry.modified_ns // 1000),
+            target=entry.target,
+        )
+
+
+class ListingAnswer(ResponseModel):
+    """What is in a folder; ``more`` where it holds more than that."""
+
+    entries: list[EntryAnswer]
+    more: bool
+
+
+class PathQuery(QueryModel):
+    """A path inside the sandbox."""
+
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/data.csv"])
+    user: UserName = Field(default="user", description="Who it is done as.")
+
+
+class ListQuery(PathQuery):
+    """A folder to list."""
+
+    offset: int = Field(default=0, description="Names to skip; the next page is 1,000 further.")
+
+
+class StatQuery(PathQuery):
+    """A path to look at."""
+
+    follow: bool = Field(default=True, description="Where it is a symbolic link: look at what it points to.")
+
+
+class ReadQuery(PathQuery):
+    """A file to read, or a part of it."""
+
+    offset: int = Field(default=0, description="Of the first byte.")
+    length: int | None = Field(default=None, description="Bytes at most; to its end where left out.")
+
+
+class WriteQuery(PathQuery):
+    """A file to write."""
+
+    mode: int | None = Field(default=None, description="Permission bits, as a decimal number.")
+    append: bool = Field(default=False, description="Add to what there is, instead of replacing it.")
+    parents: bool = Field(default=True, description="Make the folders above it that are missing.")
+
+
+class RemoveQuery(PathQuery):
+    """What to remove."""
+
+    recursive: bool = Field(default=False, description="Also a folder that is not empty.")
+
+
+class DirectoryBody(RequestModel):
+    """A folder to make."""
+
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/out"])
+    parents: bool = Field(default=True, description="Make the folders above it that are missing; one that is there already is no error then.")
+    mode: int | None = Field(default=None, description="Permission bits, as a decimal number.")
+    user: UserName = Field(default="user", description="Who it is done as.")
+
+
+class MoveBody(RequestModel):
+    """What to move where."""
+
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/out"])
+    to: Text = Field(description="Its new path, likewise.", examples=["/workspace/results"])
+    overwrite: bool = Field(default=False, description="Replace a file that is there.")
+    user: UserName = Field(default="user", description="Who it is done as.")
+
+
+class RemovedAnswer(ResponseModel):
+    """How many entries were removed."""
+
+    removed: int
+
+
+class ExistsAnswer(ResponseModel):
+    """Whether there is something at a path."""
+
+    exists: bool
+
+
+class PackQuery(PathQuery):
+    """A folder, or one file, to pack."""
+
+    format: Literal["tar", "tar.gz"] = Field(default="tar", description="Plain, or compressed by gzip.")
+
+
+class UnpackedAnswer(ResponseModel):
+    """What came of an archive."""
+
+    files: int
+    directories: int = Field(description="That the archive names.")
+    links: int = Field(description="Symbolic and hard ones.")
+    size_bytes: int = Field(description="Of all files together.")
+
+    @classmethod
+    def of(cls, unpacked: Unpacked) -> UnpackedAnswer:
+        """What is told of it."""
+        return cls(files=unpacked.files, directories=unpacked.folders, links=unpacked.links, size_bytes=unpacked.size_bytes)
+
+
+class SignBody(RequestModel):
+    """What a URL is to allow."""
+
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/report.pdf"])
+    method: Literal["GET", "PUT"] = Field(default="GET", description="GET reads the file, PUT writes it.")
+    expires_in: float = Field(default=DEFAULT_URL_LIFETIME_S, description="Seconds that it holds, 1 to 604,800.")
+    user: UserName = Field(default="user", description="Who it is done as.")
+
+
+class SignedAnswer(ResponseModel):
+    """A URL that needs no key."""
+
+    url: str = Field(description="Absolute; of a request that came over the unix socket a path.")
+    method: str
+    expires_at: datetime
+
+
+class SignedQuery(QueryModel):
+    """What was signed; each part of it is needed, and may not be changed."""
+
+    sandbox: str = Field(description="The sandbox's id.")
+    path: Text = Field(description="The file, absolute, inside the sandbox.")
+    user: UserName = Field(description="Who it is done as.")
+    key: str = Field(description="Whose it is.")
+    expires: int = Field(description="Until when it holds; seconds since 1970, UTC.")
+    signature: str = Field(description="Of all the others.")
+
+
+router = APIRouter(tags=["files"])
+TAR, GZIP = "application/x-tar", "application/gzip"
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: _BINARY, GZIP: _BINARY}, "description": "The archive."}, **PROBLEM}
 
 CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}, "description": "Its bytes."},
@@ -39,7 +192,7 @@ CONTENT: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/content", response_class=Response, responses=CONTENT)
+@router.get("/v1/sandboxes/{sandbox}/files/content", response_class=Response, responses=CONTENT)
 async def read(sandbox: str, query: Annotated[ReadQuery, Query()], request: Request) -> Response:
     """Read a file, or a part of it by offset and length, or by 'Range: bytes=...'. An answer that breaks off was cut by an error."""
     user = User(query.user)
@@ -49,7 +202,11 @@ async def read(sandbox: str, query: Annotated[ReadQuery, Query()], request: Requ
     return streamed(await files.read(principal, sandbox, query.path, offset=query.offset, length=query.length, user=user))
 
 
-@router.put("/content", responses=documented_response(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
+@router.put(
+    "/v1/sandboxes/{sandbox}/files/content",
+    responses=documented_response(EntryAnswer, "It was written."),
+    openapi_extra=raw_body("The file's content."),
+)
 async def write(sandbox: str, query: Annotated[WriteQuery, Query()], request: Request) -> Response:
     """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
     work = get_node(request).files.write(
@@ -65,14 +222,14 @@ async def write(sandbox: str, query: Annotated[WriteQuery, Query()], request: Re
     return json_response(EntryAnswer.of(await cancel_on_hangup(request, work)))
 
 
-@router.get("", responses=documented_response(ListingAnswer, "By name, at most 1,000 entries."))
+@router.get("/v1/sandboxes/{sandbox}/files", responses=documented_response(ListingAnswer, "By name, at most 1,000 entries."))
 async def list_directory(sandbox: str, query: Annotated[ListQuery, Query()], request: Request) -> Response:
     """List a folder."""
     listing = await get_node(request).files.list(get_principal(request), sandbox, query.path, offset=query.offset, user=User(query.user))
     return json_response(ListingAnswer(entries=[EntryAnswer.of(entry) for entry in listing.entries], more=listing.more))
 
 
-@router.get("/exists", responses=documented_response(ExistsAnswer, "Whether there is."))
+@router.get("/v1/sandboxes/{sandbox}/files/exists", responses=documented_response(ExistsAnswer, "Whether there is."))
 async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
     """Whether there is something at a path."""
     try:
@@ -84,14 +241,14 @@ async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Re
     return json_response(ExistsAnswer(exists=True))
 
 
-@router.get("/stat", responses=documented_response(EntryAnswer, "What is there."))
+@router.get("/v1/sandboxes/{sandbox}/files/stat", responses=documented_response(EntryAnswer, "What is there."))
 async def stat(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
     """Look at a path."""
     entry = await get_node(request).files.stat(get_principal(request), sandbox, query.path, follow=query.follow, user=User(query.user))
     return json_response(EntryAnswer.of(entry))
 
 
-@router.post("/directories", responses=documented_response(EntryAnswer, "It is there."))
+@router.post("/v1/sandboxes/{sandbox}/files/directories", responses=documented_response(EntryAnswer, "It is there."))
 async def make_directory(sandbox: str, body: DirectoryBody, request: Request) -> Response:
     """Make a folder."""
     files, principal = get_node(request).files, get_principal(request)
@@ -99,18 +256,68 @@ async def make_directory(sandbox: str, body: DirectoryBody, request: Request) ->
     return json_response(EntryAnswer.of(entry))
 
 
-@router.post("/move", responses=documented_response(EntryAnswer, "At its new place."))
+@router.post("/v1/sandboxes/{sandbox}/files/move", responses=documented_response(EntryAnswer, "At its new place."))
 async def move(sandbox: str, body: MoveBody, request: Request) -> Response:
     """Move or rename."""
     files, principal = get_node(request).files, get_principal(request)
     return json_response(EntryAnswer.of(await files.move(principal, sandbox, body.path, body.to, overwrite=body.overwrite, user=User(body.user))))
 
 
-@router.delete("", responses=documented_response(RemovedAnswer, "They are gone."))
+@router.delete("/v1/sandboxes/{sandbox}/files", responses=documented_response(RemovedAnswer, "They are gone."))
 async def remove(sandbox: str, query: Annotated[RemoveQuery, Query()], request: Request) -> Response:
     """Remove a file, or with recursive=true a folder and what is in it."""
     files, principal = get_node(request).files, get_principal(request)
     return json_response(RemovedAnswer(removed=await files.delete(principal, sandbox, query.path, recursive=query.recursive, user=User(query.user))))
+
+
+@router.get("/v1/sandboxes/{sandbox}/files/archive", response_class=Response, responses=_ARCHIVE)
+async def pack(sandbox: str, query: Annotated[PackQuery, Query()], request: Request) -> Response:
+    """Read a folder as a tar archive, its names relative to it; or one file. An answer that breaks off before its end was cut by an error."""
+    compress = query.format == "tar.gz"
+    packing = get_node(request).files.pack(get_principal(request), sandbox, query.path, compress=compress, user=User(query.user))
+    packed = await cancel_on_disconnect(request, packing)
+    return streaming.KeepAliveStreamResponse(packed, packed.aclose, media_type=GZIP if compress else TAR)
+
+
+@router.post(
+    "/v1/sandboxes/{sandbox}/files/archive",
+    responses=documented_response(UnpackedAnswer, "It was unpacked."),
+    openapi_extra=raw_body("A tar archive, plain or compressed by gzip.", TAR),
+)
+async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
+    """Unpack a tar archive in a folder, which is made where it is not there. Where it breaks off, what came before stays."""
+    work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=User(query.user))
+    return json_response(UnpackedAnswer.of(await cancel_on_hangup(request, work)))
+
+
+@router.post("/v1/sandboxes/{sandbox}/files/sign", responses=documented_response(SignedAnswer, "It holds from now on."))
+async def sign(sandbox: str, body: SignBody, request: Request) -> Response:
+    """Make a URL by which anybody can read, or write, one file for a while. It ends with the API key that made it."""
+    grant = Grant(body.method, sandbox, body.path, User(body.user), body.expires_in)
+    signed = get_node(request).tokens.sign_url(get_principal(request), grant)
+    # Whoever came over the unix socket has no address that would mean anything elsewhere.
+    base = "" if request.scope["state"].get("peer") == OWNER else str(request.base_url).rstrip("/")
+    return json_response(SignedAnswer(url=f"{base}{SIGNED_PATH}?{signed.query}", method=body.method, expires_at=signed.expires_at))
+
+
+@router.get(SIGNED_PATH, response_class=Response, responses=CONTENT)
+async def read_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
+    """Read the file that a URL was signed for."""
+    user = User(query.user)
+    # A browser must not take what a sandbox wrote for a page of this service.
+    name = quote(query.path.rpartition("/")[2], safe="")
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "X-Content-Type-Options": "nosniff"}
+    part = await part_of(request, query.sandbox, query.path, user, **headers)
+    if part is not None:
+        return part
+    return streamed(await get_node(request).files.read(get_principal(request), query.sandbox, query.path, user=user), **headers)
+
+
+@router.put(SIGNED_PATH, responses=documented_response(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
+async def write_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
+    """Write the file that a URL was signed for; the body is its content."""
+    work = get_node(request).files.write(get_principal(request), query.sandbox, query.path, iter_body(request), user=User(query.user))
+    return json_response(EntryAnswer.of(await cancel_on_hangup(request, work)))
 
 
 def streamed(download: Download, **headers: str) -> KeepAliveStreamResponse:

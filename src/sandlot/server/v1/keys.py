@@ -2,14 +2,168 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 
+from sandlot.model.access import UNBOUNDED, KeyUsage, Principal, Quota
+from sandlot.model.network import NetworkMode
+from sandlot.model.records import KeyRecord
 from sandlot.model.repositories import Position
-from sandlot.server.v1.common import PROBLEM, documented_response, get_node, get_principal, json_response
-from sandlot.server.v1.schemas.keys import KeyAnswer, KeyBody, KeysAnswer, KeysQuery, NewKeyAnswer, SelfAnswer
+from sandlot.server.v1.common import PROBLEM, documented_response
 from sandlot.web import pagination
+from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
+
+_MOST = 2**53
+"""What every reader of JSON takes for the number that it is (RFC 8259, 6)."""
+
+
+class QuotaBody(RequestModel):
+    """What a key may take; null is no bound but the service's own."""
+
+    sandboxes: int | None = Field(default=50, ge=0, le=_MOST, description="Live ones at once.")
+    lifetime_s: float | None = Field(default=None, ge=0, le=_MOST, description="The longest timeout of one sandbox; it has no persistent ones then.")
+    cpus: float | None = Field(default=None, ge=0, le=_MOST, description="Cores of all its live sandboxes together.")
+    memory_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Memory of all its live sandboxes together.")
+    disk_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Disk of all its live sandboxes together.")
+    upload_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="One upload.")
+    executions_per_month: int | None = Field(
+        default=None, ge=0, le=_MOST, description="Runs of code and commands that are begun in one calendar month (UTC)."
+    )
+    snapshots: int | None = Field(default=None, ge=0, le=_MOST, description="Snapshots that are kept.")
+    snapshot_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="What they take on the server's disk together.")
+    volumes: int | None = Field(default=None, ge=0, le=_MOST, description="Volumes that it has.")
+    volume_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="What may be written to them together.")
+    pools: int | None = Field(
+        default=4, ge=0, le=_MOST, description="Pools of its own. What waits in them takes of the sums above what its live sandboxes leave."
+    )
+    network: Annotated[NetworkMode, Field(strict=False)] | None = Field(default=None, description="The most open network mode of its sandboxes.")
+    installs: bool = Field(default=True, description="Whether installing opens the package indexes to a sandbox of network 'none' while it runs.")
+
+    def asked(self) -> Quota:
+        """It, in the model's words."""
+        return Quota(**{each.name: getattr(self, each.name) for each in fields(Quota)})
+
+
+class KeyBody(RequestModel):
+    """A key to make."""
+
+    name: Text = Field(
+        description="What to call it: up to 63 letters, digits, '.', '_' and '-'; no two valid keys have one name.", examples=["agent-1"]
+    )
+    operator: bool = Field(default=False, description="Whether it sees everybody's sandboxes, and may make and revoke keys.")
+    quota: QuotaBody | None = Field(default=None, description="What it may take. Left out: 50 live sandboxes and 4 pools; of an operator everything.")
+
+    def quota_asked(self) -> Quota:
+        """What it may take, in the model's words."""
+        if self.quota is None:
+            return UNBOUNDED if self.operator else Quota()
+        return self.quota.asked()
+
+
+class QuotaAnswer(ResponseModel):
+    """What a key may take; null is no bound but the service's own."""
+
+    sandboxes: int | None
+    lifetime_s: float | None
+    cpus: float | None
+    memory_bytes: int | None
+    disk_bytes: int | None
+    upload_bytes: int | None
+    executions_per_month: int | None
+    snapshots: int | None
+    snapshot_bytes: int | None
+    volumes: int | None
+    volume_bytes: int | None
+    pools: int | None
+    network: NetworkMode | None
+    installs: bool
+
+    @classmethod
+    def of(cls, quota: Quota) -> QuotaAnswer:
+        """What is told of it."""
+        return cls(**{each.name: getattr(quota, each.name) for each in fields(quota)})
+
+
+class KeyAnswer(ResponseModel):
+    """A key, without its secret."""
+
+    id: str = Field(description="12 hexadecimal digits: the owner of all that is made with it.")
+    name: str
+    operator: bool = Field(description="Whether it sees everybody's sandboxes, and may make and revoke keys.")
+    quota: QuotaAnswer
+    created_at: datetime
+
+    @classmethod
+    def of(cls, record: KeyRecord) -> KeyAnswer:
+        """What is told of it."""
+        return cls(id=record.id, name=record.name, operator=record.operator, quota=QuotaAnswer.of(record.quota), created_at=record.created_at)
+
+
+class NewKeyAnswer(KeyAnswer):
+    """A key that was just made."""
+
+    key: str = Field(description="The secret to send with requests. It is told here and nowhere else: the service keeps a digest only.")
+
+    @classmethod
+    def made(cls, record: KeyRecord, secret: str) -> NewKeyAnswer:
+        """What is told of it, once."""
+        return cls(**KeyAnswer.of(record).__dict__, key=secret)
+
+
+class KeysAnswer(ResponseModel):
+    """A page of keys, oldest first."""
+
+    keys: list[KeyAnswer]
+    next_cursor: str | None = Field(description="For the next page; null where this is the last.")
+
+
+class KeysQuery(QueryModel):
+    """Which keys to list."""
+
+    cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Keys on one page, at most.")
+
+
+class UsedAnswer(ResponseModel):
+    """What of a quota is taken now."""
+
+    sandboxes: int
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int
+    executions_per_month: int = Field(description="Begun this month (UTC).")
+    snapshots: int
+    snapshot_bytes: int
+    volumes: int
+    volume_bytes: int = Field(description="Their sizes together.")
+    pools: int
+
+
+class SelfAnswer(ResponseModel):
+    """Who sends the request."""
+
+    id: str = Field(description="The key's id; 'local' for whoever reaches the unix socket.")
+    name: str
+    operator: bool
+    quota: QuotaAnswer
+    used: UsedAnswer
+
+    @classmethod
+    def of(cls, principal: Principal, usage: KeyUsage) -> SelfAnswer:
+        """What is told of somebody."""
+        return cls(
+            id=principal.owner,
+            name=principal.name,
+            operator=principal.operator,
+            quota=QuotaAnswer.of(principal.quota),
+            used=UsedAnswer(**{each.name: getattr(usage, each.name) for each in fields(usage)}),
+        )
+
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Literal
 
-from sandlot.server.v1.common import IdempotencyKey, cancel_on_disconnect, documented_response, get_node, get_principal, json_response
-from sandlot.server.v1.processes import told_of
-from sandlot.server.v1.schemas.processes import FinishedAnswer, PackagesBody
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from sandlot.model.packages import MAX_PACKAGES, InstallParams, Manager
+from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, User
+from sandlot.server.v1.common import IdempotencyKey, UserName, documented_response
+from sandlot.server.v1.processes import PROCESS_EVENTS, FinishedAnswer, told_of
 from sandlot.web import streaming
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.models import RequestModel, Texts, json_response
+
+
+class PackagesBody(RequestModel):
+    """Packages to install."""
+
+    manager: Literal["pip", "npm", "apt"] = Field(default="pip", description="By whom.")
+    packages: Texts = Field(
+        min_length=1,
+        max_length=MAX_PACKAGES,
+        description="Names, with or without versions, as the manager writes them; no options, paths or URLs.",
+        examples=[["requests>=2.31", "tabulate"]],
+    )
+    user: UserName = Field(default="user", description="Who installs; apt always as root.")
+    timeout: float | None = Field(default=DEFAULT_INSTALL_TIMEOUT_S, description="Seconds until it is ended; null is never.")
+
+    def asked(self) -> InstallParams:
+        """What core makes of it."""
+        return InstallParams(Manager(self.manager), tuple(self.packages), user=User(self.user), timeout_s=self.timeout)
+
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["packages"])
 
 
 @router.post(
     "",
-    responses=documented_response(FinishedAnswer, "It ended, well or not; with 'Accept: text/event-stream' events as it runs.", events="process"),
+    responses=documented_response(
+        FinishedAnswer, "It ended, well or not; with 'Accept: text/event-stream' events as it runs.", events=PROCESS_EVENTS
+    ),
 )
 async def install(sandbox: str, body: PackagesBody, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Install packages. It is ended when the client goes away; an install that fails is an answer with its exit code and the manager's words."""

@@ -2,10 +2,140 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from collections.abc import Mapping
+from datetime import datetime
 
-from sandlot.server.v1.common import PROBLEM, documented_response, get_node, get_principal, json_response
-from sandlot.server.v1.schemas.pools import PoolAnswer, PoolBody, PoolChange, PoolsAnswer
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from sandlot.model.access import LOCAL
+from sandlot.model.pools import DEFAULT_MAX, MAX_SIZE, PoolInfo, PoolSizes, StartPath
+from sandlot.model.sandboxes import AUTO, RESERVED_PREFIX, check_reserved_names
+from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
+from sandlot.server.v1.common import PROBLEM, documented_response
+from sandlot.server.v1.sandboxes import LimitsAnswer, LimitsBody
+from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
+
+_WARM = "Sandboxes that are always kept ready."
+
+_MAX = "The most that there are, those in the making included: it grows towards that while requests find it empty, and shrinks again."
+
+_BLANK = (
+    "Prepared ones with nothing in them, which take a template's snapshot, or any other of these limits, quicker than one that is made for it; "
+    "operators only."
+)
+
+PATH_NAMES = {StartPath.WARM: "hot", StartPath.PREPARED: "blank", StartPath.RESTORED: "direct", StartPath.BOOTED: "boot"}
+"""Start path -> its name in the API."""
+
+
+class PoolBody(RequestModel):
+    """A pool to have."""
+
+    template: Text = Field(default=DEFAULT_TEMPLATE, description="What its sandboxes are made from.")
+    isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
+    limits: LimitsBody = Field(default_factory=LimitsBody, description="What each may use; a request that differs is not answered from it.")
+    warm: int = Field(default=1, ge=0, le=MAX_SIZE, description=_WARM)
+    max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=f"{_MAX} {DEFAULT_MAX} where nothing is said, or 'warm' where that is more.")
+    blank: int = Field(default=0, ge=0, le=MAX_SIZE, description=_BLANK)
+    metadata: Metadata = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
+
+    def words(self) -> Mapping[str, str]:
+        """What is said of it beside what it holds."""
+        check_reserved_names(self.metadata)
+        return self.metadata
+
+    def limits_asked(self) -> Limits:
+        """What each may use."""
+        return self.limits.over(Limits())
+
+    def sizes_asked(self) -> PoolSizes:
+        """How much it holds."""
+        return PoolSizes.with_defaults(self.warm, self.max, self.blank)
+
+
+class PoolChange(RequestModel):
+    """What to change of a pool; what is left out stays as it is."""
+
+    warm: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_WARM)
+    max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_MAX)
+    blank: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_BLANK)
+    metadata: Metadata | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
+
+    def words(self, there: Mapping[str, str]) -> Mapping[str, str] | None:
+        """What is said of it from now on; None where that stays."""
+        if self.metadata is None:
+            return None
+        check_reserved_names(self.metadata, there)
+        return {**{name: word for name, word in there.items() if name.startswith(RESERVED_PREFIX)}, **self.metadata}
+
+
+class TemplateSnapshotAnswer(ResponseModel):
+    """What the sandboxes of a pool are restored from."""
+
+    size_bytes: int = Field(description="On the disk.")
+    made_at: datetime | None
+
+
+class ClaimsAnswer(ResponseModel):
+    """How requests for sandboxes of a pool's kind were answered since the service started."""
+
+    hot: int = Field(description="By one that waited.")
+    blank: int = Field(description="By a prepared one, restored from the template's snapshot.")
+    direct: int = Field(description="By one that was made and restored from the template's snapshot.")
+    boot: int = Field(description="By one that was booted.")
+
+
+class PoolAnswer(ResponseModel):
+    """A pool."""
+
+    id: str
+    owner: str | None = Field(description="The id of the key that has it; null for the node's, which operators make and which serves everybody.")
+    template: str
+    isolation: str
+    limits: LimitsAnswer
+    metadata: dict[str, str]
+    warm: int
+    max: int
+    blank: int
+    ready: int = Field(description="How many wait now.")
+    filling: int = Field(description="How many are in the making.")
+    blank_ready: int = Field(description="Prepared ones that wait now.")
+    claims: ClaimsAnswer
+    hit_rate: float | None = Field(description="The part of the requests that one that waited answered; null where there was none.")
+    snapshot: TemplateSnapshotAnswer | None = Field(description="null where there is none (yet).")
+    error: str = Field(description="Why something could not be made; empty where nothing failed.")
+
+    @classmethod
+    def of(cls, pool: PoolInfo) -> PoolAnswer:
+        """It, told."""
+        held = pool.snapshot
+        return cls(
+            id=pool.id,
+            owner=None if pool.owner == LOCAL else pool.owner,
+            template=pool.template.name,
+            isolation=pool.isolation,
+            limits=LimitsAnswer.of(pool.limits),
+            metadata=dict(pool.metadata),
+            warm=pool.sizes.warm,
+            max=pool.sizes.max,
+            blank=pool.sizes.prepared,
+            ready=len(pool.ready),
+            filling=pool.filling,
+            blank_ready=pool.prepared_ready,
+            claims=ClaimsAnswer(**{name: pool.claims.get(path, 0) for path, name in PATH_NAMES.items()}),
+            hit_rate=pool.hit_rate,
+            snapshot=None if held is None else TemplateSnapshotAnswer(size_bytes=held.size_bytes, made_at=held.made_at),
+            error=pool.error,
+        )
+
+
+class PoolsAnswer(ResponseModel):
+    """Pools."""
+
+    pools: list[PoolAnswer]
+
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
 

@@ -31,10 +31,11 @@ from sandlot.model.programs import (
 from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_TEMPLATE, Limits
 from sandlot.model.streams import Stream
-from sandlot.server.v1.common import cancel_on_disconnect, documented_response, get_node, get_principal, json_response
-from sandlot.server.v1.schemas.base import Metadata, Problem, RequestModel, ResponseModel, Text
-from sandlot.server.v1.schemas.sandboxes import LimitsBody
+from sandlot.server.v1.common import Problem, documented_response
+from sandlot.server.v1.sandboxes import LimitsBody
 from sandlot.web import errors, streaming
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 
 router = APIRouter(prefix="/v1/execute", tags=["execute"])
 

@@ -2,27 +2,94 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from sandlot import __version__
 from sandlot.model.errors import ErrorCode, ForbiddenError
-from sandlot.model.service import METRICS_MEDIA_TYPE
-from sandlot.server.v1.common import PROBLEM, documented_response, get_node, get_principal, json_response, service_of
-from sandlot.server.v1.schemas.service import (
-    CapabilitiesAnswer,
-    CapacityAnswer,
-    DriverAnswer,
-    HealthAnswer,
-    StoppingAnswer,
-    TemplateAnswer,
-    TemplatesAnswer,
-    VerdictAnswer,
-    VersionAnswer,
-)
+from sandlot.model.ports import Resources
+from sandlot.model.service import METRICS_MEDIA_TYPE, Capacity
+from sandlot.server.v1.common import PROBLEM, documented_response, service_of
 from sandlot.web.auth import OWNER
+from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.middleware import state
+from sandlot.web.models import ResponseModel, json_response
+
+
+class VersionAnswer(ResponseModel):
+    """Who answers."""
+
+    version: str
+    generation: int = Field(description="Of the protocol between service and guest.")
+    node: str
+    pid: int
+
+
+class VerdictAnswer(ResponseModel):
+    """Yes, or no and why."""
+
+    ok: bool
+    reason: str
+
+
+class DriverAnswer(ResponseModel):
+    """What a driver can do on this host."""
+
+    driver: str
+    runtime: str
+    abilities: dict[str, VerdictAnswer]
+
+
+class CapabilitiesAnswer(ResponseModel):
+    """What this host can do."""
+
+    drivers: list[DriverAnswer]
+
+
+class ResourcesAnswer(ResponseModel):
+    """An amount of what the host has."""
+
+    memory_bytes: int
+    disk_bytes: int
+    pids: int = Field(description="Tasks of the host: a process inside may take several.")
+
+    @classmethod
+    def of(cls, amount: Resources) -> Self:
+        """An amount, told."""
+        return cls(memory_bytes=amount.memory_bytes, disk_bytes=amount.disk_bytes, pids=amount.pids)
+
+
+class CapacityAnswer(ResponseModel):
+    """What this node may promise to sandboxes. A sandbox is promised the most that it can take, until its last trace is gone."""
+
+    total: ResourcesAnswer = Field(description="All that may be promised now: what the host has less a reserve, times the ratios.")
+    promised: ResourcesAnswer
+    free: ResourcesAnswer
+    sandboxes: int = Field(description="How many hold a promise, those included that are being created or removed.")
+    max_sandboxes: int
+
+    @classmethod
+    def of(cls, found: Capacity, max_sandboxes: int) -> Self:
+        """The figures, told."""
+        total, promised, free = (ResourcesAnswer.of(each) for each in (found.allocatable, found.reserved, found.available))
+        return cls(total=total, promised=promised, free=free, sandboxes=found.sandboxes, max_sandboxes=max_sandboxes)
+
+
+class HealthAnswer(ResponseModel):
+    """It answers."""
+
+    status: str
+    version: str
+
+
+class StoppingAnswer(ResponseModel):
+    """It is about to end."""
+
+    pid: int
+    sandboxes: int = Field(description="How many live on; the next start takes them over.")
+
 
 router = APIRouter(tags=["service"])
 
@@ -55,22 +122,6 @@ async def version(request: Request) -> Response:
     """Which service this is."""
     info = get_node(request).service.info()
     return json_response(VersionAnswer(version=info.version, generation=info.generation, node=info.node, pid=info.pid))
-
-
-@router.get("/v1/templates", responses=documented_response(TemplatesAnswer, "All of them."))
-async def templates(request: Request) -> Response:
-    """What a sandbox can be started from. One that is not built yet is built by the first sandbox that asks for it."""
-    found = await get_node(request).templates.list(get_principal(request))
-    return json_response(
-        TemplatesAnswer(
-            templates=[
-                TemplateAnswer(
-                    name=each.name, description=each.description, digest=each.digest, built=each.digest is not None, building=each.building
-                )
-                for each in found
-            ]
-        )
-    )
 
 
 @router.get("/v1/capabilities", responses=documented_response(CapabilitiesAnswer, "Found by doing it."))

@@ -2,14 +2,90 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import Field
 
+from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
-from sandlot.server.v1.common import PROBLEM, cancel_on_disconnect, documented_response, get_node, get_principal, json_response
-from sandlot.server.v1.schemas.saved import SnapshotAnswer, SnapshotBody, SnapshotsAnswer, SnapshotsQuery
+from sandlot.model.specs import SnapshotKind
+from sandlot.server.v1.common import PROBLEM, documented_response
+from sandlot.server.v1.sandboxes import LimitsAnswer, NetworkAnswer
 from sandlot.web import pagination
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
+
+
+class SnapshotBody(RequestModel):
+    """A snapshot to take."""
+
+    name: Text | None = Field(
+        default=None,
+        description="What to call it: up to 63 letters, digits, '.', '_' and '-'; no two of one key's have one name.",
+        examples=["before-migration"],
+    )
+    kind: Literal["memory", "files"] = Field(
+        default="memory",
+        description="memory: memory and files; what is started from it goes on in the middle of everything. files: files alone; what is started "
+        "from it boots.",
+    )
+
+    def what(self) -> SnapshotKind:
+        """What it is to hold."""
+        return SnapshotKind(self.kind)
+
+
+class SnapshotAnswer(ResponseModel):
+    """A snapshot of a sandbox."""
+
+    id: str
+    name: str | None
+    kind: Literal["memory", "files"]
+    sandbox: str = Field(description="What it was taken of, which may be gone.")
+    template: str
+    isolation: str
+    network: NetworkAnswer
+    limits: LimitsAnswer
+    size_bytes: int = Field(description="What it takes on the disk.")
+    problem: str | None = Field(description="Why nothing can be started from its memory any more; null where nothing is known against it.")
+    created_at: datetime
+    node: str
+
+    @classmethod
+    def of(cls, record: SnapshotRecord) -> SnapshotAnswer:
+        """What is told of it."""
+        spec = record.spec
+        return cls(
+            id=record.id,
+            name=record.name,
+            kind=record.kind.value,
+            sandbox=spec.id,
+            template=spec.template.name,
+            isolation=spec.isolation,
+            network=NetworkAnswer.of(spec.network),
+            limits=LimitsAnswer.of(spec.limits),
+            size_bytes=record.size_bytes,
+            problem=record.problem or None,
+            created_at=record.created_at,
+            node=record.node,
+        )
+
+
+class SnapshotsAnswer(ResponseModel):
+    """A page of snapshots, oldest first."""
+
+    snapshots: list[SnapshotAnswer]
+    next_cursor: str | None = Field(description="For the next page; null where this is the last.")
+
+
+class SnapshotsQuery(QueryModel):
+    """Which snapshots to list."""
+
+    cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Snapshots on one page, at most.")
+
 
 router = APIRouter(tags=["snapshots"])
 

@@ -20,16 +20,35 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket
+from pydantic import Field
 
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
-from sandlot.model.executions import Output, OutputGap, ProcessEnded, ProcessEvent, ProcessStarted, signal_number
+from sandlot.model.executions import (
+    Output,
+    OutputGap,
+    ProcessEnded,
+    ProcessEvent,
+    ProcessStarted,
+    signal_number,
+)
+from sandlot.model.specs import MAX_TERMINAL_SIZE
 from sandlot.model.streams import Duplex
-from sandlot.server.v1.common import documented_response, get_node, get_principal, json_response
-from sandlot.server.v1.schemas.processes import ExitedAnswer, ScreenBody, SignalAnswer, TerminalQuery
+from sandlot.server.v1.common import documented_response
+from sandlot.server.v1.processes import ExitedAnswer, ScreenBody, SignalAnswer
 from sandlot.web import errors, websocket
+from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.models import QueryModel, json_response
+
+
+class TerminalQuery(QueryModel):
+    """From where to show a terminal, and how large it is."""
+
+    stdout_from: int | None = Field(default=None, ge=0, description="Byte offset; the oldest that is kept where left out.")
+    rows: int | None = Field(default=None, ge=1, le=MAX_TERMINAL_SIZE, description="With ``cols``: its size from now on.")
+    cols: int | None = Field(default=None, ge=1, le=MAX_TERMINAL_SIZE, description="With ``rows``.")
+
 
 _TYPED = "Send bytes to type, or a JSON object with 'resize', 'signal' or 'eof' as text."
-
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"])
 

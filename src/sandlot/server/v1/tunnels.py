@@ -14,8 +14,8 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response, WebSocket
 
 from sandlot.model.errors import InvalidRequestError, SandlotError
-from sandlot.server.v1.common import get_node, get_principal
 from sandlot.web import duplex, errors, websocket
+from sandlot.web.dependencies import get_node, get_principal
 
 _SAID = "Send bytes as binary messages, and {'end': true} as text after the last."
 

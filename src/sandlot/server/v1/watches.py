@@ -3,71 +3,131 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 
-from sandlot.model.files import FileEventKind, FolderWatch
+from sandlot.model.files import FileEvent as FolderEvent
+from sandlot.model.files import FileEventKind, FolderWatch, Watch
 from sandlot.model.specs import User
-from sandlot.server.v1.common import (
-    PROBLEM,
-    cancel_on_disconnect,
-    cancel_on_hangup,
-    documented_response,
-    get_node,
-    get_principal,
-    iter_body,
-    json_response,
-    only_events,
-    raw_body,
-)
-from sandlot.server.v1.schemas.files import PathQuery
-from sandlot.server.v1.schemas.trees import (
-    FileEvent,
-    GoneEvent,
-    HappenedAnswer,
-    HappenedEventAnswer,
-    MovedEvent,
-    OverflowEvent,
-    PackQuery,
-    UnpackedAnswer,
-    WatcherAnswer,
-    WatcherBody,
-    WatchersAnswer,
-    WatchingEvent,
-    WatchQuery,
-)
+from sandlot.server.v1.common import PROBLEM, EventTable, Problem, UserName, documented_response, only_events
+from sandlot.server.v1.files import PathQuery
 from sandlot.web import streaming
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.models import RequestModel, ResponseModel, Text, json_response
+
+
+class WatchQuery(PathQuery):
+    """A folder to watch."""
+
+    recursive: bool = Field(default=False, description="Also the folders in it, those that come later included; 1,000 at most.")
+
+
+class WatchingEvent(ResponseModel):
+    """The folder is watched from now on."""
+
+    path: str
+    recursive: bool
+    by: Literal["inotify", "scan"] = Field(description="Where it is scan, what comes and goes within a second may go unseen.")
+
+
+class FileEvent(ResponseModel):
+    """Something happened to a file or a folder."""
+
+    path: str
+    kind: Literal["file", "directory"] = Field(description="Whatever is no folder is told as a file.")
+
+    @classmethod
+    def of(cls, event: FolderEvent) -> FileEvent:
+        """What is told of it."""
+        return cls(path=event.path, kind="directory" if event.folder else "file")
+
+
+class MovedEvent(FileEvent):
+    """Something has another name now."""
+
+    source: str = Field(description="Its path before.")
+
+    @classmethod
+    def of(cls, event: FolderEvent) -> MovedEvent:
+        """What is told of it."""
+        return cls(path=event.path, kind="directory" if event.folder else "file", source=event.source or "")
+
+
+class OverflowEvent(ResponseModel):
+    """More happened than could be told: list the folder to know what there is."""
+
+
+class GoneEvent(ResponseModel):
+    """The folder itself was removed or moved; nothing follows."""
+
+    path: str
+
+
+class WatcherBody(RequestModel):
+    """A folder to watch for whoever asks later."""
+
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace"])
+    recursive: bool = Field(default=False, description="Also the folders in it, those that come later included; 1,000 at most.")
+    user: UserName = Field(default="user", description="Who it is done as.")
+
+
+class WatcherAnswer(WatchingEvent):
+    """A folder that is watched."""
+
+    watcher: str
+
+    @classmethod
+    def of(cls, watch: Watch) -> WatcherAnswer:
+        """What is told of it."""
+        by: Literal["inotify", "scan"] = "scan" if watch.by == "scan" else "inotify"
+        return cls(watcher=watch.id, path=watch.path, recursive=watch.recursive, by=by)
+
+
+class WatchersAnswer(ResponseModel):
+    """All of a sandbox's."""
+
+    watchers: list[WatcherAnswer]
+
+
+class HappenedEventAnswer(ResponseModel):
+    """One thing that happened in a watched folder."""
+
+    event: Literal["created", "modified", "removed", "moved", "overflow", "gone"]
+    path: str = Field(description="Empty of ``overflow``.")
+    kind: Literal["file", "directory"] = Field(description="Whatever is no folder is told as a file.")
+    source: str | None = Field(description="Its path before, of what was moved.")
+
+    @classmethod
+    def of(cls, event: FolderEvent) -> HappenedEventAnswer:
+        """What is told of it."""
+        told = {"event": event.kind, "path": event.path, "kind": "directory" if event.folder else "file", "source": event.source}
+        return cls.model_validate(told)
+
+
+class HappenedAnswer(ResponseModel):
+    """What has happened since the last time, oldest first."""
+
+    events: list[HappenedEventAnswer]
+
+
+WATCH_EVENTS: EventTable = {
+    "watching": WatchingEvent,
+    "created": FileEvent,
+    "modified": FileEvent,
+    "removed": FileEvent,
+    "moved": MovedEvent,
+    "overflow": OverflowEvent,
+    "gone": GoneEvent,
+    "failure": Problem,
+}
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"])
 
-TAR, GZIP = "application/x-tar", "application/gzip"
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
-_ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: _BINARY, GZIP: _BINARY}, "description": "The archive."}, **PROBLEM}
-
-
-@router.get("/archive", response_class=Response, responses=_ARCHIVE)
-async def pack(sandbox: str, query: Annotated[PackQuery, Query()], request: Request) -> Response:
-    """Read a folder as a tar archive, its names relative to it; or one file. An answer that breaks off before its end was cut by an error."""
-    compress = query.format == "tar.gz"
-    packing = get_node(request).files.pack(get_principal(request), sandbox, query.path, compress=compress, user=User(query.user))
-    packed = await cancel_on_disconnect(request, packing)
-    return streaming.KeepAliveStreamResponse(packed, packed.aclose, media_type=GZIP if compress else TAR)
-
-
-@router.post(
-    "/archive",
-    responses=documented_response(UnpackedAnswer, "It was unpacked."),
-    openapi_extra=raw_body("A tar archive, plain or compressed by gzip.", TAR),
-)
-async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
-    """Unpack a tar archive in a folder, which is made where it is not there. Where it breaks off, what came before stays."""
-    work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=User(query.user))
-    return json_response(UnpackedAnswer.of(await cancel_on_hangup(request, work)))
-
 
 @router.get(
-    "/watch", response_class=Response, responses=only_events("watch", "What happens in the folder, from the first event on, until it is gone.")
+    "/watch", response_class=Response, responses=only_events(WATCH_EVENTS, "What happens in the folder, from the first event on, until it is gone.")
 )
 async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Request) -> Response:
     """Watch a folder."""

@@ -13,8 +13,7 @@ import pytest
 from sandlot.core.webhooks import payload
 from sandlot.core.webhooks.payload import FIRST_PAUSE_S, MAX_ATTEMPTS, failure_of, next_progress
 from sandlot.model.ids import SandboxId
-from sandlot.model.records import EVENT_TYPES, DeliveryProgress, EventRecord
-from sandlot.server.v1.schemas.events import STREAMS
+from sandlot.model.records import DeliveryProgress, EventRecord
 from sandlot.testing.stores.harness import event
 from sandlot.testing.stores.webhooks import webhook
 from tests.support.clock import START
@@ -71,7 +70,3 @@ def test_pauses_double_until_the_event_is_given_up() -> None:
     assert next_progress(progress, 7, "no", START) == DeliveryProgress(
         cursor=7, delivered_events=3, failed_events=1, last_attempt_at=START, last_error="no"
     )
-
-
-def test_event_types_are_those_of_the_api() -> None:
-    assert set(EVENT_TYPES) == set(STREAMS["events"]) - {"position", "failure"}

@@ -11,8 +11,7 @@ import pytest
 from sandlot.core.access.idempotency import execution_id
 from sandlot.model.executions import Display
 from sandlot.model.ids import PROCESS_ID, SandboxId
-from sandlot.server.v1.code import gone_on
-from sandlot.server.v1.schemas.code import DisplayAnswer, mime_bundle
+from sandlot.server.v1.code import DisplayAnswer, gone_on, mime_bundle
 from sandlot.web.streaming import NDJSON_MEDIA_TYPE, SSE_MEDIA_TYPE
 from tests.support.cases import cases
 from tests.support.http import output, post, problem, told

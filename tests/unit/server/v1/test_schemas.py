@@ -8,10 +8,10 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from sandlot.server.v1.schemas.base import MAX_ERRORS, Metadata, QueryModel, RequestModel
-from sandlot.server.v1.schemas.processes import ProcessBody
-from sandlot.server.v1.schemas.sandboxes import CreateBody, SandboxesQuery
+from sandlot.server.v1.processes import ProcessBody
+from sandlot.server.v1.sandboxes import CreateBody, SandboxesQuery
 from sandlot.web.errors import MAX_FIELDS
+from sandlot.web.models import MAX_ERRORS, Metadata, QueryModel, RequestModel
 
 MANY = 5_000
 

@@ -1,51 +1,23 @@
-"""What happened, and what ran: told."""
+"""TODO."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from sandlot.model.history import LogEntry
-from sandlot.model.records import EventRecord, ExecutionRecord
-from sandlot.server.v1.schemas.base import QueryModel, ResponseModel, Text
-
-
-class EventAnswer(ResponseModel):
-    """Something that happened."""
-
-    sequence: int = Field(description="Larger than that of everything that happened before.")
-    type: str = Field(description="What: a noun, a dot, a past participle, such as sandbox.created. A newer service may have others.")
-    at: datetime
-    owner: str = Field(description="The key's id, or 'local'.")
-    sandbox: str | None
-    data: dict[str, Any] = Field(description="Details; which ones depends on the type.")
-
-    @classmethod
-    def of(cls, record: EventRecord) -> EventAnswer:
-        """What is told of it."""
-        event = record.event
-        return cls(sequence=record.sequence, type=event.type, at=event.at, owner=event.owner, sandbox=event.sandbox, data=dict(event.data))
-
-
-class EventsAnswer(ResponseModel):
-    """A page of events, oldest first."""
-
-    events: list[EventAnswer]
-    next_cursor: str | None = Field(description="For the next page; null where there is nothing more yet.")
-    last: int = Field(description="The number of the last one on this page, or what was asked for as 'after': go on from it.")
-
-
-class EventsQuery(QueryModel):
-    """Which events to list, or to follow."""
-
-    after: int | None = Field(
-        default=None, ge=0, lt=2**62, description="Those with a larger number. Left out: a list begins with the oldest, a stream with what comes."
-    )
-    cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
-    limit: int = Field(default=100, ge=1, le=1000, description="Events on one page, at most.")
-    sandbox: Text | None = Field(default=None, description="Those of this sandbox only.")
+from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
+from sandlot.model.ids import SandboxId
+from sandlot.model.records import ExecutionRecord
+from sandlot.model.repositories import Position
+from sandlot.server.v1.common import EventTable, Problem, documented_response
+from sandlot.server.v1.processes import StreamName
+from sandlot.web import pagination, streaming
+from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.models import QueryModel, ResponseModel, Text, json_response
 
 
 class ExecutionAnswer(ResponseModel):
@@ -110,7 +82,6 @@ class ExecutionsQuery(QueryModel):
     sandbox: Text | None = Field(default=None, description="Those in this sandbox only.")
 
 
-StreamName = Literal["stdout", "stderr"]
 STREAM_NAMES: dict[int, StreamName] = {1: "stdout", 2: "stderr"}
 
 
@@ -176,3 +147,63 @@ class LogsEndedEvent(ResponseModel):
     """The sandbox has ended: nothing follows."""
 
     sandbox: str
+
+
+LOG_EVENTS: EventTable = {
+    "entry": LogEntryAnswer,
+    "output": LogPieceEvent,
+    "lost": LogLostEvent,
+    "over": LogOverEvent,
+    "ended": LogsEndedEvent,
+    "failure": Problem,
+}
+
+router = APIRouter(prefix="/v1", tags=["executions"])
+
+
+@router.get("/executions", responses=documented_response(ExecutionsAnswer, "A page of them, newest first."))
+async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: Request) -> Response:
+    """List what ran, newest first: your own; for an operator everybody's. Kept for seven days, or as the operator has set it."""
+    return await _executions(request, query)
+
+
+@router.get("/executions/{execution}", responses=documented_response(ExecutionAnswer, "It."))
+async def get_execution(execution: str, request: Request) -> Response:
+    """Look at one run: what it was, what it wrote, how it ended."""
+    return json_response(ExecutionAnswer.of(await get_node(request).history.execution(get_principal(request), execution)))
+
+
+@router.get(
+    "/sandboxes/{sandbox}/logs",
+    responses=documented_response(LogsAnswer, "By now; with 'Accept: text/event-stream' events until the sandbox ends.", events=LOG_EVENTS),
+)
+async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
+    """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
+    history, principal, channels = get_node(request).history, get_principal(request), LOG_CHANNELS[query.stream]
+    if streaming.accepts_events(request):
+        stream = await history.follow_logs(principal, sandbox, channels)
+        return streaming.event_response(request, _log_events(sandbox, stream), stream.aclose)
+    page = await history.logs(principal, sandbox, channels)
+    return json_response(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in page.items], more=page.more))
+
+
+async def _log_events(sandbox: str, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[streaming.StreamEvent]:
+    async for item in told:
+        match item:
+            case LogEntry():
+                yield streaming.StreamEvent("entry", LogEntryAnswer.of(item).model_dump(mode="json"))
+            case LogOutput():
+                yield streaming.StreamEvent("output", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "text": item.text})
+            case LogGap():
+                yield streaming.StreamEvent("lost", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "bytes": item.bytes})
+            case LogEnd():
+                yield streaming.StreamEvent("over", {"execution": item.execution})
+    yield streaming.StreamEvent("ended", {"sandbox": sandbox})
+
+
+async def _executions(request: Request, query: ExecutionsQuery) -> Response:
+    sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
+    before = pagination.decode_cursor(query.cursor)
+    page = await get_node(request).history.executions(get_principal(request), sandbox=sandbox, before=before, limit=query.limit)
+    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
+    return json_response(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in page.items], next_cursor=following))

@@ -1,1 +1,0 @@
-"""What the native API takes and gives, as pydantic models, one module for each kind of thing."""
