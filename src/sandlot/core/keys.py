@@ -1,7 +1,8 @@
-"""API keys for the clients of a node: create, list and revoke keys, and report the use of a quota."""
+"""API keys for the clients of a node: create, list, update and revoke keys, and report the use of a quota."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import islice
 
 from sandlot.core.access.api_keys import ApiKeys
@@ -10,15 +11,15 @@ from sandlot.core.pools.manager import PoolManager
 from sandlot.core.pools.ownership import pool_owner
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
-from sandlot.model.access import KeyUsage, Principal, Quota
+from sandlot.model.access import KeyFormat, KeyUsage, Principal, Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError
-from sandlot.model.records import KeyRecord
+from sandlot.model.records import KeyChange, KeyRecord
 from sandlot.model.repositories import Position, Store
 from sandlot.model.streams import Page
 
 
 class KeyService:
-    """All API keys of a store. Only operators may create, list and revoke keys."""
+    """All API keys of a store. Only operators may create, list, update and revoke keys."""
 
     def __init__(
         self, *, api_keys: ApiKeys, store: Store, registry: SandboxRegistry, execution_counter: MonthlyExecutionCounter, pools: PoolManager
@@ -29,27 +30,30 @@ class KeyService:
         self._execution_counter = execution_counter
         self._pools = pools
 
-    async def create(self, principal: Principal, name: str, *, operator: bool = False, quota: Quota | None = None) -> tuple[KeyRecord, str]:
-        """Create a key.
-
-        Args:
-            principal: Caller, an operator.
-            name: Up to 63 letters, digits, '.', '_' and '-', unique among the valid keys.
-            operator: True lets the key see the sandboxes of all owners, and create and revoke keys.
-            quota: Quota of the key. None is the default quota, or no limit for an operator.
+    async def create(
+        self,
+        principal: Principal,
+        name: str,
+        *,
+        operator: bool = False,
+        quota: Quota | None = None,
+        expires_at: datetime | None = None,
+        format: KeyFormat = KeyFormat.SANDLOT,  # noqa: A002 - the name of the field
+    ) -> tuple[KeyRecord, str]:
+        """Create a key. See :meth:`ApiKeys.create`.
 
         Returns:
             The record of the key, and the key's secret, which is stored nowhere.
 
         Raises:
-            InvalidRequestError: The name is invalid, or a field of the quota is negative or not finite.
-            ConflictError: A valid key has this name.
+            InvalidRequestError: The name is invalid, a field of the quota is negative or not finite, or ``expires_at`` has passed.
+            ConflictError: A key that is not revoked has this name.
         """
         _check_operator(principal)
-        return await self._api_keys.create(name, operator=operator, quota=quota)
+        return await self._api_keys.create(name, operator=operator, quota=quota, expires_at=expires_at, format=format)
 
     async def list(self, principal: Principal, *, after: Position | None = None, limit: int = 100) -> Page[KeyRecord]:
-        """Return the valid keys, oldest first.
+        """Return the keys that are not revoked, expired keys included, oldest first.
 
         Args:
             principal: Caller, an operator.
@@ -61,11 +65,31 @@ class KeyService:
         found = list(islice((record for record in known if after is None or (record.created_at, record.id) > (after.at, after.id)), limit + 1))
         return Page(found[:limit], more=len(found) > limit)
 
+    async def get(self, principal: Principal, name_or_id: str) -> KeyRecord:
+        """Return a key.
+
+        Raises:
+            NotFoundError: No key that is not revoked has this name or id.
+        """
+        _check_operator(principal)
+        return await self._api_keys.get(name_or_id)
+
+    async def update(self, principal: Principal, name_or_id: str, change: KeyChange) -> KeyRecord:
+        """Change a key. If the new ``expires_at`` has passed, end the key's open requests with 401.
+
+        Raises:
+            NotFoundError: No key that is not revoked has this name or id.
+            InvalidRequestError: The new name is invalid, or a field of the new quota is negative or not finite.
+            ConflictError: Another key that is not revoked has the new name.
+        """
+        _check_operator(principal)
+        return await self._api_keys.update(name_or_id, change)
+
     async def revoke(self, principal: Principal, name_or_id: str) -> KeyRecord:
         """Revoke a key: refuse new requests with the key, and end its open requests with 401. The sandboxes of the key continue.
 
         Raises:
-            NotFoundError: No valid key has this name or id.
+            NotFoundError: No key that is not revoked has this name or id.
         """
         _check_operator(principal)
         return await self._api_keys.revoke(name_or_id)
@@ -93,7 +117,7 @@ class KeyService:
 def _check_operator(principal: Principal) -> None:
     if not principal.operator:
         raise ForbiddenError(
-            "Only an operator may see, make and revoke keys.",
+            "Only an operator may list, create, update and revoke keys.",
             code=ErrorCode.FORBIDDEN,
-            hint="Use an operator's key, or 'sandlot keys' on the server; GET /v1/keys/self tells about your own.",
+            hint="Use an operator's key, or `sandlot keys` on the server. GET /v1/keys/current returns your own key.",
         )

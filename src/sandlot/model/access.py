@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final, NewType
 
 from sandlot.model.errors import ErrorCode, LimitError
@@ -56,6 +57,15 @@ class Quota:
     pools: int | None = 4
     network: NetworkMode | None = None
     installs: bool = True
+
+
+class KeyFormat(StrEnum):
+    """Form of the secret of an API key."""
+
+    SANDLOT = "sandlot"
+    """``sandlot_`` and 43 characters, by which secret scanners recognize the key."""
+    E2B = "e2b"
+    """``e2b_`` and 64 hexadecimal digits, the only form that old clients of E2B accept."""
 
 
 UNBOUNDED: Final = Quota(sandboxes=None, pools=None)

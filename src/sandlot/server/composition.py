@@ -408,7 +408,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             programs=OneShotRunner(manager, processes, counter, grading),
             snapshots=snapshots,
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
-            tokens=TokenService(data_dir.secret(settings.data_dir), registry, clock.now, api_keys.principal_of),
+            tokens=TokenService(data_dir.secret(settings.data_dir), registry, clock.now, api_keys.valid_principal_of),
         )
         await opened.enter_async_context(_running(node, internals, refiller, memory_images, executions, keep=keep))
         opened.callback(images.stop)
@@ -440,7 +440,7 @@ async def _writing(
     """Run the loops that write records. Leaving the context writes the pending records."""
     loops = [
         asyncio.create_task(_restart_on_defect(work, metrics))
-        for work in (execution_log.writer.run, retention.run, metrics.watch_loop, api_keys.run, counter.writer.run)
+        for work in (execution_log.writer.run, retention.run, metrics.watch_loop, api_keys.run, api_keys.end_expired_requests, counter.writer.run)
     ]
     try:
         yield

@@ -63,7 +63,8 @@ class TokenService:
     Args:
         secret: 32 random bytes that only the service knows.
         now: Function that returns the current time, UTC.
-        principal_of: Function that takes the id of an API key and returns the principal of the key, or None if the key was revoked.
+        principal_of: Function that takes the id of an API key and returns the principal of the key, or None if the key has expired or was
+            revoked.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class TokenService:
             query: Query of the URL, as received.
 
         Raises:
-            ForbiddenError: The URL was not signed for this method, was changed or has expired, or its API key was revoked.
+            ForbiddenError: The URL was not signed for this method, was changed or has expired, or its API key has expired or was revoked.
         """
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         values = dict(pairs)
@@ -117,7 +118,7 @@ class TokenService:
             raise _refused(f"The URL expired at {datetime.fromtimestamp(signed.expires_s, UTC).isoformat()}.")
         principal = self._principal_of(signed.owner)
         if principal is None:
-            raise _refused("The API key that signed this URL was revoked.")
+            raise _refused("The API key that signed this URL has expired or was revoked.")
         return principal
 
     def sandbox_token(self, principal: Principal, sandbox: str) -> str:
@@ -126,7 +127,7 @@ class TokenService:
         return self._token(live.owner, live.id)
 
     def principal_of_token(self, token: str, id_or_name: str) -> Principal | None:
-        """Return the principal of a sandbox token. None: the token is not valid for this sandbox, or its API key was revoked.
+        """Return the principal of a sandbox token. None: the token is not valid for this sandbox, or its API key has expired or was revoked.
 
         The calling code must use the principal only for requests about this sandbox.
 
