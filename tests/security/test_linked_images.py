@@ -220,7 +220,7 @@ def test_device_nodes_and_pipes_in_an_image_are_dead(service: LocalService, root
         for path in ("/etc/fifo", "/disk"):
             with pytest.raises(SandlotError) as refused:
                 made.files.read(path, user="root")
-            assert refused.value.code in {ErrorCode.PATH_INVALID, ErrorCode.PERMISSION_DENIED}
+            assert refused.value.code in {ErrorCode.PATH_NOT_REGULAR, ErrorCode.PERMISSION_DENIED}
 
 
 def _shape(folder: Path) -> str:

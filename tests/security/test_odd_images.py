@@ -152,7 +152,7 @@ def test_a_program_needs_no_shell_and_a_shell_command_says_that_there_is_none(se
         for command in ("echo hi", "true; false"):
             with pytest.raises(SandlotError) as refused:
                 made.commands.run(command)
-            assert refused.value.code is ErrorCode.PATH_NOT_FOUND
+            assert refused.value.code is ErrorCode.PROGRAM_NOT_FOUND
             assert "/bin/sh" in refused.value.message
             assert "list" in refused.value.hint
         made.files.write("/workspace/f", "x")

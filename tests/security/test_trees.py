@@ -54,7 +54,7 @@ def test_an_archive_goes_through_no_link_that_was_there_before_or_that_comes_mea
     assert sandbox.commands.run(f"mkdir -p linked && ln -sfn {folder} linked/way && ln -sfn /proc/1/root linked/root").exit_code == 0
     for name in (f"way/made-{planted.token}", f"root/{folder}/made-{planted.token}"):
         answer = http.post(url, params={"path": "/workspace/linked", "user": "root"}, content=archive(entry(name, content=b"x")))
-        assert (answer.status_code, answer.json()["code"]) == (400, "path_invalid")
+        assert (answer.status_code, answer.json()["code"]) == (400, "path_not_directory")
     race = (
         "import os, time\n"
         f"os.makedirs('raced/a'); os.symlink({folder!r}, 'raced/b')\n"

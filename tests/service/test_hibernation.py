@@ -54,7 +54,7 @@ async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> No
             for _ in range(2):  # what was written so far is gone, and it can be asked again
                 with pytest.raises(LimitError, match="disk of the host is full") as full:
                     await service.internals.manager.hibernate(OPERATOR, sandbox.id)
-                assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
+                assert (full.value.code, full.value.status) == (ErrorCode.NODE_DISK_FULL, 507)
                 assert sandbox.state is Life.RUNNING
                 assert saved(folder) == []
             await check(service.node, sandbox, state)

@@ -166,7 +166,7 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
             sandbox = careless.internals.registry.find(sandbox.id, OPERATOR)
             with pytest.raises(LimitError) as full:
                 await careless.node.snapshots.create(OPERATOR, sandbox.id)
-            assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
+            assert (full.value.code, full.value.status) == (ErrorCode.NODE_DISK_FULL, 507)
             assert saved(folder) == []
             assert await careless.store.snapshots.list_by_node(careless.node.id) == []
             await check(careless.node, sandbox, state)

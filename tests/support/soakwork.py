@@ -107,8 +107,8 @@ def looking(sandbox: Sandbox, _: Random, client: Client) -> None:
 def bad_requests(sandbox: Sandbox, random: Random, _: Client) -> None:
     calls: list[tuple[Callable[[], object], ErrorCode]] = [
         (lambda: sandbox.files.read("/nowhere"), ErrorCode.PATH_NOT_FOUND),
-        (lambda: sandbox.commands.run(["/no/such/program"]), ErrorCode.PATH_NOT_FOUND),
-        (lambda: sandbox.commands.run("true", cwd="/nowhere"), ErrorCode.PATH_NOT_FOUND),
+        (lambda: sandbox.commands.run(["/no/such/program"]), ErrorCode.PROGRAM_NOT_FOUND),
+        (lambda: sandbox.commands.run("true", cwd="/nowhere"), ErrorCode.WORKING_DIRECTORY_NOT_FOUND),
         (lambda: sandbox.files.write("/etc/passwd", "x"), ErrorCode.PERMISSION_DENIED),
     ]
     call, wanted = random.choice(calls)

@@ -27,8 +27,8 @@ from sandlot.sdk.models.processes import CommandResult, Output
 CHUNK_BYTES = 64 * 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OF_SIGNAL = 128
-_NOT_RUN = {ErrorCode.PATH_NOT_FOUND: 127, ErrorCode.PERMISSION_DENIED: 126}
-"""What env(1) exits with for a program that is not there, or cannot be run."""
+_NOT_RUN = {ErrorCode.PROGRAM_NOT_FOUND: 127, ErrorCode.PERMISSION_DENIED: 126, ErrorCode.WORKING_DIRECTORY_NOT_FOUND: 125}
+"""Exit statuses of env(1) for a program that was not started."""
 
 
 class _BrokenOutputError(Exception):
@@ -94,17 +94,12 @@ def exit_status(result: CommandResult, timeout_s: float | None) -> int:
     return result.exit_code
 
 
-def failure_status(error: SandlotError, *, own_folder: bool) -> int | None:
-    """The status for a program that could not be run, or whose sandbox ended under it; None where Sandlot failed, not the program.
-
-    Args:
-        error: What kept it from running to its end.
-        own_folder: Whether a folder to run in was given, which may then be what is missing.
-    """
+def failure_status(error: SandlotError) -> int | None:
+    """Return the exit status for a program that was not started, or whose sandbox ended; None if Sandlot failed."""
     if error.code is ErrorCode.SANDBOX_ENDED and error.fields.get("reason") == "oom":
         note("sandlot: the sandbox needed more memory than it may have, and was ended.")
         return _OF_SIGNAL + signal.SIGKILL
-    status = None if own_folder else _NOT_RUN.get(error.code)
+    status = _NOT_RUN.get(error.code)
     if status is not None:
         note(f"sandlot: {error}")
     return status

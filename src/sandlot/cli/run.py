@@ -222,7 +222,7 @@ async def _pass_through(
     try:
         result = await sandbox.commands.run(argv, envs=env, cwd=cwd, user=user, stdin=stdin, timeout=timeout_s, tag=tag, on_output=emit)
     except SandlotError as error:
-        status = failure_status(error, own_folder=cwd is not None)
+        status = failure_status(error)
         if status is None:
             raise
         return status

@@ -214,7 +214,7 @@ class SandboxService:
 
         Raises:
             ConflictError: The key was used for a different request, or the parent has writable volumes and ``share_volumes`` is not set.
-            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``disk_full``).
+            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``node_disk_full``).
             UnavailableError: There is no room for all children (``busy``).
         """
         return tuple(child.info() for child in await self._forks.create(principal, sandbox, params, key=idempotency_key))

@@ -41,18 +41,25 @@ class Kind:
 
 _FAMILIES: Mapping[str, Collection[ErrorCode]] = MappingProxyType(
     {
-        "invalid": (ErrorCode.INVALID_REQUEST, ErrorCode.PATH_INVALID),
+        "invalid": (
+            ErrorCode.INVALID_REQUEST,
+            ErrorCode.PATH_INVALID,
+            ErrorCode.PATH_NOT_DIRECTORY,
+            ErrorCode.PATH_IS_DIRECTORY,
+            ErrorCode.PATH_NOT_REGULAR,
+            ErrorCode.PATH_LINK_LOOP,
+        ),
         "unauthenticated": (ErrorCode.UNAUTHENTICATED,),
         "forbidden": (ErrorCode.FORBIDDEN, ErrorCode.PERMISSION_DENIED),
         "absent": (*(code for code in ErrorCode if code.value.endswith("not_found")), ErrorCode.SANDBOX_ENDED),
-        "conflict": (ErrorCode.PATH_EXISTS, ErrorCode.CONFLICT, ErrorCode.SANDBOX_PAUSED, ErrorCode.SNAPSHOT_UNUSABLE),
+        "conflict": (ErrorCode.PATH_EXISTS, ErrorCode.PATH_NOT_EMPTY, ErrorCode.CONFLICT, ErrorCode.SANDBOX_PAUSED, ErrorCode.SNAPSHOT_UNUSABLE),
         "too_large": (ErrorCode.TOO_LARGE,),
         "over": (ErrorCode.LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED),
-        "full": (ErrorCode.DISK_FULL,),
+        "full": (ErrorCode.DISK_FULL, ErrorCode.NODE_DISK_FULL),
         "late": (ErrorCode.TIMEOUT,),
         "unsupported": (ErrorCode.UNSUPPORTED,),
         "away": (ErrorCode.HOST_NOT_READY, ErrorCode.BUSY, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_STOPPING),
-        "internal": (ErrorCode.INTERNAL,),
+        "internal": (ErrorCode.INTERNAL, ErrorCode.EXECUTION_FAILED),
     }
 )
 """Error codes that most vendors have one word for."""

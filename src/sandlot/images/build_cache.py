@@ -127,7 +127,7 @@ def _translated_errors(cache: Path) -> Iterator[None]:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise LimitError(
                 f"The disk of the image cache {cache} is full.",
-                code=ErrorCode.DISK_FULL,
+                code=ErrorCode.NODE_DISK_FULL,
                 hint="Free space, or set SANDLOT_CACHE_DIR to a folder on another disk.",
             ) from error
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:

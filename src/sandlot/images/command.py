@@ -90,7 +90,7 @@ class CommandRunner:
             free = shutil.disk_usage(self.log.parent).free
             return LimitError(
                 f"The disk is full: {what} failed.\n{end}\n",
-                code=ErrorCode.DISK_FULL,
+                code=ErrorCode.NODE_DISK_FULL,
                 hint=f"Free some space (now {free >> 20} MiB), or set SANDLOT_CACHE_DIR to a folder on another disk. The log is {self.log}.",
                 fields=fields,
             )

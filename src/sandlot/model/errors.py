@@ -20,6 +20,7 @@ class ErrorCode(StrEnum):
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
+    """The service has no route for the path of the request."""
     SANDBOX_NOT_FOUND = "sandbox_not_found"
     TEMPLATE_NOT_FOUND = "template_not_found"
     PROCESS_NOT_FOUND = "process_not_found"
@@ -29,6 +30,14 @@ class ErrorCode(StrEnum):
     PATH_NOT_FOUND = "path_not_found"
     PATH_EXISTS = "path_exists"
     PATH_INVALID = "path_invalid"
+    """The text of the path is invalid: relative, too long, or with a NUL."""
+    PATH_NOT_DIRECTORY = "path_not_directory"
+    PATH_IS_DIRECTORY = "path_is_directory"
+    PATH_NOT_REGULAR = "path_not_regular"
+    PATH_LINK_LOOP = "path_link_loop"
+    PATH_NOT_EMPTY = "path_not_empty"
+    PROGRAM_NOT_FOUND = "program_not_found"
+    WORKING_DIRECTORY_NOT_FOUND = "working_directory_not_found"
     PORT_NOT_FOUND = "port_not_found"
     PERMISSION_DENIED = "permission_denied"
     CONFLICT = "conflict"
@@ -36,6 +45,9 @@ class ErrorCode(StrEnum):
     LIMIT_EXCEEDED = "limit_exceeded"
     QUOTA_EXCEEDED = "quota_exceeded"
     DISK_FULL = "disk_full"
+    """The disk of the sandbox is full."""
+    NODE_DISK_FULL = "node_disk_full"
+    """A disk of the node is full: the data directory or the image cache."""
     TIMEOUT = "timeout"
     SANDBOX_ENDED = "sandbox_ended"
     SANDBOX_PAUSED = "sandbox_paused"
@@ -43,12 +55,17 @@ class ErrorCode(StrEnum):
     SNAPSHOT_UNUSABLE = "snapshot_unusable"
     POOL_NOT_FOUND = "pool_not_found"
     VOLUME_NOT_FOUND = "volume_not_found"
+    WEBHOOK_NOT_FOUND = "webhook_not_found"
+    KEY_NOT_FOUND = "key_not_found"
+    WATCHER_NOT_FOUND = "watcher_not_found"
     UNSUPPORTED = "unsupported"
     HOST_NOT_READY = "host_not_ready"
     BUSY = "busy"
     SERVICE_UNAVAILABLE = "service_unavailable"
     SERVICE_STOPPING = "service_stopping"
     """The service stopped during the call. Work that the call began may continue, so the client must not simply repeat the call."""
+    EXECUTION_FAILED = "execution_failed"
+    """A checked run failed. Raised by the SDK; the service never sends this code."""
     INTERNAL = "internal"
 
 
@@ -67,6 +84,13 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.PATH_NOT_FOUND: (404, False),
         ErrorCode.PATH_EXISTS: (409, False),
         ErrorCode.PATH_INVALID: (400, False),
+        ErrorCode.PATH_NOT_DIRECTORY: (400, False),
+        ErrorCode.PATH_IS_DIRECTORY: (400, False),
+        ErrorCode.PATH_NOT_REGULAR: (400, False),
+        ErrorCode.PATH_LINK_LOOP: (400, False),
+        ErrorCode.PATH_NOT_EMPTY: (409, False),
+        ErrorCode.PROGRAM_NOT_FOUND: (404, False),
+        ErrorCode.WORKING_DIRECTORY_NOT_FOUND: (404, False),
         ErrorCode.PORT_NOT_FOUND: (404, False),
         ErrorCode.PERMISSION_DENIED: (403, False),
         ErrorCode.CONFLICT: (409, False),
@@ -74,6 +98,7 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.LIMIT_EXCEEDED: (429, False),
         ErrorCode.QUOTA_EXCEEDED: (429, False),
         ErrorCode.DISK_FULL: (507, False),
+        ErrorCode.NODE_DISK_FULL: (507, False),
         ErrorCode.TIMEOUT: (408, False),
         ErrorCode.SANDBOX_ENDED: (410, False),
         ErrorCode.SANDBOX_PAUSED: (409, False),
@@ -81,11 +106,15 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.SNAPSHOT_UNUSABLE: (409, False),
         ErrorCode.POOL_NOT_FOUND: (404, False),
         ErrorCode.VOLUME_NOT_FOUND: (404, False),
+        ErrorCode.WEBHOOK_NOT_FOUND: (404, False),
+        ErrorCode.KEY_NOT_FOUND: (404, False),
+        ErrorCode.WATCHER_NOT_FOUND: (404, False),
         ErrorCode.UNSUPPORTED: (501, False),
         ErrorCode.HOST_NOT_READY: (503, False),
         ErrorCode.BUSY: (503, True),
         ErrorCode.SERVICE_UNAVAILABLE: (503, True),
         ErrorCode.SERVICE_STOPPING: (503, False),
+        ErrorCode.EXECUTION_FAILED: (422, False),
         ErrorCode.INTERNAL: (500, False),
     }
 )
@@ -187,6 +216,13 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.PATH_NOT_FOUND: NotFoundError,
         ErrorCode.PATH_EXISTS: ConflictError,
         ErrorCode.PATH_INVALID: InvalidRequestError,
+        ErrorCode.PATH_NOT_DIRECTORY: InvalidRequestError,
+        ErrorCode.PATH_IS_DIRECTORY: InvalidRequestError,
+        ErrorCode.PATH_NOT_REGULAR: InvalidRequestError,
+        ErrorCode.PATH_LINK_LOOP: InvalidRequestError,
+        ErrorCode.PATH_NOT_EMPTY: ConflictError,
+        ErrorCode.PROGRAM_NOT_FOUND: NotFoundError,
+        ErrorCode.WORKING_DIRECTORY_NOT_FOUND: NotFoundError,
         ErrorCode.PORT_NOT_FOUND: NotFoundError,
         ErrorCode.PERMISSION_DENIED: ForbiddenError,
         ErrorCode.CONFLICT: ConflictError,
@@ -194,6 +230,7 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.LIMIT_EXCEEDED: LimitError,
         ErrorCode.QUOTA_EXCEEDED: LimitError,
         ErrorCode.DISK_FULL: LimitError,
+        ErrorCode.NODE_DISK_FULL: LimitError,
         ErrorCode.TIMEOUT: TimeoutExceededError,
         ErrorCode.SANDBOX_ENDED: SandboxEndedError,
         ErrorCode.SANDBOX_PAUSED: ConflictError,
@@ -201,11 +238,15 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.SNAPSHOT_UNUSABLE: ConflictError,
         ErrorCode.POOL_NOT_FOUND: NotFoundError,
         ErrorCode.VOLUME_NOT_FOUND: NotFoundError,
+        ErrorCode.WEBHOOK_NOT_FOUND: NotFoundError,
+        ErrorCode.KEY_NOT_FOUND: NotFoundError,
+        ErrorCode.WATCHER_NOT_FOUND: NotFoundError,
         ErrorCode.UNSUPPORTED: UnsupportedError,
         ErrorCode.HOST_NOT_READY: HostError,
         ErrorCode.BUSY: UnavailableError,
         ErrorCode.SERVICE_UNAVAILABLE: UnavailableError,
         ErrorCode.SERVICE_STOPPING: UnavailableError,
+        ErrorCode.EXECUTION_FAILED: SandlotError,
         ErrorCode.INTERNAL: InternalError,
     }
 )

@@ -380,7 +380,7 @@ class Instance(Protocol):
         Raises:
             UnsupportedError: The driver does not support snapshots; the message gives the reason.
             ConflictError: ``into`` exists already.
-            LimitError: ``disk_full``: the disk of the host is full. The sandbox continues.
+            LimitError: ``node_disk_full``: the disk of the host is full. The sandbox continues.
             HostError: The runtime failed to write the snapshot, or the snapshot is not complete. The sandbox continues.
             SandboxEndedError: The sandbox has ended.
         """

@@ -88,7 +88,7 @@ class FolderBlobs:
         try:
             found = await obstore.get_async(self._store, file)
         except FileNotFoundError:
-            raise NotFoundError(f"The file store has no content for file {file}.", code=ErrorCode.NOT_FOUND) from None
+            raise NotFoundError(f"The file store has no content for file {file}.", code=ErrorCode.FILE_NOT_FOUND) from None
         with self._translated_errors():
             async for piece in found.stream(min_chunk_size=PIECE_BYTES):
                 yield bytes(piece)
@@ -136,7 +136,7 @@ def translate_error(error: Exception, folder: Path) -> SandlotError:
     if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC})" in str(error):
         return LimitError(
             f"The disk of the file store {folder} is full.",
-            code=ErrorCode.DISK_FULL,
+            code=ErrorCode.NODE_DISK_FULL,
             hint="Remove files from the file store, or free space on the server.",
         )
     reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -75,7 +75,12 @@ class GuestFilesSuite:
             "missing": link.files.stat("/home/user/nothing"),
             "relative": link.files.stat("home"),
             "folder": link.files.write("/home/user/refused", b""),
+            "stat below a file": link.files.stat("/home/user/refused/file/below"),
             "no folder": link.files.list("/home/user/refused/file"),
+            "below a file": link.files.write("/home/user/refused/file/below", b""),
+            "folders below a file": link.files.mkdir("/home/user/refused/file/below/more"),
+            "not empty": link.files.remove("/home/user/refused"),
+            "into itself": link.files.move("/home/user/refused", "/home/user/refused/inner"),
             "denied": link.files.write("/root/file", b""),
             "exists": link.files.mkdir("/home/user/refused/file", parents=False),
         }.items():
@@ -85,8 +90,13 @@ class GuestFilesSuite:
         assert codes == {
             "missing": "path_not_found",
             "relative": "path_invalid",
-            "folder": "path_invalid",
-            "no folder": "path_invalid",
+            "folder": "path_is_directory",
+            "stat below a file": "path_not_directory",
+            "no folder": "path_not_directory",
+            "below a file": "path_not_directory",
+            "folders below a file": "path_not_directory",
+            "not empty": "path_not_empty",
+            "into itself": "invalid_request",
             "denied": "permission_denied",
             "exists": "path_exists",
         }
@@ -102,6 +112,19 @@ class GuestProcessesSuite:
         assert await _text(await sandbox.link.processes.start(spec)) == "x y\n/tmp\nuser\n"
         as_root = ProcessSpec(("id", "-u"), user=User.ROOT)
         assert await _text(await sandbox.link.processes.start(as_root)) == "0\n"
+
+    async def test_refused_starts_have_error_codes(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
+        for call, code in (
+            (link.processes.start(ProcessSpec(("no-such-program",))), "program_not_found"),
+            (link.processes.start(ProcessSpec(("true",), cwd="/no/such/folder")), "working_directory_not_found"),
+            (link.processes.start(ProcessSpec(("true",), cwd="/etc/passwd")), "path_not_directory"),
+            (link.kernels.create("ctx-missing", "bash", cwd="/no/such/folder"), "working_directory_not_found"),
+            (link.kernels.create("ctx-file", "bash", cwd="/etc/passwd"), "path_not_directory"),
+        ):
+            with pytest.raises(SandlotError) as refused:
+                await call
+            assert refused.value.code == code
 
     async def test_standard_input_is_delivered_and_ended(self, sandbox: ConnectedSandbox) -> None:
         assert (await sandbox.run("cat", stdin=b"x" * 300_000)).stdout == "x" * 300_000

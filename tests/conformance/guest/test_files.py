@@ -90,7 +90,7 @@ async def test_removing_a_tree_removes_links_and_not_what_they_point_to(inside: 
     )
     with pytest.raises(SandlotError) as refused:
         await inside.link.files.remove("/workspace/tree")
-    assert refused.value.code == ErrorCode.PATH_EXISTS
+    assert refused.value.code == ErrorCode.PATH_NOT_EMPTY
     assert await inside.link.files.remove("/workspace/tree", recursive=True) == 304
     assert await read(inside, "/workspace/victim/file") == b"safe\n"
 
@@ -100,7 +100,7 @@ async def test_special_files_are_refused_and_never_block(inside: Inside) -> None
     for path in ("/tmp/fifo", "/dev/zero", "/workspace", "/run/sandlot/guest.sock"):
         with pytest.raises(SandlotError) as refused:
             await read(inside, path)
-        assert refused.value.code == ErrorCode.PATH_INVALID, path
+        assert refused.value.code == (ErrorCode.PATH_IS_DIRECTORY if path == "/workspace" else ErrorCode.PATH_NOT_REGULAR), path
         with pytest.raises(SandlotError):
             await inside.link.files.write(path, b"x")
     assert b"MemTotal" in await read(inside, "/proc/meminfo")

@@ -36,17 +36,17 @@ def test_the_status_is_the_programs_own(capsys: pytest.CaptureFixture[str], subt
 
 
 def test_what_kept_a_program_from_running(subtests: pytest.Subtests) -> None:
-    for error, own_folder, status in (
-        (from_code("path_not_found", "x"), False, 127),
-        (from_code("permission_denied", "x"), False, 126),
-        (from_code("path_not_found", "x"), True, None),
-        (NotFoundError("x", code=ErrorCode.SANDBOX_NOT_FOUND), False, None),
-        (from_code("sandbox_ended", "x", fields={"reason": "oom"}), False, 137),
-        (from_code("sandbox_ended", "x", fields={"reason": "killed"}), False, None),
-        (from_code("service_unavailable", "x"), False, None),
+    for error, status in (
+        (from_code("program_not_found", "x"), 127),
+        (from_code("permission_denied", "x"), 126),
+        (from_code("working_directory_not_found", "x"), 125),
+        (NotFoundError("x", code=ErrorCode.SANDBOX_NOT_FOUND), None),
+        (from_code("sandbox_ended", "x", fields={"reason": "oom"}), 137),
+        (from_code("sandbox_ended", "x", fields={"reason": "killed"}), None),
+        (from_code("service_unavailable", "x"), None),
     ):
-        with subtests.test(error=error, own_folder=own_folder, status=status):
-            assert failure_status(error, own_folder=own_folder) == status
+        with subtests.test(error=error, status=status):
+            assert failure_status(error) == status
 
 
 async def collected(descriptor: int) -> bytes:

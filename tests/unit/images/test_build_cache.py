@@ -122,8 +122,8 @@ def test_removed_folder_is_built_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "number, kind, code",
     [
-        (errno.ENOSPC, LimitError, ErrorCode.DISK_FULL),
-        (errno.EDQUOT, LimitError, ErrorCode.DISK_FULL),
+        (errno.ENOSPC, LimitError, ErrorCode.NODE_DISK_FULL),
+        (errno.EDQUOT, LimitError, ErrorCode.NODE_DISK_FULL),
         (errno.EROFS, HostError, ErrorCode.HOST_NOT_READY),
     ],
 )

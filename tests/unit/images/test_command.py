@@ -41,7 +41,7 @@ def test_failure_shows_the_end_of_the_output_and_the_path_of_the_log(tmp_path: P
 def test_full_disk_is_reported_although_more_output_follows(tmp_path: Path) -> None:
     with pytest.raises(LimitError, match="SANDLOT_CACHE_DIR") as caught:
         CommandRunner(tmp_path / "log").run("it", ("sh", "-c", "echo 'dpkg: error: No space left on device'; seq 1 100; exit 1"), env=ENV)
-    assert caught.value.code is ErrorCode.DISK_FULL
+    assert caught.value.code is ErrorCode.NODE_DISK_FULL
 
 
 def test_missing_program_is_reported_with_its_package(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ async def test_full_disk_is_reported_and_leaves_no_part_of_the_upload(small_disk
     await blobs.write(first, pieces(1))
     with pytest.raises(LimitError) as full:
         await blobs.write(new_file_id(), pieces(5))
-    assert full.value.code is ErrorCode.DISK_FULL
+    assert full.value.code is ErrorCode.NODE_DISK_FULL
     assert full.value.hint
     assert names(small_disk / "files") == [first]
     await blobs.remove(first)

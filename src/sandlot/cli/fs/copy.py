@@ -82,7 +82,7 @@ def _in_sandbox(sandbox: Sandbox, source: Place, target: Place, user: str | None
         try:
             into = sandbox.files.stat(target.path, user=user).is_dir
         except SandlotError as error:
-            if error.code is not ErrorCode.PATH_NOT_FOUND:
+            if error.code not in {ErrorCode.PATH_NOT_FOUND, ErrorCode.PATH_NOT_DIRECTORY}:
                 raise
     return inside(source, target.path) if into else target.path
 

@@ -87,7 +87,7 @@ async def visit(asked: Visit) -> int:
         try:
             screen = await _opened(sandbox, asked)
         except SandlotError as error:
-            status = failure_status(error, own_folder=asked.cwd is not None) if asked.process is None else None
+            status = failure_status(error) if asked.process is None else None
             if status is None:
                 raise
             return status

@@ -30,7 +30,7 @@ import structlog
 
 from sandlot.core.ports import Clock
 from sandlot.model.access import LOCAL, OPERATOR, UNBOUNDED, KeyFormat, OwnerId, Principal, Quota
-from sandlot.model.errors import AuthenticationError, InvalidRequestError, NotFoundError, SandlotError
+from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.records import KeyChange, KeyRecord
 from sandlot.model.repositories import KeyRepository
 
@@ -359,7 +359,10 @@ def _has_expired(at: datetime) -> AuthenticationError:
 
 def _not_found(name_or_id: str) -> NotFoundError:
     return NotFoundError(
-        f"There is no key {name_or_id[:64]!r}.", hint="List the valid keys with `sandlot keys list`.", fields={"key": name_or_id[:64]}
+        f"There is no key {name_or_id[:64]!r}.",
+        code=ErrorCode.KEY_NOT_FOUND,
+        hint="List the valid keys with `sandlot keys list`.",
+        fields={"key": name_or_id[:64]},
     )
 
 

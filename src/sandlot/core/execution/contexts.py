@@ -71,7 +71,7 @@ class ContextService:
 
         Raises:
             InvalidRequestError: The language or the path is not valid.
-            NotFoundError: The working directory does not exist (code ``path_not_found``).
+            NotFoundError: The working directory does not exist (code ``working_directory_not_found``).
             LimitError: The sandbox has too many contexts (code ``limit_exceeded``).
             UnsupportedError: The image has no program that runs the language.
         """

@@ -55,7 +55,7 @@ async def pack_overlay(sandbox: Sandbox, into: Path, root: Path) -> int:
         Number of bytes that the file takes on the disk.
 
     Raises:
-        LimitError: The overlay exceeds its maximum size (``limit_exceeded``), or the host's disk is full (``disk_full``).
+        LimitError: The overlay exceeds its maximum size (``limit_exceeded``), or the host's disk is full (``node_disk_full``).
         HostError: The host's disk failed. The incomplete file is removed.
     """
     max_bytes = sandbox.spec.limits.disk_bytes + sandbox.spec.limits.memory_bytes + SLACK_BYTES
@@ -115,7 +115,7 @@ class OverlayDraft:
         """Create the file under its temporary name.
 
         Raises:
-            LimitError: The disk is full (``disk_full``).
+            LimitError: The disk is full (``node_disk_full``).
         """
         await _on_disk(self._open)
 
@@ -123,7 +123,7 @@ class OverlayDraft:
         """Append bytes to the file.
 
         Raises:
-            LimitError: The file would exceed its maximum size (``limit_exceeded``), or the disk is full (``disk_full``).
+            LimitError: The file would exceed its maximum size (``limit_exceeded``), or the disk is full (``node_disk_full``).
         """
         self._size += len(data)
         if self._size > self._max_bytes:
@@ -143,7 +143,7 @@ class OverlayDraft:
             into: Final name, in the same folder.
 
         Raises:
-            LimitError: The disk is full (``disk_full``).
+            LimitError: The disk is full (``node_disk_full``).
         """
         await self._flush()
         return await _on_disk(self._finish, into)
@@ -244,7 +244,7 @@ async def _on_disk(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P
     """Call a function in a thread, and replace its OSError by a SandlotError.
 
     Raises:
-        LimitError: The disk is full (``disk_full``).
+        LimitError: The disk is full (``node_disk_full``).
         HostError: The disk failed.
     """
     try:
@@ -253,7 +253,7 @@ async def _on_disk(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise LimitError(
                 "The disk of the service's host is full.",
-                code=ErrorCode.DISK_FULL,
+                code=ErrorCode.NODE_DISK_FULL,
                 hint="Delete snapshots that are no longer needed, or enlarge the disk of the data directory.",
             ) from None
         raise HostError(

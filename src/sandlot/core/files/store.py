@@ -91,7 +91,7 @@ class FileStore:
 
         Raises:
             InvalidRequestError: The name or the media type is invalid.
-            LimitError: The file is too large (``too_large``), a quota is exceeded (``quota_exceeded``) or the disk is full (``disk_full``).
+            LimitError: The file is too large (``too_large``), a quota is exceeded (``quota_exceeded``) or the disk is full (``node_disk_full``).
             UnavailableError: The host is short of disk space (``busy``).
         """
         check_filename(filename)

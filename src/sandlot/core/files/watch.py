@@ -272,8 +272,8 @@ class BufferedFolderWatch:
                 return self._drain()
             try:
                 await self.begin()
-            except NotFoundError as error:
-                if error.code is not ErrorCode.PATH_NOT_FOUND:
+            except SandlotError as error:
+                if error.code not in {ErrorCode.PATH_NOT_FOUND, ErrorCode.PATH_NOT_DIRECTORY}:
                     raise
                 return [*self._drain(), FileEvent(FileEventKind.OVERFLOW, ""), FileEvent(FileEventKind.GONE, self.path, folder=True)]
             return [*self._drain(), FileEvent(FileEventKind.OVERFLOW, "")]
@@ -329,6 +329,7 @@ def _find(watches: Mapping[str, BufferedFolderWatch], id_: str) -> BufferedFolde
     if watch is None:
         raise NotFoundError(
             f"There is no watcher {id_[:64]!r}.",
+            code=ErrorCode.WATCHER_NOT_FOUND,
             hint="Create a new watcher. A watcher ends when its folder is removed or the service restarts.",
         )
     return watch

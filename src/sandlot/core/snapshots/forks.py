@@ -153,7 +153,7 @@ class ForkManager:
         Raises:
             InvalidRequestError: A parameter or the key is invalid, or the children can never fit on this node.
             ConflictError: The key was used for a different request, or the parent has writable volumes and ``share_volumes`` is not set.
-            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``disk_full``).
+            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``node_disk_full``).
             UnsupportedError: The isolation cannot save the memory of a sandbox; the message gives the reason.
             UnavailableError: There is no room for all children (``busy``).
             HostError: The image could not be written or a child could not be started. No child is kept.

@@ -154,7 +154,7 @@ class SnapshotManager:
         Raises:
             InvalidRequestError: The name or the key is invalid.
             ConflictError: The owner has another snapshot of that name, or the key was used for a different request.
-            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``disk_full``).
+            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``node_disk_full``).
             UnsupportedError: The isolation cannot save the memory of a sandbox; the message gives the reason.
             UnavailableError: There is not enough disk space now (``busy``).
             HostError: The snapshot could not be written; the sandbox keeps running.

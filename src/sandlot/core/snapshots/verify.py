@@ -48,7 +48,7 @@ TRIES: Final = 3
 TIMEOUT_S: Final = 600.0
 """Lifetime in seconds of the sandbox that verifies a snapshot. Packing reads all files of the sandbox."""
 
-_TEMPORARY: Final = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED, ErrorCode.LIMIT_EXCEEDED, ErrorCode.DISK_FULL})
+_TEMPORARY: Final = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED, ErrorCode.LIMIT_EXCEEDED, ErrorCode.NODE_DISK_FULL})
 _DAMAGED: Final = frozenset(
     {
         ErrorCode.SNAPSHOT_UNUSABLE,

@@ -39,11 +39,11 @@ def max_size_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
 
 @asynccontextmanager
 async def reserve_disk(reservations: Reservations, sandbox: Sandbox, kind: SnapshotKind) -> AsyncIterator[None]:
-    """Reserve the disk space for a snapshot while the block writes it, and report a full disk as ``disk_full``.
+    """Reserve the disk space for a snapshot while the block writes it, and report a full disk as ``node_disk_full``.
 
     Raises:
         UnavailableError: There is not enough disk space now (``busy``).
-        LimitError: The disk became full while the block ran (``disk_full``).
+        LimitError: The disk became full while the block ran (``node_disk_full``).
     """
     usage = await _usage(sandbox)
     needed = Resources(memory_bytes=0, disk_bytes=max(1, max_size_bytes(usage, kind)), pids=0)
@@ -90,7 +90,7 @@ def explain_full_disk() -> Iterator[None]:
     """Raise a ``LimitError`` instead of the original error if the body of the ``with`` block fails because the disk is full.
 
     Raises:
-        LimitError: The disk is full (``disk_full``).
+        LimitError: The disk is full (``node_disk_full``).
     """
     try:
         yield
@@ -98,7 +98,7 @@ def explain_full_disk() -> Iterator[None]:
         if is_full(error):
             raise LimitError(
                 "The snapshot cannot be written: the server's disk is full. The sandbox keeps running.",
-                code=ErrorCode.DISK_FULL,
+                code=ErrorCode.NODE_DISK_FULL,
                 hint="Delete snapshots or sandboxes that are no longer needed, or free space on the server.",
             ) from error
         raise
@@ -110,7 +110,7 @@ def is_full(error: BaseException) -> bool:
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True
-        if (isinstance(cause, SandlotError) and cause.code is ErrorCode.DISK_FULL) or _FULL in str(cause).lower():
+        if (isinstance(cause, SandlotError) and cause.code is ErrorCode.NODE_DISK_FULL) or _FULL in str(cause).lower():
             return True
         cause = cause.__cause__ or cause.__context__
     return False

@@ -111,7 +111,7 @@ class VolumeManager:
         Raises:
             InvalidRequestError: The name or the size is invalid, or the volume can never fit on this node.
             ConflictError: The owner has another volume of that name.
-            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``disk_full``).
+            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``node_disk_full``).
             UnavailableError: The disk has no room for the volume now (``busy``).
             HostError: The host cannot make the filesystem; the message gives the reason.
         """

@@ -21,7 +21,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.webhooks.delivery import WebhookDispatcher, WebhookSender
 from sandlot.model.access import Principal
-from sandlot.model.errors import InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import WebhookId, new_webhook_id
 from sandlot.model.records import EVENT_TYPES, NATIVE_FORMAT, DeliveryProgress, WebhookChange, WebhookRecord
 from sandlot.model.repositories import WebhookRepository
@@ -117,12 +117,13 @@ class WebhookManager:
         """Return the webhook with the id ``webhook_id``.
 
         Raises:
-            NotFoundError: The webhook does not exist or belongs to another owner (``not_found``).
+            NotFoundError: The webhook does not exist or belongs to another owner (``webhook_not_found``).
         """
         webhook = await self._webhooks.get(WebhookId(webhook_id))
         if webhook is None or not principal.sees(webhook.owner):
             raise NotFoundError(
                 f"There is no webhook {webhook_id[:64]!r}.",
+                code=ErrorCode.WEBHOOK_NOT_FOUND,
                 hint="List the webhooks to find their ids.",
                 fields={"webhook": webhook_id[:64]},
             )
@@ -132,7 +133,7 @@ class WebhookManager:
         """Change a webhook and return the stored result.
 
         Raises:
-            NotFoundError: The webhook does not exist or belongs to another owner (``not_found``).
+            NotFoundError: The webhook does not exist or belongs to another owner (``webhook_not_found``).
             InvalidRequestError: The change has a value that :meth:`create` refuses.
         """
         before = await self.get(principal, webhook_id)
@@ -153,7 +154,7 @@ class WebhookManager:
         """Delete a webhook and stop delivering to it.
 
         Raises:
-            NotFoundError: The webhook does not exist or belongs to another owner (``not_found``).
+            NotFoundError: The webhook does not exist or belongs to another owner (``webhook_not_found``).
         """
         webhook = await self.get(principal, webhook_id)
         await self._webhooks.remove(webhook.id)

@@ -39,8 +39,18 @@ HEALTH_S = 60.0
 BESIDE = "/tmp/.sandlot-upload-"  # noqa: S108 - inside of a sandbox
 """Where a file waits whose destination comes after it."""
 
-_NOT_RUN = frozenset({ErrorCode.PATH_NOT_FOUND, ErrorCode.PERMISSION_DENIED, ErrorCode.PATH_INVALID, ErrorCode.TIMEOUT})
-"""Why a command could not be run, where it is not the sandbox's fault."""
+_NOT_RUN = frozenset(
+    {
+        ErrorCode.PROGRAM_NOT_FOUND,
+        ErrorCode.WORKING_DIRECTORY_NOT_FOUND,
+        ErrorCode.PATH_NOT_DIRECTORY,
+        ErrorCode.PATH_LINK_LOOP,
+        ErrorCode.PATH_INVALID,
+        ErrorCode.PERMISSION_DENIED,
+        ErrorCode.TIMEOUT,
+    }
+)
+"""Codes of a command that cannot be run because of the command itself."""
 
 router = APIRouter()
 

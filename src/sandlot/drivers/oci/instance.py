@@ -400,7 +400,7 @@ def snapshot_error(error: Exception) -> SandlotError:
     if "no space left" in str(error).lower():
         return LimitError(
             "The snapshot could not be written: the disk of the host is full. The sandbox continues.",
-            code=ErrorCode.DISK_FULL,
+            code=ErrorCode.NODE_DISK_FULL,
             hint="Delete snapshots or sandboxes that are not needed, or free space in the state directory (SANDLOT_DATA_DIR).",
             fields=fields,
         )

@@ -24,20 +24,20 @@ Linux both refuse such a link. Therefore :func:`open_folder` omits O_DIRECTORY a
 
 _CODES = {
     errno.ENOENT: ("path_not_found", "{path} does not exist.", "Check the path."),
-    errno.ENOTDIR: ("path_invalid", "A part of {path} is not a folder.", "Check the path."),
-    errno.EISDIR: ("path_invalid", "{path} is a folder.", "Pass the path of a file."),
+    errno.ENOTDIR: ("path_not_directory", "A part of {path} is not a folder.", "Check the path."),
+    errno.EISDIR: ("path_is_directory", "{path} is a folder.", "Pass the path of a file."),
     errno.EEXIST: ("path_exists", "{path} already exists.", "Choose another name, or allow overwriting."),
-    errno.ENOTEMPTY: ("path_exists", "{path} is a folder that is not empty.", "Remove the folder recursively."),
+    errno.ENOTEMPTY: ("path_not_empty", "{path} is a folder that is not empty.", "Remove the folder recursively."),
     errno.EACCES: ("permission_denied", "The user has no permission for {path}.", "Use user='root', or change the permissions."),
     errno.EPERM: ("permission_denied", "The user has no permission for {path}.", "Use user='root', or change the permissions."),
     errno.EROFS: ("permission_denied", "{path} is on a read-only file system.", "Choose another folder."),
-    errno.ELOOP: ("path_invalid", "{path} contains too many symbolic links.", "Check the links."),
+    errno.ELOOP: ("path_link_loop", "{path} contains too many symbolic links.", "Check the links."),
     errno.ENAMETOOLONG: ("path_invalid", "{path} or a name in this path is too long.", "Use at most 255 bytes for a name and 4,095 for a path."),
     errno.ENOSPC: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or use a larger disk."),
     errno.EDQUOT: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or use a larger disk."),
-    errno.ENXIO: ("path_invalid", "{path} is not a regular file.", "Pass the path of a file."),
-    errno.EINVAL: ("path_invalid", "{path} cannot be used for this operation.", "Check the path."),
-    errno.EXDEV: ("path_invalid", "{path} is on another file system.", "Copy the file or folder instead."),
+    errno.ENXIO: ("path_not_regular", "{path} is not a regular file.", "Pass the path of a file."),
+    errno.EINVAL: ("invalid_request", "{path} cannot be used for this operation.", "Check the path."),
+    errno.EXDEV: ("invalid_request", "{path} is on another file system.", "Copy the file or folder instead."),
     errno.EBUSY: ("conflict", "{path} is in use.", "Try another path."),
 }
 
@@ -129,8 +129,21 @@ def open_regular(path: str, flags: int, account: Account, mode: int = 0o644) -> 
         os.close(fd)
         if stat.S_ISDIR(kind):
             raise path_error(OSError(errno.EISDIR, "folder"), path)
-        raise RpcError("path_invalid", f"{path[:300]!r} is not a regular file.", "Pass the path of a file.")
+        raise path_error(OSError(errno.ENXIO, "special file"), path)
     return fd
+
+
+def make_folders(path: str) -> None:
+    """Create a folder and its missing parents, like mkdir -p. An existing folder is no error.
+
+    Raises:
+        NotADirectoryError: The path, or a part of the path, leads to something other than a folder.
+        OSError: A folder cannot be created.
+    """
+    try:
+        os.makedirs(path, 0o755, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
 def open_folder(path: str, dir_fd: int | None = None) -> int:

@@ -15,7 +15,7 @@ import os
 import stat
 
 from sandlot.guest.errors import RpcError
-from sandlot.guest.fs.paths import describe, open_regular, path_error, stat_path
+from sandlot.guest.fs.paths import describe, make_folders, open_regular, path_error, stat_path
 from sandlot.guest.fs.remove import STEP_ENTRIES, remove_tree
 from sandlot.guest.fs.transfers import Download, Upload
 from sandlot.guest.process.accounts import as_file_user, lookup_account
@@ -120,7 +120,7 @@ class FileService:
         try:
             with as_file_user(account):
                 if call.args["parents"]:
-                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    make_folders(os.path.dirname(path))
                 # Pass the mode to mkdir(2), with a umask of 0. A later chmod(2) would be unsafe, because another program may by then have
                 # replaced the folder by a link.
                 umask = os.umask(0) if mode is not None else None

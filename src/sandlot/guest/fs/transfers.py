@@ -7,7 +7,7 @@ import os
 import stat
 
 from sandlot.guest.errors import RpcError
-from sandlot.guest.fs.paths import open_regular, path_error, stat_path
+from sandlot.guest.fs.paths import make_folders, open_regular, path_error, stat_path
 from sandlot.guest.process.accounts import as_file_user
 from sandlot.protocol.schema import BODY
 
@@ -98,12 +98,12 @@ class Upload:
     def _begin(self) -> None:
         folder, _, name = self._path.rpartition("/")
         if not name or name in {".", ".."}:
-            raise RpcError("path_invalid", f"{self._path[:300]!r} is a folder.", "Pass the path of a file.")
+            raise path_error(OSError(errno.EISDIR, "folder"), self._path)
         mode = self._call.args["mode"]
         try:
             with as_file_user(self._account):
                 if self._call.args["parents"] and folder:
-                    os.makedirs(folder, 0o755, exist_ok=True)
+                    make_folders(folder)
                 earlier = self._stat_target()
                 if mode is None:
                     mode = 0o644 if earlier is None else stat.S_IMODE(earlier.st_mode)

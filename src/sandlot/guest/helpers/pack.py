@@ -162,7 +162,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         if not stat.S_ISDIR(found.st_mode):
             if not stat.S_ISREG(found.st_mode):
                 raise RpcError(
-                    "path_invalid", f"{tar.shown(request['path'])} is neither a file nor a folder.", "Pass the path of a file or a folder."
+                    "path_not_regular", f"{tar.shown(request['path'])} is neither a file nor a folder.", "Pass the path of a file or a folder."
                 )
             alone = os.open(root, _READ)
         else:

@@ -15,7 +15,7 @@ import stat
 import zlib
 
 from sandlot.guest.errors import RpcError
-from sandlot.guest.fs.paths import open_folder, path_error
+from sandlot.guest.fs.paths import make_folders, open_folder, path_error
 from sandlot.guest.helpers.helper import read, serve
 from sandlot.protocol import tar
 
@@ -35,6 +35,7 @@ MAGIC_BYTES = 6
 _OTHERS = ((b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"PK\x03\x04", "zip"))
 _RIGHTS = 0o777
 _OWN = 0o700
+_REPAIR = "Repair the archive. The entries before the error were unpacked."
 
 
 class Inflater:
@@ -296,15 +297,15 @@ class ArchiveExtractor:
     def _failed(self, error: OSError, member: tar.Member) -> RpcError:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
             return RpcError(
-                "path_invalid",
+                "path_not_directory",
                 f"Entry {tar.shown(member.name)} of the archive cannot be unpacked: a parent folder of its path is a link or a file.",
                 "Remove the link or file from the target folder first.",
             )
         if member.kind == tar.HARDLINK and error.errno == errno.ENOENT:
             return RpcError(
-                "path_invalid",
+                "invalid_request",
                 f"The archive's hard link {tar.shown(member.name)} has the target {tar.shown(member.target)}, which does not exist.",
-                "",
+                _REPAIR,
             )
         return path_error(error, self._shown())
 
@@ -332,7 +333,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
     """Unpack the archive from the input into the folder of the request, and return the numbers of unpacked entries."""
     path = request["path"]
     try:
-        os.makedirs(path, 0o755, exist_ok=True)
+        make_folders(path)
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise path_error(error, path) from None
@@ -341,7 +342,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         _unpack(extractor)
         extractor.set_folder_modes()
     except tar.TarError as error:
-        raise RpcError("invalid_request", error.message, "Repair the archive. The entries before the error were unpacked.") from None
+        raise RpcError("invalid_request", error.message, _REPAIR) from None
     finally:
         extractor.close()
     return {"files": extractor.files, "folders": extractor.folders, "links": extractor.links, "bytes": extractor.bytes}

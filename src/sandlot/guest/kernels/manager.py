@@ -251,7 +251,8 @@ class KernelManager:
             raise RpcError("limit_exceeded", message, "Delete a context that is no longer needed.")
         self._check_language(language, {**self._identity.env, **env})
         if cwd is not None and not (cwd.startswith("/") and os.path.isdir(cwd)):
-            raise RpcError("path_not_found", f"The folder {cwd[:200]!r} does not exist.", "Pass the absolute path of an existing folder.")
+            code, reason = ("path_not_directory", "is not a folder") if os.path.exists(cwd) else ("working_directory_not_found", "does not exist")
+            raise RpcError(code, f"The working directory {cwd[:200]!r} {reason}.", "Pass the absolute path of an existing folder.")
         return CodeContext(
             self._loop,
             self._identity,

@@ -13,6 +13,7 @@ import fcntl
 import os
 
 from sandlot.guest.errors import RpcError
+from sandlot.guest.fs.paths import path_error
 from sandlot.guest.process.accounts import BASH, DEFAULT_PATH, SH, as_process_user, build_environment
 
 TYPE_CHECKING = False
@@ -279,14 +280,14 @@ def _exec_error(report: bytes, argv: Sequence[str], cwd: str) -> RpcError:
     reason = os.strerror(code)
     if step == b"noexec" or not os.path.isdir(cwd):
         return RpcError(
-            "path_not_found" if code == errno.ENOENT else "path_invalid",
+            "working_directory_not_found" if code == errno.ENOENT else path_error(OSError(code, reason), cwd).code,
             f"The working directory {cwd!r} cannot be entered: {reason}.",
             "Create the directory, or omit `cwd`.",
         )
     program = argv[0][:200]
     if code == errno.ENOENT:
         hint = "The image has no shell: pass the program and its arguments as a list." if argv[0] == SH else "Check the name, or install the program."
-        return RpcError("path_not_found", f"The sandbox has no program {program!r}.", hint)
+        return RpcError("program_not_found", f"The sandbox has no program {program!r}.", hint)
     return RpcError(
         "permission_denied" if code == errno.EACCES else "invalid_request",
         f"{program!r} cannot be run: {reason}.",

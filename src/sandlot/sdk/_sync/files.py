@@ -367,6 +367,6 @@ class Files:
         try:
             return (self.stat(path, user=user)).is_dir
         except SandlotError as error:
-            if error.code is ErrorCode.PATH_NOT_FOUND:
+            if error.code in {ErrorCode.PATH_NOT_FOUND, ErrorCode.PATH_NOT_DIRECTORY}:
                 return False
             raise

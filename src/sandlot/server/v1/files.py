@@ -9,7 +9,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.model.files import Download, Entry, Unpacked
 from sandlot.model.signed_urls import DEFAULT_URL_LIFETIME_S, Grant
 from sandlot.model.specs import User
@@ -21,6 +21,9 @@ from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, js
 from sandlot.web.streaming import KeepAliveStreamResponse
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_ABSENT = frozenset({ErrorCode.PATH_NOT_FOUND, ErrorCode.PATH_NOT_DIRECTORY, ErrorCode.PATH_LINK_LOOP})
+"""Codes of a path that does not exist, as os.path.exists() defines it."""
 
 
 class EntryAnswer(ResponseModel):
@@ -234,8 +237,8 @@ async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Re
     """Whether there is something at a path."""
     try:
         await get_node(request).files.stat(get_principal(request), sandbox, query.path, follow=query.follow, user=User(query.user))
-    except NotFoundError as error:
-        if error.code is not ErrorCode.PATH_NOT_FOUND:
+    except SandlotError as error:
+        if error.code not in _ABSENT:
             raise
         return json_response(ExistsAnswer(exists=False))
     return json_response(ExistsAnswer(exists=True))

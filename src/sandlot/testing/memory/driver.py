@@ -522,7 +522,7 @@ class MemoryDriver:
             (new / MANIFEST).write_text(json.dumps(manifest), "utf-8")
             new.rename(into)
         except OSError as error:
-            raise LimitError(f"The snapshot {into} could not be written: {error.strerror}.", code=ErrorCode.DISK_FULL) from error
+            raise LimitError(f"The snapshot {into} could not be written: {error.strerror}.", code=ErrorCode.NODE_DISK_FULL) from error
         self._images[token] = state
         return sum(file.stat().st_blocks * 512 for file in into.iterdir())
 

@@ -79,7 +79,7 @@ class MemoryFiles:
         """Return the content of a regular file."""
         path, node = self._find(path, uid)
         if node.kind != "file":
-            raise FileError("path_invalid", f"{path!r} is a folder.")
+            raise FileError("path_is_directory", f"{path!r} is a folder.")
         self._check(path, node, uid, 4)
         return node.data
 
@@ -102,13 +102,13 @@ class MemoryFiles:
             FileError: The path is a folder, a folder above the path is missing, or the account has no permission to write the file.
         """
         if path.endswith("/"):
-            raise FileError("path_invalid", f"{path!r} is a folder.")
+            raise FileError("path_is_directory", f"{path!r} is a folder.")
         path = self._resolve(path)
         earlier = self._nodes.get(path)
         if earlier is None:
             self._parent(path, uid, make=parents)
         elif earlier.kind != "file":
-            raise FileError("path_invalid", f"{path!r} is a folder.")
+            raise FileError("path_is_directory", f"{path!r} is a folder.")
         else:
             self._check(path, earlier, uid, 2)
 
@@ -146,7 +146,7 @@ class MemoryFiles:
         """Return the properties of all entries of a folder, sorted by name."""
         resolved, node = self._find(path, uid)
         if node.kind != "directory":
-            raise FileError("path_invalid", f"{path!r} is not a folder.")
+            raise FileError("path_not_directory", f"{path!r} is not a folder.")
         self._check(path, node, uid, 4)
         names = sorted(posixpath.basename(each) for each in self._nodes if each != "/" and posixpath.dirname(each) == resolved)
         return [self.stat(posixpath.join(path, name), uid, follow=False) for name in names]
@@ -174,6 +174,8 @@ class MemoryFiles:
         to = posixpath.normpath(to)
         if to in self._nodes and not overwrite:
             raise FileError("path_exists", f"{to!r} exists already.")
+        if to.startswith(f"{path}/"):
+            raise FileError("invalid_request", f"{path!r} cannot be moved into itself.")
         self._parent(to, uid, make=False)
         for each in list(self._below(path)):
             self._nodes[to + each[len(path) :]] = self._nodes.pop(each)
@@ -184,7 +186,7 @@ class MemoryFiles:
         self._parent(path, uid, make=False)
         below = list(self._below(path))
         if node.kind == "directory" and len(below) > 1 and not recursive:
-            raise FileError("conflict", f"The folder {path!r} is not empty.")
+            raise FileError("path_not_empty", f"The folder {path!r} is not empty.")
         for each in below:
             del self._nodes[each]
         return len(below)
@@ -224,12 +226,12 @@ class MemoryFiles:
             if node is not None and node.target is not None and (parts or follow):
                 links += 1
                 if links > _MAX_LINKS:
-                    raise FileError("path_invalid", f"{path!r} leads through more than {_MAX_LINKS} symbolic links.")
+                    raise FileError("path_link_loop", f"{path!r} leads through more than {_MAX_LINKS} symbolic links.")
                 parts = [part for part in posixpath.normpath(posixpath.join(resolved, node.target)).split("/") if part] + parts
                 resolved = "/"
             else:
                 if parts and node is not None and node.kind == "file":
-                    raise FileError("path_invalid", f"{inner!r} is not a folder.")
+                    raise FileError("path_not_directory", f"{inner!r} is not a folder.")
                 resolved = inner
         return resolved
 
@@ -242,7 +244,7 @@ class MemoryFiles:
             self._parent(folder, uid, make=True)
             self._nodes[folder] = Node("directory", uid, 0o755, self._now_ns())
         elif node.kind != "directory":
-            raise FileError("path_invalid", f"{folder!r} is not a folder.")
+            raise FileError("path_not_directory", f"{folder!r} is not a folder.")
         else:
             self._check(path, node, uid, 2)
 

@@ -523,7 +523,8 @@ class Kernels:
         if language not in self.languages:
             raise RpcError("unsupported", f"The image has no {language} interpreter.", "Use another template.")
         if cwd is not None and not (cwd.startswith("/") and self.files.is_folder(cwd)):
-            raise RpcError("path_not_found", f"The folder {cwd[:200]!r} does not exist.", "Pass the absolute path of an existing folder.")
+            code, reason = ("path_not_directory", "is not a folder") if self.files.exists(cwd) else ("working_directory_not_found", "does not exist")
+            raise RpcError(code, f"The working directory {cwd[:200]!r} {reason}.", "Pass the absolute path of an existing folder.")
         context = self.contexts[name] = Context(self, name, language, cwd or self._workspace(), env)
         return context
 

@@ -423,14 +423,16 @@ class Processes:
                 raise RpcError("invalid_request", f"A terminal cannot have {args[name]} {name}.", f"Pass a number from 1 to {LIMITS['screen']}.")
         cwd = args["cwd"] or self._workspace()
         if not self.files.is_folder(cwd) and self.files.exists(cwd):
-            raise RpcError("path_invalid", f"The working folder {cwd!r} cannot be entered: Not a directory.", "Pass the path of a folder.")
+            raise RpcError("path_not_directory", f"The working folder {cwd!r} cannot be entered: Not a directory.", "Pass the path of a folder.")
         if not self.files.is_folder(cwd):
-            raise RpcError("path_not_found", f"The working folder {cwd!r} cannot be entered: No such file or directory.", "Create the folder first.")
+            raise RpcError(
+                "working_directory_not_found", f"The working folder {cwd!r} cannot be entered: No such file or directory.", "Create the folder first."
+            )
         program = self.find(argv)
         if program is None and self.files.exists(argv[0]):
             raise RpcError("permission_denied", f"{argv[0][:200]!r} cannot be run: Permission denied.", "Pass the path of an executable file.")
         if program is None:
-            raise RpcError("path_not_found", f"The sandbox has no program {argv[0][:200]!r}.", "Check the name, or install the program.")
+            raise RpcError("program_not_found", f"The sandbox has no program {argv[0][:200]!r}.", "Check the name, or install the program.")
         process = Process(id_, next(self._pids), args, self._timers)
         process.on_over = self._trim
         env = self.environment(args["user"], {**({"TERM": "xterm-256color"} if process.is_terminal else {}), **args["env"]})

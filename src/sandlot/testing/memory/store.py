@@ -662,7 +662,7 @@ class MemoryBlobs:
 
     async def write(self, file: FileId, chunks: AsyncIterable[bytes]) -> int:
         """Store the content of a file, and return its size in bytes."""
-        await self._enter("blobs.write", LimitError("The disk for stored files is full.", code=ErrorCode.DISK_FULL))
+        await self._enter("blobs.write", LimitError("The disk for stored files is full.", code=ErrorCode.NODE_DISK_FULL))
         contents = b"".join([chunk async for chunk in chunks])
         self.database.blobs[file] = contents
         return len(contents)
@@ -672,7 +672,7 @@ class MemoryBlobs:
         await self._enter("blobs.read")
         contents = self.database.blobs.get(file)
         if contents is None:
-            raise NotFoundError(f"The blob store has no content of file {file}.", code=ErrorCode.NOT_FOUND)
+            raise NotFoundError(f"The blob store has no content of file {file}.", code=ErrorCode.FILE_NOT_FOUND)
         for begin in range(0, len(contents), PIECE_BYTES):
             yield contents[begin : begin + PIECE_BYTES]
 

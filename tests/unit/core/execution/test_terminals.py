@@ -68,7 +68,8 @@ async def test_output_of_a_reopened_terminal_is_read(at: Bench, sandbox: Sandbox
 
 
 @cases(
-    "argv, cwd, code", [(("no-such",), None, "path_not_found"), (("/etc/passwd",), None, "permission_denied"), (("true",), "/no", "path_not_found")]
+    "argv, cwd, code",
+    [(("no-such",), None, "program_not_found"), (("/etc/passwd",), None, "permission_denied"), (("true",), "/no", "working_directory_not_found")],
 )
 async def test_program_that_cannot_start_on_a_terminal_is_refused_each_time(
     at: Bench, sandbox: Sandbox, argv: tuple[str, ...], cwd: str | None, code: str

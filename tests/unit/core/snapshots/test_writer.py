@@ -37,7 +37,7 @@ def caused(error: SandlotError, cause: Exception) -> SandlotError:
         (HostError("The runtime failed."), False),
         (caused(HostError("The host failed."), RuntimeError("statefile error: no space left on device")), True),
         (caused(HostError("The host failed."), OSError(errno.ENOSPC, "No space left on device")), True),
-        (LimitError("full", code=ErrorCode.DISK_FULL), True),
+        (LimitError("full", code=ErrorCode.NODE_DISK_FULL), True),
     ],
 )
 def test_full_disk_is_recognized(error: Exception, full: bool) -> None:  # noqa: FBT001 - a parameter
@@ -47,5 +47,5 @@ def test_full_disk_is_recognized(error: Exception, full: bool) -> None:  # noqa:
 def test_full_disk_is_reported_as_such() -> None:
     with pytest.raises(LimitError) as error, writer.explain_full_disk():
         raise HostError("no space left on device")
-    assert (error.value.code, error.value.status) == (ErrorCode.DISK_FULL, 507)
+    assert (error.value.code, error.value.status) == (ErrorCode.NODE_DISK_FULL, 507)
     assert error.value.hint

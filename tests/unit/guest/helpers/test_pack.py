@@ -72,7 +72,7 @@ def test_incomplete_archive_contains_the_error(tmp_path: Path) -> None:
     assert not said.data.endswith(bytes(1024))
 
 
-@pytest.mark.parametrize("name, code", [("none", "path_not_found"), ("file/below", "path_invalid"), ("pipe", "path_invalid")])
+@pytest.mark.parametrize("name, code", [("none", "path_not_found"), ("file/below", "path_not_directory"), ("pipe", "path_not_regular")])
 def test_invalid_path_is_refused_before_bytes_are_sent(tmp_path: Path, name: str, code: str) -> None:
     (tmp_path / "file").write_text("x")
     os.mkfifo(tmp_path / "pipe")

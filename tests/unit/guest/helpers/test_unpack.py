@@ -68,7 +68,7 @@ def test_archive_of_tarfile_is_unpacked_unchanged(folder: Path, form: int, *, co
 def test_hostile_archive_is_refused_and_writes_nothing_outside(tmp_path: Path, folder: Path, bad: Hostile) -> None:
     said = run("unpack", asked(folder), bad.data)
     assert said.result is None
-    assert said.error in {"invalid_request", "path_invalid"}, said
+    assert said.error in {"invalid_request", "path_not_directory"}, said
     assert bad.named in said.message
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert not Path(OUTSIDE).exists()
@@ -85,7 +85,7 @@ def test_existing_links_are_replaced_and_not_followed(tmp_path: Path, folder: Pa
     (folder / "way").symlink_to(outside)
     (folder / "file").symlink_to(outside / "file")
     said = run("unpack", asked(folder), archive(entry("file", content=b"new"), entry("way/file", content=b"out")))
-    assert said.error == "path_invalid"
+    assert said.error == "path_not_directory"
     assert "'way/file'" in said.message
     assert (outside / "file").read_text() == "as it was"
     assert (folder / "file").read_bytes() == b"new"
@@ -99,7 +99,7 @@ def test_existing_files_are_replaced_and_folders_are_not(folder: Path) -> None:
     assert run("unpack", asked(folder), archive(entry("a", content=b"new"), entry("d", tarfile.DIRTYPE))).error == ""
     assert (folder / "a").read_text() == "new"
     said = run("unpack", asked(folder), archive(entry("d", content=b"file")))
-    assert (said.error, "/d" in said.message) == ("path_invalid", True)
+    assert (said.error, "/d" in said.message) == ("path_is_directory", True)
 
 
 def test_archive_with_too_many_entries_is_refused(folder: Path) -> None:

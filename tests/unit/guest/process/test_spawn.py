@@ -61,9 +61,9 @@ def test_program_leads_its_own_session_and_inherits_no_descriptor() -> None:
 @pytest.mark.parametrize(
     "argv,cwd,code",
     [
-        (["no-such-program"], "/", "path_not_found"),
-        (["/bin/true"], "/no/such/folder", "path_not_found"),
-        (["/bin/true"], "/etc/passwd", "path_invalid"),
+        (["no-such-program"], "/", "program_not_found"),
+        (["/bin/true"], "/no/such/folder", "working_directory_not_found"),
+        (["/bin/true"], "/etc/passwd", "path_not_directory"),
         (["/etc/passwd"], "/", "permission_denied"),
         (["x" * 200_000], "/", "invalid_request"),
     ],

@@ -78,7 +78,7 @@ async def test_what_is_wrong_with_an_archive_is_told_by_the_entry(http: httpx.As
     problem(await http.post(url + ARCHIVE, params={"path": "relative"}, content=archive()), 400, "path_invalid")
     problem(await http.get(url + ARCHIVE, params={"path": "/workspace/none"}), 404, "path_not_found")
     problem(await http.get(url + ARCHIVE, params={"path": "/root"}), 403, "permission_denied")
-    problem(await http.get(url + ARCHIVE, params={"path": "/dev/null"}), 400, "path_invalid")
+    problem(await http.get(url + ARCHIVE, params={"path": "/dev/null"}), 400, "path_not_regular")
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -167,6 +167,7 @@ async def test_whether_something_is_there(http: httpx.AsyncClient, url: str) -> 
         ("/workspace/none", True, False),
         ("/workspace/link", True, False),
         ("/workspace/link", False, True),
+        ("/etc/passwd/below", True, False),
     ):
         answer = await http.get(url + "/files/exists", params={"path": path, "follow": str(follow).lower()})
         assert answer.json() == {"exists": there}

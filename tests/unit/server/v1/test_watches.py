@@ -62,8 +62,8 @@ async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: 
     assert (await http.post(f"{watcher}/events")).json() == {"events": []}
     assert [each["path"] for each in (await http.get(f"{url}/files/watchers")).json()["watchers"]] == ["/workspace/w"]
     assert (await http.delete(watcher)).status_code == 204
-    problem(await http.post(f"{watcher}/events"), 404, "not_found")
-    problem(await http.delete(watcher), 404, "not_found")
+    problem(await http.post(f"{watcher}/events"), 404, "watcher_not_found")
+    problem(await http.delete(watcher), 404, "watcher_not_found")
     assert (await http.get(f"{url}/files/watchers")).json() == {"watchers": []}
 
 

@@ -24,7 +24,7 @@ async def test_a_webhook_is_made_and_its_secret_told_once(http: httpx.AsyncClien
     assert (await http.get("/v1/webhooks")).json() == {"webhooks": [made]}
     assert (await http.delete(f"/v1/webhooks/{made['id']}")).status_code == 204
     for gone in (await http.get(f"/v1/webhooks/{made['id']}"), await http.delete(f"/v1/webhooks/{made['id']}")):
-        assert (gone.status_code, gone.json()["code"]) == (404, "not_found")
+        assert (gone.status_code, gone.json()["code"]) == (404, "webhook_not_found")
 
 
 async def test_a_webhook_is_changed_in_what_is_said(http: httpx.AsyncClient) -> None:
