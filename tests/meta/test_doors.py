@@ -7,7 +7,7 @@ import re
 from fastapi.routing import APIRoute, APIWebSocketRoute
 
 from sandlot.doors.door import Door
-from sandlot.server.app import DOORS
+from sandlot.server.app import VENDORS
 from tests.meta.tree import PACKAGE, ROOT
 
 ROW = re.compile(
@@ -23,7 +23,7 @@ def rows(door: Door) -> list[re.Match[str]]:
 
 def test_coverage_tables_have_every_route_and_no_other() -> None:
     wrong = {}
-    for door in DOORS:
+    for door in VENDORS:
         routes = [*door.router.routes, *(door.at_root.routes if door.at_root is not None else ())]
         http = [(method, route.path) for route in routes if isinstance(route, APIRoute) for method in route.methods or ()]
         sockets = [("WS", route.path) for route in routes if isinstance(route, APIWebSocketRoute)]
@@ -34,7 +34,7 @@ def test_coverage_tables_have_every_route_and_no_other() -> None:
 
 def test_rows_name_tests_that_exist_and_supported_ones_a_test_with_the_vendors_client() -> None:
     wrong = []
-    for door in DOORS:
+    for door in VENDORS:
         for row in rows(door):
             named = TEST.findall(row["tests"])
             missing = [
@@ -50,9 +50,9 @@ def test_rows_name_tests_that_exist_and_supported_ones_a_test_with_the_vendors_c
 
 def test_compatibility_packages_are_complete_mounted_and_documented() -> None:
     folders = {path.name for path in (PACKAGE / "doors").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders == {door.name for door in DOORS}
+    assert folders == {door.name for door in VENDORS}
     overview, wrong = (ROOT / "docs" / "doors.md").read_text(encoding="utf-8"), []
-    for door in DOORS:
+    for door in VENDORS:
         files = {path.name for path in (PACKAGE / "doors" / door.name).iterdir()}
         wrong += [f"{door.name}/{file}" for file in ("__init__.py", "COVERAGE.md", "routes.py", "translate.py", "errors.py") if file not in files]
         guide = (ROOT / "docs" / "howto" / f"move-from-{door.name}.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TypeGuard
 
 from sandlot.doors.door import Door
-from sandlot.server.app import DOORS
+from sandlot.server.app import VENDORS
 from sandlot.web.models import QueryModel, RequestModel
 from tests.meta.test_doors import TEST
 from tests.meta.tree import PACKAGE, ROOT
@@ -61,7 +61,7 @@ def functions(path: str) -> dict[str, str]:
 
 def test_field_tables_have_every_field_and_no_other() -> None:
     wrong = {}
-    for door in DOORS:
+    for door in VENDORS:
         listed = [(row["body"], row["field"]) for row in rows(door)]
         if len(listed) != len(set(listed)) or set(listed) != taken(door):
             wrong[door.name] = set(listed) ^ taken(door) or "a field is listed twice"
@@ -71,7 +71,7 @@ def test_field_tables_have_every_field_and_no_other() -> None:
 def test_fields_name_tests_that_mention_them_and_working_ones_a_test_with_the_vendors_client() -> None:
     """A test mentions a field by its name, or by a word in backquotes of its row: the name in the vendor's client."""
     wrong = []
-    for door in DOORS:
+    for door in VENDORS:
         for row in rows(door):
             named, words = TEST.findall(row["tests"]), {row["field"], *re.findall(r"`([^`]+)`", row["how"])}
             silent = [

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi.routing import iter_route_contexts
 
 from sandlot.model.errors import CODES
-from sandlot.server.app import DOORS, create_routes
+from sandlot.server.app import VENDORS, create_routes
 from sandlot.server.openapi import TAGS
 from sandlot.web.auth import OPEN_PATHS
 from sandlot.web.errors import MEDIA_TYPE
@@ -22,8 +22,8 @@ NOT_IN_IT = re.compile(
     "|".join(
         [
             r"/openapi\.json|/docs(/.*)?",
-            *(f"{door.prefix}(/.*)?" for door in DOORS),
-            *(re.escape(getattr(route, "path", "")) for door in DOORS if door.at_root is not None for route in door.at_root.routes),
+            *(f"{door.prefix}(/.*)?" for door in VENDORS),
+            *(re.escape(getattr(route, "path", "")) for door in VENDORS if door.at_root is not None for route in door.at_root.routes),
         ]
     )
 )

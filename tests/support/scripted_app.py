@@ -21,7 +21,7 @@ from sandlot.core.records.metrics import Metrics
 from sandlot.model.access import OwnerId, Principal
 from sandlot.server.app import create_app
 from sandlot.server.composition import RunningService
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.server.settings import Settings
 from sandlot.web import listener
 from sandlot.web.auth import OWNER
@@ -88,7 +88,7 @@ async def serve_scripted(
     """
     service = scripted_service(node.services, replace(settings or Settings(), data_dir=folder / "data"), keys)
     service.settings.socket.parent.mkdir(parents=True)
-    async with answering(service, [listener.unix_socket(service.settings.socket), *listeners]):
+    async with serve_in_background(service, [listener.unix_socket(service.settings.socket), *listeners]):
         yield service
 
 

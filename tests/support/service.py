@@ -23,7 +23,7 @@ from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.states import State
 from sandlot.server.composition import RunningService, open_service
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
@@ -173,7 +173,7 @@ async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
 async def client(service: RunningService) -> AsyncIterator[httpx.AsyncClient]:
     """The service's HTTP on its unix socket, and a client of it."""
     path = service.settings.socket
-    async with answering(service, [listener.unix_socket(path)]), unix_client(path) as http:
+    async with serve_in_background(service, [listener.unix_socket(path)]), unix_client(path) as http:
         yield http
 
 
@@ -182,5 +182,8 @@ async def tcp_client(service: RunningService, key: str | None = None) -> AsyncIt
     """The service's HTTP on TCP, and a client of it; without a key unless one is given."""
     tcp = listener.tcp_socket("127.0.0.1", 0)
     base, headers = f"http://127.0.0.1:{tcp.getsockname()[1]}", {} if key is None else {"Authorization": f"Bearer {key}"}
-    async with answering(service, [tcp]), httpx.AsyncClient(base_url=base, headers=headers, timeout=60, trust_env=False, verify=NO_TLS) as http:
+    async with (
+        serve_in_background(service, [tcp]),
+        httpx.AsyncClient(base_url=base, headers=headers, timeout=60, trust_env=False, verify=NO_TLS) as http,
+    ):
         yield http

@@ -24,7 +24,7 @@ from sandlot.protocol import values
 from sandlot.protocol.schema import STDERR
 from sandlot.server.app import create_routes
 from sandlot.server.composition import RunningService
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.guest import PortConnection
 from sandlot.testing.memory.process import ProgramContext
@@ -67,7 +67,7 @@ async def tenants(service: RunningService) -> AsyncIterator[Two]:
     tcp = listener.tcp_socket("127.0.0.1", 0)
     port = tcp.getsockname()[1]
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(answering(service, [tcp]))
+        await stack.enter_async_context(serve_in_background(service, [tcp]))
         secrets = [(await service.api_keys.create(name))[1] for name in ("owner", "stranger")]
         owner, stranger = [
             await stack.enter_async_context(

@@ -1,1 +1,1 @@
-"""The service over HTTP, and the composition root: the only place that names concrete drivers and stores."""
+"""The service over HTTP, and the composition root, which alone names concrete drivers and stores."""

@@ -1,4 +1,4 @@
-"""The app: every route of every door, in one frame."""
+"""The ASGI application: the routes of the native API and of all compatibility APIs, behind one middleware."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from sandlot.web.middleware import RequestMiddleware
 if TYPE_CHECKING:
     from sandlot.server.composition import RunningService
 
-DOORS = (agentsandbox.DOOR, e2b.DOOR, pandastack.DOOR, sandbase.DOOR, sandboxapi.DOOR, tensorlake.DOOR)
-"""Each under its own prefix, and none of them in the API's document."""
-TELLERS = ErrorFormatSelector(PROBLEM_FORMAT, DOORS)
+VENDORS = (agentsandbox.DOOR, e2b.DOOR, pandastack.DOOR, sandbase.DOOR, sandboxapi.DOOR, tensorlake.DOOR)
+"""Compatibility APIs. Each has its own prefix, and none is part of the OpenAPI document."""
+ERROR_FORMATS = ErrorFormatSelector(PROBLEM_FORMAT, VENDORS)
 
-_ROOMS = (
+_RESOURCES = (
     service,
     templates,
     sandboxes,
@@ -74,41 +74,37 @@ _ROOMS = (
 
 
 _FIRST = (service, code, processes)
-"""What is asked for most: routes are tried one after another, each in about a microsecond."""
+"""Resources with the most requests. Routes are tried one after another, each in about a microsecond."""
 
 
-def create_app(serving: RunningService) -> FastAPI:
-    """The ASGI app of a service.
-
-    Args:
-        serving: What it serves; :func:`sandlot.server.composition.open_service` makes one.
-    """
+def create_app(service: RunningService) -> FastAPI:
+    """Return the ASGI application of a service."""
     app = _empty_app()
     app.router.routes.extend(_served_routes())
-    app.state.service = serving
-    app.state.node = serving.node
+    app.state.service = service
+    app.state.node = service.node
     app.add_middleware(
         RequestMiddleware,
-        keys=serving.api_keys,
-        upload_max_bytes=serving.settings.upload_max_bytes,
-        buffers=serving.node.buffers,
-        metrics=serving.metrics,
-        error_formats=TELLERS,
-        signatures=serving.node.tokens,
-        node=serving.node,
+        keys=service.api_keys,
+        upload_max_bytes=service.settings.upload_max_bytes,
+        buffers=service.node.buffers,
+        metrics=service.metrics,
+        error_formats=ERROR_FORMATS,
+        signatures=service.node.tokens,
+        node=service.node,
     )
     return app
 
 
 def create_routes() -> FastAPI:
-    """Return an app with all routes and no service, from which the OpenAPI document is made."""
+    """Return an application without a service, which has all routes. The OpenAPI document is made from it."""
     app = _empty_app()
     _include_vendors(app)
-    for room in _ROOMS:
-        app.include_router(room.router)
-    for door in DOORS:
-        if door.at_root is not None:
-            app.include_router(door.at_root, include_in_schema=False)
+    for resource in _RESOURCES:
+        app.include_router(resource.router)
+    for vendor in VENDORS:
+        if vendor.at_root is not None:
+            app.include_router(vendor.at_root, include_in_schema=False)
     docs_page.install(app, lambda: app.routes)
     return app
 
@@ -117,33 +113,33 @@ def create_routes() -> FastAPI:
 def _served_routes() -> tuple[BaseRoute, ...]:
     """Return the routes in the order in which a request is matched.
 
-    They hold nothing of a service, so all services of a process share them. Routes without a prefix are taken as they are: FastAPI builds each
-    route of an included router a second time, at the first request, which takes 0.2 s for all of them.
+    Routes have no state of a service, so all services of a process share them. Routes without a prefix are added as they are: FastAPI would build
+    each route of an included router again at the first request, which takes 0.2 s for all of them.
     """
     app = _empty_app()
     _include_vendors(app)
-    rooms = [room.router for room in (*_FIRST, *(room for room in _ROOMS if room not in _FIRST))]
-    for router in (*rooms, *(door.at_root for door in DOORS if door.at_root is not None)):
+    routers = [resource.router for resource in (*_FIRST, *(resource for resource in _RESOURCES if resource not in _FIRST))]
+    for router in (*routers, *(vendor.at_root for vendor in VENDORS if vendor.at_root is not None)):
         app.router.routes.extend(router.routes)
     docs_page.install(app, lambda: create_routes().routes)
     return tuple(app.routes)
 
 
 def _include_vendors(app: FastAPI) -> None:
-    for door in DOORS:  # first, because each is passed by at its prefix
-        app.include_router(Below(door.prefix, door.router), prefix=door.prefix, include_in_schema=False)
+    for vendor in VENDORS:  # first, because each is skipped after a look at its prefix
+        app.include_router(Below(vendor.prefix, vendor.router), prefix=vendor.prefix, include_in_schema=False)
 
 
 def _empty_app() -> FastAPI:
     app = FastAPI(
         title="Sandlot",
         version=__version__,
-        openapi_url=None,  # docs_page.py has it, and the page of it: FastAPI's loads scripts from a content network
+        openapi_url=None,  # docs_page.py serves the document and its page: FastAPI's page loads scripts from a content network
         separate_input_output_schemas=False,
-        redirect_slashes=False,  # DELETE of an empty name would be sent on to the list, and a client takes 307 for done
+        redirect_slashes=False,  # DELETE with an empty name would be redirected to the list, and some clients take 307 for success
         generate_unique_id_function=operation_id,
-        # Its logs would hold what a request held: code and environments.
+        # Its logs would contain code and environments of requests.
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
-    errors.install_error_handlers(app, TELLERS)
+    errors.install_error_handlers(app, ERROR_FORMATS)
     return app

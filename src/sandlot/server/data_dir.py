@@ -1,11 +1,11 @@
-"""A service's data directory: private, locked by one service, and carrying the name of its node.
+"""Data directory of a service.
 
-Laws:
-- Nobody but its owner may enter it; that is what guards the unix socket.
-- One service at a time: flock(2), which the kernel lets go of however the service ends. A second one is told who is first.
-- It has a format number: a directory of another format is refused before anything in it is read or changed.
-- It belongs to one database: with another one nothing is begun, because what that does not know is removed.
-- The node's id is made once and never changes, because what a killed service left behind is found by it.
+Invariants:
+- Only the owner of the directory can enter it. This protects the unix socket.
+- One service uses the directory at a time. It holds a lock by flock(2), which the kernel releases however the service ends.
+- The directory has a format number. A directory of another format is refused before anything in it is read or changed.
+- The directory belongs to one database. The service refuses to start with another one, because it removes everything that its database does not know.
+- The node's id is created once and never changes, because the sandboxes that a killed service left are found by this id.
 """
 
 from __future__ import annotations
@@ -33,47 +33,47 @@ NODE = "node"
 SIGNING = "signing.key"
 STORE = "store"
 _SECRET_BYTES = 32
-_STRANGERS = 0o077
+_GROUP_AND_OTHERS = 0o077
 
 
 def prepare_data_dir(folder: Path) -> None:
-    """Make the directory, or see to it that it is private.
+    """Create the directory with mode 0700, or correct the mode of an existing directory of a service.
 
     Raises:
-        HostError: It cannot be made, belongs to somebody else, or is open to others and holds what is not ours.
+        HostError: The directory cannot be created, belongs to another user, or is accessible to other users and contains other files.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
         if found.st_uid != os.geteuid():
             raise HostError(
-                f"The data directory {folder} belongs to user {found.st_uid}, not to the one who starts this service ({os.geteuid()}).",
+                f"The data directory {folder} belongs to user {found.st_uid}; this process runs as user {os.geteuid()}.",
                 code=ErrorCode.HOST_NOT_READY,
-                hint="Start the service as its owner, or set SANDLOT_DATA_DIR to another directory.",
+                hint="Start the service as the owner of the directory, or set SANDLOT_DATA_DIR to another directory.",
             )
-        if found.st_mode & _STRANGERS:
-            # Never narrow a directory that somebody named by mistake, such as /tmp.
+        if found.st_mode & _GROUP_AND_OTHERS:
+            # The mode of a directory that was named by mistake, such as /tmp, must not change.
             if not (folder / NODE).exists() and any(folder.iterdir()):
                 raise HostError(
-                    f"The data directory {folder} is open to other users and holds other files.",
+                    f"The data directory {folder} is accessible to other users and contains other files.",
                     code=ErrorCode.HOST_NOT_READY,
-                    hint="Set SANDLOT_DATA_DIR to a directory of its own, or make this one private (chmod 700) if it is meant.",
+                    hint=f"Set SANDLOT_DATA_DIR to an empty directory, or run `chmod 700 {folder}` if this directory is correct.",
                 )
             folder.chmod(0o700)
     except OSError as error:
         raise HostError(
             f"The data directory {folder} cannot be used: {error.strerror or error}.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="Start the service as root, or set SANDLOT_DATA_DIR to a directory that you may write to.",
+            hint="Start the service as root, or set SANDLOT_DATA_DIR to a directory that you can write to.",
         ) from error
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the one service of a data directory.
+    """Hold the lock of a data directory.
 
     Raises:
-        ConflictError: There is one already; names its process.
+        ConflictError: Another service holds the lock. ``fields.pid`` is its process id.
     """
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -82,9 +82,9 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             pid = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
             raise ConflictError(
-                f"Another service runs on {folder}: process {pid}.",
+                f"Process {pid} already serves the data directory {folder}.",
                 code=ErrorCode.CONFLICT,
-                hint="Use that one, end it with 'sandlot stop', or set SANDLOT_DATA_DIR to another directory.",
+                hint="Use the running service, stop it with `sandlot stop`, or set SANDLOT_DATA_DIR to another directory.",
                 fields={"pid": pid},
             ) from None
         os.ftruncate(fd, 0)
@@ -116,7 +116,7 @@ def check_format(folder: Path) -> None:
         raise HostError(
             f"{file} cannot be used: {error.strerror or error}.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="Make it readable, and the data directory writable.",
+            hint="Make the file readable and the data directory writable for the service.",
         ) from error
     if text == str(DATA_FORMAT):
         return
@@ -135,18 +135,18 @@ def check_format(folder: Path) -> None:
 
 
 def node(folder: Path) -> NodeId:
-    """The node's id; made where there is none. Call it while holding the lock.
+    """Return the node's id; create it in a new directory. The caller holds the lock.
 
     Raises:
-        HostError: The file holds something else.
+        HostError: The file cannot be read or does not contain a node id.
     """
     file = folder / NODE
     try:
         text = file.read_text("ascii").strip()
     except FileNotFoundError:
-        made = new_node_id()
-        durable.write_file(file, f"{made}\n".encode())
-        return made
+        created = new_node_id()
+        durable.write_file(file, f"{created}\n".encode())
+        return created
     except (OSError, UnicodeDecodeError) as error:
         raise _bad_node(file) from error
     if NODE_ID.fullmatch(text) is None:
@@ -155,14 +155,14 @@ def node(folder: Path) -> NodeId:
 
 
 def check_database(folder: Path, identity: str) -> None:
-    """See to it that the directory's database is the one that it had; one that had none yet has this one from now on.
+    """Check that the open database is the one that the directory belongs to. A new directory is bound to the open database.
 
     Args:
-        folder: The directory; its lock is held.
-        identity: What tells the database that was opened from every other one.
+        folder: Data directory, whose lock the caller holds.
+        identity: Unique id of the open database.
 
     Raises:
-        HostError: It is another one, or the file cannot be read or written.
+        HostError: The directory belongs to another database, or the file cannot be read or written.
     """
     file = folder / STORE
     try:
@@ -174,30 +174,30 @@ def check_database(folder: Path, identity: str) -> None:
         raise HostError(
             f"{file} cannot be used: {error.strerror or error}.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="Make it readable, and the data directory writable.",
+            hint="Make the file readable and the data directory writable for the service.",
         ) from error
     if found != identity:
         raise HostError(
-            f"The database that is set is not the one that the data directory {folder} belongs to: files and sandboxes of it would be removed.",
+            f"The data directory {folder} belongs to another database.",
             code=ErrorCode.HOST_NOT_READY,
-            hint=f"Set SANDLOT_DATABASE_URL, or restore sandlot.db, as it was. If this database is meant, remove {file} and start again: "
-            "uploaded files and live sandboxes that it does not know are removed then.",
+            hint="Set SANDLOT_DATABASE_URL to the database of this directory, or restore sandlot.db from a backup. To use the open database "
+            f"nevertheless, delete {file}: the service then removes uploaded files and live sandboxes that this database does not know.",
         )
 
 
 def secret(folder: Path) -> bytes:
-    """What this service signs with: 32 random bytes; made where there are none. Call it while holding the lock.
+    """Return the secret of signed URLs, 32 random bytes; create it in a new directory. The caller holds the lock.
 
     Raises:
-        HostError: The file holds something else.
+        HostError: The file cannot be read or has another length.
     """
     file = folder / SIGNING
     try:
         found = file.read_bytes()
     except FileNotFoundError:
-        made = os.urandom(_SECRET_BYTES)
-        durable.write_file(file, made)
-        return made
+        created = os.urandom(_SECRET_BYTES)
+        durable.write_file(file, created)
+        return created
     except OSError as error:
         raise _bad_secret(file) from error
     if len(found) != _SECRET_BYTES:
@@ -207,15 +207,15 @@ def secret(folder: Path) -> bytes:
 
 def _bad_secret(file: Path) -> HostError:
     return HostError(
-        f"{file} does not hold the secret that this service signs with.",
+        f"{file} does not contain a secret of {_SECRET_BYTES} bytes.",
         code=ErrorCode.HOST_NOT_READY,
-        hint="Remove it: a new one is made, and URLs that were signed before are refused.",
+        hint="Delete the file. The service creates a new secret and refuses URLs that were signed before.",
     )
 
 
 def _bad_node(file: Path) -> HostError:
     return HostError(
-        f"{file} does not hold the id of a node.",
+        f"{file} does not contain a node id.",
         code=ErrorCode.HOST_NOT_READY,
-        hint="Restore it. If you remove it, what an earlier service left running is not found any more.",
+        hint="Restore the file from a backup. Without it, sandboxes of an earlier service are no longer found.",
     )

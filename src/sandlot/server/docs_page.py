@@ -1,8 +1,8 @@
-"""``/openapi.json``, and ``/docs`` that shows it.
+"""The OpenAPI document at ``/openapi.json`` and its page at ``/docs``.
 
-Laws:
-- Everything that the page needs comes from here: no content network is asked, and its Content-Security-Policy allows none.
-- Both need no key: they hold what is in the repository, and no data.
+Invariants:
+- The service serves all files of the page. No content network is contacted, and the page's Content-Security-Policy allows none.
+- Both need no key, because they contain only what is in the repository.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-"""Styles may be inline, because Swagger UI has some on its elements; scripts may not."""
+"""Headers of the page. Inline styles are allowed, because elements of Swagger UI have them; inline scripts are not."""
 
 FILES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon.png": "image/png"}
-"""Of Swagger UI, as fastapi-offline ships it."""
+"""File of Swagger UI, as fastapi-offline ships it -> its media type."""
 
 PAGE = """\
 <!DOCTYPE html>
@@ -71,7 +71,7 @@ def install(app: FastAPI, documented: Callable[[], Sequence[BaseRoute]]) -> None
 
     @functools.cache
     def encoded() -> bytes:
-        # On the first request for it: it takes longer than all else that a start of the service does here.
+        # At the first request, because it takes longer than the rest of the application's construction.
         return json.dumps(document(documented()), ensure_ascii=False, separators=(",", ":")).encode()
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -99,8 +99,10 @@ def _file(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:
 
 @functools.cache
 def _vendor() -> Path:
-    """Where Swagger UI's files are; found without importing the package, whose own code is not needed."""
+    """Return the folder of Swagger UI's files. The package that ships them is not imported."""
     found = importlib.util.find_spec("fastapi_offline")
     if found is None or found.origin is None:
-        raise InternalError("The files of /docs are not installed.", hint="Install Sandlot again, with all that it requires.")
+        raise InternalError(
+            "The package fastapi-offline, which has the files of /docs, is not installed.", hint="Install Sandlot again with its dependencies."
+        )
     return Path(found.origin).parent / "static"

@@ -1,6 +1,6 @@
-"""What the service writes about itself: one event a line on standard error, for people on a terminal, as JSON elsewhere.
+"""Logging of the service: one event per line on standard error, as text on a terminal and as JSON elsewhere.
 
-Never logged: code, environments, keys, file contents, query strings.
+Invariant: code, environments, keys, file contents and query strings are never logged.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sandlot.model.specs import MIB
 
 STDOUT, STDERR = 1, 2
 HTTP_SERVER = "uvicorn.error"
-"""Its logger."""
+"""Logger of uvicorn."""
 MAX_BYTES = 16 * MIB
-"""Of a local service's log file; as much again is kept of what came before."""
+"""Maximum size of a local service's log file. The previous file, of the same size, is kept beside it."""
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -29,8 +29,8 @@ def configure(level: str, form: str) -> None:
     """Set up logging for this process.
 
     Args:
-        level: debug, info, warning or error.
-        form: auto, text or json.
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+        form: ``text``, ``json``, or ``auto``: text on a terminal, JSON elsewhere.
     """
     as_text = form == "text" or (form == "auto" and sys.stderr.isatty())
     shared: list[Any] = [
@@ -38,7 +38,7 @@ def configure(level: str, form: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    # Tracebacks without the values of local variables: those are code, environments and keys.
+    # Tracebacks have no values of local variables, which may be code, environments and keys.
     tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
     last: list[Any] = [tracebacks, structlog.processors.JSONRenderer()]
     if as_text:
@@ -49,7 +49,7 @@ def configure(level: str, form: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # The HTTP server and other libraries speak through the standard library; their warnings join the same stream.
+    # The HTTP server and other libraries use the logging of the standard library; their warnings go to the same stream.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -65,35 +65,35 @@ def configure(level: str, form: str) -> None:
 
 
 def shorten(record: logging.LogRecord) -> bool:
-    """Tell in one line of an answer that was cut because its sandbox ended or lied: a guest must not fill the log with tracebacks."""
+    """Shorten the record of a response that an error of the sandbox interrupted to one line, so that a guest cannot fill the log with tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, SandlotError):
-        record.msg, record.args, record.exc_info = "An answer was cut: %s", (error.code.value,), None
+        record.msg, record.args, record.exc_info = "A response was interrupted: %s", (error.code.value,), None
         record.levelno, record.levelname = logging.WARNING, "WARNING"
     return True
 
 
 def rotate_log(path: Path, max_bytes: int = MAX_BYTES) -> bool:
-    """Where standard error is that file and the file is long: begin a new one, and keep the old one beside it.
+    """Start a new log file if standard error is a file that has reached its maximum size. The old file is renamed.
 
     Args:
-        path: The log file that whoever started a local service gave it.
-        max_bytes: What is long.
+        path: Log file of a local service. Nothing happens if standard error is another file.
+        max_bytes: Maximum size of the file.
 
     Returns:
-        Whether it was done.
+        True if a new file was started.
     """
     try:
-        ours, there = os.fstat(STDERR), path.stat()
+        stderr, found = os.fstat(STDERR), path.stat()
     except OSError:
         return False
-    if not os.path.samestat(ours, there) or ours.st_size < max_bytes:
+    if not os.path.samestat(stderr, found) or stderr.st_size < max_bytes:
         return False
     path.replace(path.with_name(f"{path.name}.1"))
     fresh = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         os.dup2(fresh, STDERR)
-        if os.path.samestat(os.fstat(STDOUT), ours):
+        if os.path.samestat(os.fstat(STDOUT), stderr):
             os.dup2(fresh, STDOUT)
     finally:
         os.close(fresh)

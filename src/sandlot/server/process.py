@@ -1,10 +1,10 @@
-"""A service as a process: from settings to a listening socket, until it is stopped, idle or told to end.
+"""Process of a service: sockets, signals, exit codes and shutdown.
 
-Laws:
-- What an earlier service left running is taken over; a request to it waits until it is. The rest of what it left is removed meanwhile.
-- SIGTERM, SIGINT, SIGHUP, ``sandlot stop`` and idleness end it the same way: no new connections, running calls told so, exit code 0. Its
-  sandboxes live on for the next start; so they do when it is killed, which a second signal does.
-- While it runs it is in a control group of its own and the last that the kernel takes when memory is short (``host/service_cgroup.py``).
+Invariants:
+- The service adopts the sandboxes that an earlier service left. A request to such a sandbox waits until the sandbox is adopted.
+- SIGTERM, SIGINT, SIGHUP, ``sandlot stop`` and the idle timeout end the service in the same way: it accepts no new connections, running calls get an
+  error, and the exit code is 0. The sandboxes keep running for the next service, also after a second signal, which ends the process at once.
+- A running service has its own control group and is the last process that the kernel kills when memory runs out (``host/service_cgroup.py``).
 """
 
 from __future__ import annotations
@@ -37,62 +37,62 @@ from sandlot.web import listener, websocket
 
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2
-EXIT_SECOND = 3
-"""Another service has the data directory."""
+EXIT_LOCKED = 3
+"""Exit code if another service uses the data directory. The SDK waits for the other service then."""
 
 KEEP_ALIVE_S = 75
-"""Idle connections stay open that long; longer than the usual client keeps them, so that the client closes first."""
+"""Seconds for which idle connections stay open. Most clients close theirs earlier, so that no request meets a closing connection."""
 
 GRACEFUL_S = 10
-"""For answers that are under way when the service ends."""
+"""Seconds for responses in progress when the service ends."""
 
 DESCRIPTORS = 65536
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOG = "service.log"
-"""In the data directory: where a local service's standard error goes."""
+"""File in the data directory that receives the standard error of a local service."""
 
 _IDLE_CHECK_S = 1.0
 _log = structlog.get_logger("sandlot.server")
 
 
 def main(settings: Settings, *, local: bool) -> int:
-    """Serve until the end; the process's exit code.
+    """Run the service until it ends, and return the exit code of the process.
 
     Args:
-        settings: What the operator set.
+        settings: Settings of the operator.
         local: Listen on the unix socket only, and end after ``idle_exit_s`` without a sandbox.
     """
-    gc.freeze()  # what was imported stays: no collection needs to look at it again
+    gc.freeze()  # imported objects stay: collections need not visit them
     gc.enable()
     log_config.configure(settings.log_level, settings.log_format)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Every sandbox and every client takes some; the usual 1,024 are there for programs that use select(2).
+    # Every sandbox and every client needs descriptors. The usual soft limit of 1,024 protects programs that use select(2).
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS if most == resource.RLIM_INFINITY else min(DESCRIPTORS, most), most))
     try:
         uvloop.run(serve(settings, local=local))
     except ConflictError as error:
-        _say(error)
-        return EXIT_SECOND
+        _print_error(error)
+        return EXIT_LOCKED
     except InvalidRequestError as error:
-        _say(error)
+        _print_error(error)
         return EXIT_SETTINGS
     except SandlotError as error:
-        _say(error)
+        _print_error(error)
         return EXIT_FAILED
     return 0
 
 
 async def serve(settings: Settings, *, local: bool) -> None:
-    """Serve until the end.
+    """Run the service until it ends.
 
     Raises:
-        SandlotError: The service cannot start; says why.
+        SandlotError: The service cannot start.
     """
-    # Read before it moves: what the service was started in is what its operator meant it to have.
+    # open_service reads the limits of the control group in which the operator started the process. service_cgroup leaves this group.
     async with open_service(settings, keep=True) as service:
         with service_cgroup(control_groups(), service.node.id) as missing:
-            for what in missing:
-                _log.warning("unprotected", missing=what)
+            for protection in missing:
+                _log.warning("unprotected", missing=protection)
             await _listen(service, local=local)
 
 
@@ -111,13 +111,8 @@ async def _listen(service: RunningService, *, local: bool) -> None:
 
 
 @asynccontextmanager
-async def answering(service: RunningService, listeners: list[socket]) -> AsyncIterator[None]:
-    """Answer on some sockets inside of this process, for as long as the context is open. The sandboxes end with it.
-
-    Args:
-        service: What is served.
-        listeners: Listening sockets; closed in the end.
-    """
+async def serve_in_background(service: RunningService, listeners: list[socket]) -> AsyncIterator[None]:
+    """Serve on listening sockets until the context ends, then end the service and close the sockets."""
     server = Server(service)
     task = asyncio.create_task(server.until_stopped(listeners, signals=False))
     try:
@@ -128,16 +123,12 @@ async def answering(service: RunningService, listeners: list[socket]) -> AsyncIt
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our own way to end.
-
-    Args:
-        service: What it serves.
-    """
+    """uvicorn's server with the shutdown of a service."""
 
     def __init__(self, service: RunningService) -> None:
-        asked, connections = service.settings.max_connections, allowed_connections(service.settings)
-        if connections < asked:
-            _log.warning("connections_bounded", asked=asked, given=connections, hint="Raise the hard limit of open files (ulimit -Hn).")
+        wanted, connections = service.settings.max_connections, allowed_connections(service.settings)
+        if connections < wanted:
+            _log.warning("connections_limited", configured=wanted, allowed=connections, hint="Raise the hard limit of open files (ulimit -Hn).")
         config = uvicorn.Config(
             create_app(service),
             http=cast("type[asyncio.Protocol]", functools.partial(listener.SandlotHttpProtocol, max_connections=connections)),
@@ -150,7 +141,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # nobody is believed about where a request came from
+            proxy_headers=False,  # no header decides from which address a request came
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACEFUL_S,
         )
@@ -159,16 +150,16 @@ class Server(uvicorn.Server):
         self._signals = 0
 
     async def until_stopped(self, listeners: list[socket], *, idle_exit_s: float | None = None, signals: bool = True) -> None:
-        """Serve on these sockets until a request to stop, a signal, or idleness.
+        """Serve until a stop request, a signal, or the idle timeout.
 
         Args:
-            listeners: Listening sockets; closed in the end.
-            idle_exit_s: Seconds without a sandbox until it ends by itself; None is never.
-            signals: Whether those in ``ENDING`` end it.
+            listeners: Listening sockets, which are closed at the end.
+            idle_exit_s: Seconds without a sandbox after which the service ends. None: never.
+            signals: Install handlers for ``ENDING_SIGNALS``.
         """
         loop = asyncio.get_running_loop()
-        # Whoever started it with nohup(1) does not want to hear of SIGHUP.
-        numbers = [number for number in ENDING if signals and signal.getsignal(number) is not signal.SIG_IGN]
+        # nohup(1) makes SIGHUP ignored.
+        numbers = [number for number in ENDING_SIGNALS if signals and signal.getsignal(number) is not signal.SIG_IGN]
         for number in numbers:
             loop.add_signal_handler(number, self._signalled, number)
         watcher = asyncio.create_task(self._watch(idle_exit_s))
@@ -180,11 +171,11 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """End: let the sandboxes go at once, so that no answer waits for one; meanwhile the connections."""
+        """Close the sandbox manager and the connections at the same time, so that no response waits for a sandbox."""
         _log.info("stopping", sandboxes=self._service.internals.registry.count)
-        # No new client finds it; those that had, are told that it stops.
+        # New clients no longer find the service; connected ones get an error.
         self._service.settings.socket.unlink(missing_ok=True)
-        self._service.events.close()  # whoever follows them would keep the connection for as long as it may
+        self._service.events.close()  # followers of events would keep their connections open until the timeout
         closing = asyncio.create_task(self._service.internals.manager.aclose(keep=self._service.keep))
         await super().shutdown(sockets)
         await closing
@@ -192,12 +183,12 @@ class Server(uvicorn.Server):
     def _signalled(self, number: signal.Signals) -> None:
         self._signals += 1
         if self._signals > 1:
-            _log.warning("ended_at_once", signal=number.name, hint="The next start takes over what is left.")
+            _log.warning("ended_at_once", signal=number.name, hint="Start the service again; it adopts the sandboxes that are left.")
             os._exit(128 + number)
         self._service.stop.set()
 
     async def _watch(self, idle_exit_s: float | None) -> None:
-        """Turn a stop, or idleness, into uvicorn's flag."""
+        """Wait for a stop request or the idle timeout, then make uvicorn exit."""
         stop = self._service.stop
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
@@ -213,9 +204,9 @@ class Server(uvicorn.Server):
 
 
 def allowed_connections(settings: Settings) -> int:
-    """How many connections each kind may have, TCP and the unix socket.
+    """Return the maximum number of connections over TCP, which is also that over the unix socket.
 
-    Half of all descriptors are for the sandboxes, whatever the operator asks for: each kind gets a quarter at the most.
+    Each may use a quarter of the process's descriptors at most, because half of them are reserved for sandboxes.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return settings.max_connections if soft == resource.RLIM_INFINITY else min(settings.max_connections, max(1, soft // 4))
@@ -226,5 +217,5 @@ def _address(bound: socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _say(error: SandlotError) -> None:
+def _print_error(error: SandlotError) -> None:
     sys.stderr.write(f"sandlot: {error}\n")

@@ -18,7 +18,7 @@ from sandlot.model.network import NetworkMode
 from sandlot.model.specs import GIB
 from sandlot.sdk import Client, ForbiddenError
 from sandlot.server.composition import open_service
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.web import listener
@@ -69,7 +69,7 @@ async def at(tmp_path: Path, keys: Command) -> AsyncIterator[Bench]:
     del keys
     # Its log would be on the command's standard output, which is this process's.
     with capture_logs():
-        async with bench(tmp_path) as made, answering(made.service, [listener.unix_socket(made.service.settings.socket)]):
+        async with bench(tmp_path) as made, serve_in_background(made.service, [listener.unix_socket(made.service.settings.socket)]):
             yield made
 
 
@@ -139,7 +139,7 @@ async def test_the_synchronous_client_has_the_same_verbs_and_the_right_to_them_i
             assert client.keys.create("third").key.startswith("sandlot_")
             client.keys.revoke("third")
 
-    async with answering(at.service, [tcp]):
+    async with serve_in_background(at.service, [tcp]):
         await asyncio.to_thread(use)
 
 

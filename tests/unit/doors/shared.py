@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.web import listener
 from tests.support.http import unix_client
 from tests.support.service import Bench, bench
@@ -44,7 +44,7 @@ async def shared_bench(folder: Path) -> AsyncIterator[SharedBench]:
     tcp = listener.tcp_socket("127.0.0.1", 0)
     async with bench(folder) as made:
         path = made.service.settings.socket
-        async with answering(made.service, [listener.unix_socket(path), tcp]), unix_client(path) as http:
+        async with serve_in_background(made.service, [listener.unix_socket(path), tcp]), unix_client(path) as http:
             yield SharedBench(made.service, made.driver, int(tcp.getsockname()[1]), http)
 
 

@@ -16,7 +16,7 @@ from starlette.routing import Match
 
 from sandlot.doors.door import Below, Door
 from sandlot.model.errors import CODES, ErrorCode, error_class
-from sandlot.server.app import DOORS, TELLERS
+from sandlot.server.app import ERROR_FORMATS, VENDORS
 from sandlot.web.errors import problem_response
 from tests.meta.test_fields import taken
 from tests.support.cases import cases
@@ -31,7 +31,7 @@ OTHERWISE: Mapping[tuple[str, ErrorCode], int] = {
 }
 """Errors whose kind of status is another one at a vendor."""
 
-EVERY_DOOR = cases("door", DOORS)
+EVERY_DOOR = cases("door", VENDORS)
 
 
 @EVERY_DOOR
@@ -43,7 +43,7 @@ SENT = [code for code in ErrorCode if code is not ErrorCode.EXECUTION_FAILED]
 """Codes that the service sends. `execution_failed` is raised by the SDK alone."""
 
 
-@cases("door, code", list(product(DOORS, SENT)))
+@cases("door, code", list(product(VENDORS, SENT)))
 def test_every_error_has_a_json_body_with_message_and_hint(door: Door, code: ErrorCode) -> None:
     error = error_class(code)("It happened.", code=code, hint="Do this.", fields={"retry_after_s": 7})
     told = problem_response(error, "abc", error_format=door)
@@ -58,7 +58,7 @@ def test_every_error_has_a_json_body_with_message_and_hint(door: Door, code: Err
 @EVERY_DOOR
 def test_prefixes_are_unique_path_segments(door: Door) -> None:
     assert door.prefix == f"/{door.name}"
-    assert [other.prefix for other in DOORS].count(door.prefix) == 1
+    assert [other.prefix for other in VENDORS].count(door.prefix) == 1
 
 
 def test_prefix_router_matches_only_paths_below_its_prefix() -> None:
@@ -98,21 +98,21 @@ async def test_unknown_paths_get_the_vendors_not_found(door: Door, http: httpx.A
 def test_root_paths_select_the_vendor_by_the_whole_path(door: Door) -> None:
     for path in door.roots:
         there = re.sub(r"{\w+}", "x", path)
-        assert TELLERS.select(there) is door
-        assert TELLERS.select(f"{there}/more/than/that") is not door
-        assert TELLERS.select(f"/v1{there}") is not door
+        assert ERROR_FORMATS.select(there) is door
+        assert ERROR_FORMATS.select(f"{there}/more/than/that") is not door
+        assert ERROR_FORMATS.select(f"/v1{there}") is not door
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=20) | st.sampled_from(["", "..", "\0", "\ud800"])
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=4)
 
-FIELDS = {door.name: [*sorted({name for _, name in taken(door)}), "other"] for door in DOORS}
+FIELDS = {door.name: [*sorted({name for _, name in taken(door)}), "other"] for door in VENDORS}
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, str, dict[str, str], bytes]:
     """Method, path, query and body: a route that the door has or not, and fields that it knows, with any values."""
-    door = draw(st.sampled_from(DOORS))
+    door = draw(st.sampled_from(VENDORS))
     routes = [(method, route.path) for route in door.router.routes if isinstance(route, APIRoute) for method in sorted(route.methods or ())]
     method, path = draw(st.sampled_from([*routes, ("GET", "/none"), ("PATCH", "/none")]))
     fields = st.sampled_from(FIELDS[door.name])

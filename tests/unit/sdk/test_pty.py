@@ -11,7 +11,7 @@ from sandlot.model.errors import ConflictError, NotFoundError, UnavailableError
 from sandlot.sdk import AsyncSandbox, Sandbox
 from sandlot.sdk.config import Target
 from sandlot.sdk.websocket import address, options
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.web import listener
 from tests.support.service import Bench, bench
 
@@ -35,7 +35,7 @@ def test_the_key_goes_along_and_proxies_are_for_others() -> None:
 
 @pytest.mark.real_guest
 async def test_asynchronous_and_synchronous(tmp_path: Path) -> None:
-    async with bench(tmp_path) as at, answering(at.service, [listener.unix_socket(at.service.settings.socket)]):
+    async with bench(tmp_path) as at, serve_in_background(at.service, [listener.unix_socket(at.service.settings.socket)]):
         id_ = (await at.sandbox()).id
         await _asynchronous(at, id_)
         await asyncio.to_thread(_synchronous, at, id_)
@@ -91,7 +91,7 @@ def _synchronous(at: Bench, id_: str) -> None:
 
 async def test_a_service_that_ends_is_told_and_one_that_is_not_there(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
-        async with answering(at.service, [listener.unix_socket(at.service.settings.socket)]):
+        async with serve_in_background(at.service, [listener.unix_socket(at.service.settings.socket)]):
             sandbox = await AsyncSandbox.connect((await at.sandbox()).id, url=f"unix://{at.service.settings.socket}")
             screen = await sandbox.pty.create("sleep 4362")
         with pytest.raises(UnavailableError, match="broke"):

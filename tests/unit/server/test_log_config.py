@@ -93,7 +93,7 @@ for error in (SandboxEndedError("what a guest said", code=ErrorCode.SANDBOX_ENDE
 def test_an_answer_that_a_guest_cut_is_one_line_and_a_defect_is_told_whole() -> None:
     done = subprocess.run([sys.executable, "-c", CUT], capture_output=True, text=True, check=True)
     cut, defect = (json.loads(line) for line in done.stderr.splitlines())
-    assert (cut["event"], cut["level"]) == ("An answer was cut: sandbox_ended", "warning")
+    assert (cut["event"], cut["level"]) == ("A response was interrupted: sandbox_ended", "warning")
     assert "exception" not in cut
     assert "what a guest said" not in done.stderr
     assert "a defect" in json.dumps(defect["exception"])

@@ -37,4 +37,4 @@ async def test_an_operator_who_gets_fewer_connections_than_asked_for_is_told(at:
     assert told == []
     with capture_logs() as told:
         Server(replace(at.service, settings=replace(at.service.settings, max_connections=1000)))
-    assert [(each["event"], each["asked"], each["given"]) for each in told] == [("connections_bounded", 1000, 256)]
+    assert [(each["event"], each["configured"], each["allowed"]) for each in told] == [("connections_limited", 1000, 256)]

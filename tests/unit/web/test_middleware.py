@@ -22,7 +22,7 @@ from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.files import Entry
 from sandlot.model.specs import MIB
 from sandlot.server.composition import RunningService
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.server.settings import Settings
 from sandlot.web import listener, middleware, streaming
 from sandlot.web.auth import OWNER
@@ -95,7 +95,7 @@ async def test_over_tcp_nothing_is_read_without_a_key(at: Bench) -> None:
     _, secret = await at.service.api_keys.create("a")
     tcp = listener.tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{tcp.getsockname()[1]}"
-    async with answering(at.service, [tcp]), httpx.AsyncClient(base_url=url, verify=NO_TLS) as anybody:
+    async with serve_in_background(at.service, [tcp]), httpx.AsyncClient(base_url=url, verify=NO_TLS) as anybody:
         assert (await anybody.get("/healthz")).json()["status"] == "ok"
         for path in ("/v1/sandboxes", "/v1/version", "/metrics", "/nope"):
             response = await anybody.get(path)

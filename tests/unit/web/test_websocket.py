@@ -18,7 +18,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.guest import PortConnection, PortHandler
 from sandlot.web import listener, websocket
@@ -73,7 +73,7 @@ async def test_a_key_is_needed_over_tcp_and_what_is_somebody_elses_is_not_found(
             ({"X-API-Key": secret}, 404, "sandbox_not_found"),
             ({"Authorization": f"Bearer {secret}"}, 404, "sandbox_not_found"),
         ]
-        async with answering(at.service, [tcp]):
+        async with serve_in_background(at.service, [tcp]):
             for headers, status, code in cases:
                 with pytest.raises(InvalidStatus) as refused:
                     await connect(base, additional_headers=headers, proxy=None)

@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from sandlot.model.access import OwnerId
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.web import listener
 from tests.support.service import BASE, bench
 from tests.support.until import until
@@ -30,7 +30,7 @@ async def test_revoked_key_closes_open_terminals_and_streams(tmp_path: Path, els
         there, key = f"127.0.0.1:{tcp.getsockname()[1]}", {"Authorization": f"Bearer {secret}"}
         async with (
             asyncio.timeout(60),
-            answering(at.service, [tcp]),
+            serve_in_background(at.service, [tcp]),
             httpx.AsyncClient(base_url=f"http://{there}", headers=key, timeout=60, trust_env=False) as http,
         ):
             url = f"/v1/sandboxes/{sandbox.id}/processes"

@@ -15,7 +15,7 @@ from sandlot.core.access.api_keys import ApiKeys
 from sandlot.model.access import Quota
 from sandlot.model.specs import MIB
 from sandlot.server import data_dir
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.server.settings import Settings
 from sandlot.web import listener
 from tests.support.http import problem
@@ -52,7 +52,7 @@ async def here(folder: Path) -> AsyncIterator[Open]:
     base = f"http://127.0.0.1:{tcp.getsockname()[1]}"
     async with AsyncExitStack() as stack:
         at = await stack.enter_async_context(bench(folder, replace(Settings(), upload_max_bytes=2 * MIB)))
-        await stack.enter_async_context(answering(at.service, [tcp]))
+        await stack.enter_async_context(serve_in_background(at.service, [tcp]))
         api_keys = at.service.api_keys
         _, secret = await api_keys.create("owner", quota=Quota(upload_bytes=MIB))
         owner = httpx.AsyncClient(base_url=base, headers={"Authorization": f"Bearer {secret}"}, timeout=60)

@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnavailableError
 from sandlot.model.tunnels import Tunnel
-from sandlot.server.process import answering
+from sandlot.server.process import serve_in_background
 from sandlot.web import listener
 from tests.support.http import problem
 from tests.support.service import BASE, Bench
@@ -108,7 +108,7 @@ async def test_a_revoked_key_and_a_service_that_stops_end_tunnels(at: Bench, htt
     url = f"/v1/sandboxes/{sandbox.id}"
     async with asyncio.timeout(60), running(http, url) as program:
         held = sandbox.activity.held
-        async with answering(at.service, [tcp]):
+        async with serve_in_background(at.service, [tcp]):
             address = f"ws://127.0.0.1:{tcp.getsockname()[1]}{url}/ports/{program.port}/tunnel"
             socket = await connect(address, additional_headers={"Authorization": f"Bearer {secret}"}, proxy=None)
             await socket.send(b"x")
