@@ -12,10 +12,10 @@ import re
 from functools import cache
 from typing import TypeGuard
 
-from sandlot.doors.door import Door
+from sandlot.compat.vendor import Door
 from sandlot.server.app import VENDORS
 from sandlot.web.models import QueryModel, RequestModel
-from tests.meta.test_doors import TEST
+from tests.meta.test_compat import TEST
 from tests.meta.tree import PACKAGE, ROOT
 
 FIELD = re.compile(
@@ -26,7 +26,7 @@ FIELD = re.compile(
 
 def taken(door: Door) -> set[tuple[str, str]]:
     """(body, field) of all that a door takes, by the names that the wire has; what a body has of another one is said once."""
-    package = importlib.import_module(f"sandlot.doors.{door.name}")
+    package = importlib.import_module(f"sandlot.compat.{door.name}")
     names = [package.__name__, *(each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))]
     bodies = {each for name in names for each in vars(importlib.import_module(name)).values() if _is_body(each, package.__name__)}
     fields = ((body, name) for body in bodies for name in vars(body)["__annotations__"] if name in body.model_fields)
@@ -44,7 +44,7 @@ def _is_body(each: object, package: str) -> TypeGuard[type[RequestModel | QueryM
 
 def rows(door: Door) -> list[re.Match[str]]:
     """The table."""
-    return list(FIELD.finditer((PACKAGE / "doors" / door.name / "COVERAGE.md").read_text(encoding="utf-8")))
+    return list(FIELD.finditer((PACKAGE / "compat" / door.name / "COVERAGE.md").read_text(encoding="utf-8")))
 
 
 @cache

@@ -32,7 +32,7 @@ CORE_ONLY = {
 """Service -> operations on a live sandbox, for one-shot programs, installations and terminals inside of core. Nothing above core calls them: the
 import contract ``node-boundary`` keeps live sandboxes out of reach."""
 
-SURFACE = ("tests/unit/server", "tests/unit/web", "tests/unit/doors")
+SURFACE = ("tests/unit/server", "tests/unit/web", "tests/unit/compat")
 IN_MEMORY = ("sandlot.testing.memory.", "tests.support.node.")
 """Modules of the node in memory, which unit tests of the surface do not import."""
 NEEDS_BEHAVIOUR = {

@@ -21,20 +21,20 @@ from tests.meta.tree import PACKAGE, ROOT, modules, name
 
 NOT_DONE = {
     "cli",
-    "doors",
-    "doors/agentsandbox",
-    "doors/e2b",
-    "doors/pandastack",
-    "doors/sandbase",
-    "doors/sandboxapi",
-    "doors/tensorlake",
+    "compat",
+    "compat/agentsandbox",
+    "compat/e2b",
+    "compat/pandastack",
+    "compat/sandbase",
+    "compat/sandboxapi",
+    "compat/tensorlake",
     "sdk",
     "server",
     "web",
 }
 """Packages that still have offences. The list only shrinks. A package that is renamed before it is done stays listed under its new name."""
 
-SPLIT = {"compat", "core", "doors"}
+SPLIT = {"compat", "core"}
 """Packages whose subfolders are listed separately. Their own name stands for the files directly in them."""
 
 VOCABULARY = configparser.ConfigParser()

@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from sandlot import __version__
-from sandlot.doors import agentsandbox, e2b, pandastack, sandbase, sandboxapi, tensorlake
-from sandlot.doors.door import Below
+from sandlot.compat import agentsandbox, e2b, pandastack, sandbase, sandboxapi, tensorlake
+from sandlot.compat.vendor import Below
 from sandlot.server import docs_page
 from sandlot.server.openapi import operation_id
 from sandlot.server.v1 import (

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from sandlot import __version__
+from sandlot.compat.sandbase import webhook_payload as sandbase
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.admission_controller import AdmissionController
@@ -76,7 +77,6 @@ from sandlot.core.volumes.mounter import VolumeMounter
 from sandlot.core.volumes.registry import VolumeRegistry
 from sandlot.core.webhooks.delivery import WebhookDispatcher
 from sandlot.core.webhooks.manager import WebhookManager
-from sandlot.doors.sandbase import events as sandbase
 from sandlot.drivers.oci.paths import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
 from sandlot.egress.outbound.client import OutboundHttpClient

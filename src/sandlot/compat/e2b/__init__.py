@@ -1,0 +1,19 @@
+"""E2B. ``COVERAGE.md`` lists every call."""
+
+from __future__ import annotations
+
+from sandlot.compat.e2b import access, errors, routes
+from sandlot.compat.vendor import Door
+
+DOOR = Door(
+    name="e2b",
+    prefix=access.PREFIX,
+    router=routes.router,
+    table=errors.TABLE,
+    body=errors.body,
+    help="docs/howto/move-from-e2b.md of Sandlot says which of E2B's calls there are.",
+    raw=routes.RAW,
+    at_root=routes.ROOT,
+    authenticate=access.admit,
+    headers=errors.headers,
+)

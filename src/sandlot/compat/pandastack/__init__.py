@@ -1,0 +1,16 @@
+"""PandaStack. ``COVERAGE.md`` lists every call."""
+
+from __future__ import annotations
+
+from sandlot.compat.pandastack import errors, routes
+from sandlot.compat.vendor import Door
+
+DOOR = Door(
+    name="pandastack",
+    prefix="/pandastack",
+    router=routes.router,
+    table=errors.TABLE,
+    body=errors.body,
+    help="docs/howto/move-from-pandastack.md of Sandlot says which of PandaStack's calls there are.",
+    raw=routes.RAW,
+)

@@ -1,0 +1,116 @@
+"""AgentSandbox's words into ours and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from sandlot.compat.agentsandbox import translate
+from sandlot.compat.agentsandbox.run_files import Kept
+from sandlot.model.access import OwnerId, Principal, Quota
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.executions import CommandResult, ProcessOutcome
+from sandlot.model.ids import ProcessId, SandboxId
+from sandlot.model.output_capture import OutputCapture
+from sandlot.model.records import ExecutionId, ExecutionRecord, FileId, FileRecord
+from sandlot.model.specs import MAX_CODE_BYTES
+from tests.support.cases import cases
+
+WHO = Principal(owner=OwnerId("0123456789ab"), name="somebody")
+AT = datetime(2026, 11, 22, 5, 6, 7, 89_000, tzinfo=UTC)
+OUTCOME = ProcessOutcome(process=ProcessId("a" * 32), exit_code=0, signal=None, reason="exited", duration_s=0.25)
+BOX = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
+FILE = FileRecord(
+    id=FileId("file-abcdefghijklmnop"),
+    owner=WHO.owner,
+    filename="a.csv",
+    media_type="text/csv",
+    size_bytes=3,
+    sha256="0" * 64,
+    created_at=AT,
+    sandbox=BOX,
+)
+EXECUTION = ExecutionRecord(
+    id=ExecutionId("a" * 32),
+    owner=WHO.owner,
+    sandbox=BOX,
+    kind="code",
+    created_at=AT,
+    status="exited",
+    language="python",
+    code="print(1)",
+    exit_code=0,
+    stdout="1\n",
+    duration_s=0.25,
+    origin="agentsandbox",
+    files=2,
+)
+
+
+@cases("spent_s, left_s", [(0, 110), (30, 80), (109.5, 1), (1000, 1)])
+def test_a_run_ends_before_its_client_gives_up(spent_s: float, left_s: float) -> None:
+    what = translate.program("bash", "1")
+    assert translate.process(what, translate.argv(what), {}, {}, spent_s).timeout_s == left_s
+
+
+def test_code_size_is_limited_in_bytes() -> None:
+    assert translate.code_of("é") == b"\xc3\xa9"
+    assert len(translate.code_of("x" * MAX_CODE_BYTES)) == MAX_CODE_BYTES
+    with pytest.raises(InvalidRequestError, match=str(MAX_CODE_BYTES)):
+        translate.code_of("é" * (MAX_CODE_BYTES // 2 + 1))
+
+
+def test_session_has_a_timeout_only_if_the_quota_demands_it() -> None:
+    assert translate.new_session({"A": "1"}, WHO).timeout_s is None
+    assert translate.new_session({"A": "1"}, WHO).env == {"A": "1"}
+    bound = replace(WHO, quota=Quota(lifetime_s=50))
+    assert translate.new_session({}, bound).timeout_s == 50
+    assert translate.new_throwaway(bound).timeout_s == 50
+    longest = translate.new_throwaway(WHO).timeout_s
+    assert longest is not None
+    assert longest > translate.CLIENT_TIMEOUT_S
+
+
+def test_omitted_files_are_counted() -> None:
+    told = translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3), 110)
+    assert (told.files_omitted, told.stderr) == (3, "Sandlot kept 1 of 4 files that this run made; the others are where the run left them.\n")
+    assert "there may be others" in translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3, more=True), 110).stderr
+
+
+def test_truncated_output_says_how_many_bytes_are_missing() -> None:
+    stdout = OutputCapture(4, 4)
+    stdout.add(b"12345678901234567890")
+    assert translate.answer(BOX, replace(finished(b"", b""), stdout=stdout), Kept(), 110).stdout == "1234\n[... 12 bytes omitted ...]\n7890"
+
+
+@cases(
+    "given, name",
+    [("data.csv", "data.csv"), ("/tmp/x/data.csv", "data.csv"), (r"C:\x\data.csv", "data.csv"), ("", "file"), ("/", "file"), ("x/", "x")],
+)
+def test_file_name_is_the_last_part_of_its_path(given: str, name: str) -> None:
+    assert translate.filename(given) == name
+
+
+@cases("given, kind", [(None, None), ("text/csv", "text/csv"), ("csv", None), ("", None), ("a/b\r\nX: y", None)])
+def test_invalid_media_type_is_dropped(given: str | None, kind: str | None) -> None:
+    assert translate.media_type(given) == kind
+
+
+def test_execution_record_is_translated() -> None:
+    told = translate.execution(EXECUTION)
+    assert (told.endpoint, told.method, told.status_code, told.duration_ms, told.files_count) == ("/v1/execute", "POST", 200, 250, 2)
+    assert (told.language, told.code, told.return_code) == ("python", "print(1)", 0)
+    assert translate.execution(replace(EXECUTION, status="running", exit_code=None, duration_s=None)).status_code is None
+    late = translate.execution(replace(EXECUTION, status="timeout", exit_code=137))
+    assert (late.return_code, late.error, told.error) == (124, "timeout", None)
+    command = translate.execution(replace(EXECUTION, origin="native", language="ruby", code=None))
+    assert (command.language, command.request_meta is not None and command.request_meta["origin"]) == (None, "native")
+
+
+def finished(stdout: bytes, stderr: bytes) -> CommandResult:
+    captures = [OutputCapture(), OutputCapture()]
+    for capture, data in zip(captures, (stdout, stderr), strict=True):
+        capture.add(data)
+    return CommandResult(OUTCOME, captures[0], captures[1])

@@ -1,0 +1,138 @@
+"""E2B's words into ours and back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs, quote, urlencode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.compat.e2b import translate
+from sandlot.compat.e2b.access import is_inside
+from sandlot.compat.e2b.control.schemas import CreateBody, NetworkBody
+from sandlot.compat.e2b.interpreter import operations
+from sandlot.compat.e2b.interpreter import translate as cells
+from sandlot.compat.e2b_conventions import metadata_filter
+from sandlot.model.errors import InvalidRequestError, UnsupportedError
+from sandlot.model.executions import CellError, CodeStatus, Display
+from sandlot.model.ids import ProcessId
+from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.states import State, is_terminal
+from sandlot.web.streaming import StreamEvent
+from tests.support.cases import cases
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+
+
+def body(**more: Any) -> CreateBody:  # noqa: ANN401 - JSON
+    return CreateBody.model_validate({"templateID": "base", **more})
+
+
+@cases("name, ours", [("base", "base"), ("code-interpreter-v1", "code-interpreter"), ("base:latest", "base"), ("my:v2", "my:v2")])
+def test_template_aliases_are_translated(name: str, ours: str) -> None:
+    assert translate.ours(name) == ours
+
+
+@cases(
+    "more",
+    [
+        {"autoPauseMemory": False},
+        {"mcp": {"x": {}}},
+        {"iam": {"tokens": {"x": {}}}},
+        {"iam": {"other": 1}},
+        {"secure": False},
+        {"allow_internet_access": True},
+        {"network": {"allowOut": ["1.1.1.1"]}},
+        {"network": {"denyOut": ["1.1.1.1"]}},
+        {"network": {"denyOut": ["0.0.0.0/0"], "allowOut": ["1.1.1.1"]}},
+        {"network": {"dnsServers": ["1.1.1.1"]}},
+        {"network": {"egressProxy": {"address": "x"}}},
+        {"network": {"httpsPorts": [443]}},
+        {"network": {"rules": {"x": []}}},
+        {"network": {"maskRequestHost": "x"}},
+        {"network": {"allowPublicTraffic": True}},
+    ],
+)
+def test_unenforced_options_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError):
+        translate.new_sandbox(body(**more), 300)
+
+
+def test_network_is_closed_by_either_field() -> None:
+    assert translate.network_of(allow=None, network=NetworkBody.model_validate({"denyOut": ["0.0.0.0/0"]})) == NetworkPolicy(NetworkMode.NONE)
+    assert translate.network_of(allow=False, network=None) == NetworkPolicy(NetworkMode.NONE)
+    assert translate.network_of(allow=None, network=None) is None
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=10), max_size=4))
+def test_metadata_filter_is_decoded_as_the_client_encodes_it(entries: dict[str, str]) -> None:
+    written = urlencode({quote(name): quote(value) for name, value in entries.items()})  # e2b, sandbox_sync/paginator.py
+    sent = parse_qs(urlencode({"metadata": written}), keep_blank_values=True)["metadata"][0]
+    assert metadata_filter(sent) == entries
+
+
+@cases("state", State)
+def test_live_states_map_to_running_or_paused(state: State) -> None:
+    assert (state in translate.STATES) == (not is_terminal(state) and state not in {State.CREATING, State.STOPPING})
+
+
+@cases(
+    "path, inside",
+    [
+        ("/e2b/health", True),
+        ("/e2b/files", True),
+        ("/files", True),
+        ("/e2b/contexts/ctx-1/restart", True),
+        ("/e2b/process.Process/Start", True),
+        ("/e2b/sandboxes", False),
+        ("/e2b/v2/sandboxes", False),
+        ("/e2b/templates/files", False),
+        ("/e2b/", False),
+        ("/v1/files", False),
+    ],
+)
+def test_tokens_open_only_runtime_paths(path: str, *, inside: bool) -> None:
+    assert is_inside(path) is inside
+
+
+# ------------------------------------------------------------------------------------------------------------------------------ code
+
+
+@cases("text, told", [("'ab'", "ab"), ('"a\'b"', "a'b"), ("'", "'"), ("''", ""), ("[1]", "[1]"), ("'a", "'a"), ("", "")])
+def test_string_results_lose_their_quotes(text: str, told: str) -> None:
+    assert cells.result(Display({"text/plain": text}, main=True)) == {"type": "result", "text": told, "is_main_result": True, "extra": {}}
+
+
+def test_invalid_json_result_is_text_and_no_chart() -> None:
+    told = cells.result(Display({"application/json": "{", cells.CHART: "[1]"}, main=False))
+    assert told["json"] == "{"
+    assert "chart" not in told
+
+
+def test_output_that_is_not_utf8_is_replaced() -> None:
+    said = StreamEvent("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "/w=="})
+    assert cells.output(said, NOW) == {"type": "stdout", "text": "\ufffd", "timestamp": "2026-01-02T03:04:05.678Z"}
+    assert "5 bytes" in cells.output(StreamEvent("lost", {"stream": "stderr", "bytes": 5}), NOW)["text"]
+
+
+def test_abnormal_ends_are_reported_as_errors() -> None:
+    for status in ("timeout", "killed", "died", "oom", "aborted", "error"):
+        told = cells.end(CodeStatus(ProcessId("p"), status, 1, 0.1))
+        assert told is not None
+        assert told["type"] == "error"
+    assert cells.end(CodeStatus(ProcessId("p"), "ok", 1, 0.1)) is None
+    assert cells.error(CellError("N", "v", ("a", "b"))) == {"type": "error", "name": "N", "value": "v", "traceback": "a\nb"}
+
+
+def test_code_without_context_runs_in_the_default_of_its_language() -> None:
+    default = operations.DEFAULTS["python"]
+    assert operations.context_of(None, None) == operations.context_of("default", None) == operations.context_of(default, None) == (default, "python")
+    assert operations.context_of(None, "JS") == (operations.DEFAULTS["javascript"], "javascript")
+    assert operations.context_of("ctx-1", None) == ("ctx-1", None)
+    with pytest.raises(InvalidRequestError):
+        operations.context_of("ctx-1", "python")
+    with pytest.raises(InvalidRequestError):
+        operations.context_of(None, "r")

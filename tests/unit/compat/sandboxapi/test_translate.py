@@ -1,0 +1,94 @@
+"""SandboxAPI's words into ours and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from sandlot.compat.sandboxapi import translate
+from sandlot.model.access import OwnerId, Principal, Quota
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.executions import CellError, CodeResult, CodeStatus
+from sandlot.model.ids import new_process_id
+from sandlot.model.output_capture import OutputCapture
+from sandlot.model.programs import Result, Status
+from tests.support.cases import cases
+from tests.support.scripted_node import sandbox_info
+
+KNOWN = {"completed", "wrong_answer", "runtime_error", "timeout", "compile_error"}
+WHO = Principal(owner=OwnerId("0123456789ab"), name="a")
+
+
+@cases("word, id_", [("python3", "python3"), ("python", "python3"), ("py", "python3"), ("JS", "javascript"), ("node", "javascript"), ("sh", "bash")])
+def test_language_aliases_are_translated(word: str, id_: str) -> None:
+    assert translate.language(word).id == id_
+
+
+@cases("status", Status)
+def test_every_status_is_known_to_callers(status: Status) -> None:
+    told = translate.answer(Result(status, "python", "out", "err", 137, 9, 1.5, 0.25, 2048, detail="Why."), translate.LANGUAGES[0])
+    assert told.status in KNOWN
+    assert (told.stdout, told.stderr, told.exit_signal) == ("out", "err\nWhy.\n", "SIGKILL")
+    assert (told.execution_time_ms, told.wall_time_ms, told.memory_used_kb, told.language) == (250, 1500, 2, "python3")
+
+
+def test_missing_measurements_have_defaults() -> None:
+    told = translate.answer(Result(Status.COMPLETED, "bash", "", "", 0, None, 1.5), translate.LANGUAGES[2])
+    assert (told.execution_time_ms, told.memory_used_kb, told.exit_signal, told.id, told.stderr) == (1500, 0, None, "", "")
+
+
+@cases(
+    "status, error, told, code",
+    [
+        ("ok", None, "completed", 0),
+        ("error", CellError("ValueError", "x", ("Traceback", "ValueError: x")), "runtime_error", 1),
+        ("error", CellError("SystemExit", "3", ()), "runtime_error", 3),
+        ("error", CellError("SystemExit", "-1", ()), "runtime_error", 255),
+        ("error", CellError("SystemExit", "", ()), "completed", 0),
+        ("error", CellError("SystemExit", "None", ()), "completed", 0),
+        ("error", CellError("SystemExit", "bye", ()), "runtime_error", 1),
+        ("error", CellError("SystemExit", "9" * 5000, ()), "runtime_error", 1),
+        ("error", CellError("ExitStatus", "2", ()), "runtime_error", 2),
+        ("timeout", CellError("KeyboardInterrupt", "", ()), "timeout", 124),
+        ("killed", None, "runtime_error", 137),
+        ("died", None, "runtime_error", 137),
+        ("oom", None, "runtime_error", 137),
+        ("aborted", None, "runtime_error", 1),
+        ("whatever", None, "runtime_error", 137),
+    ],
+)
+def test_cell_result_is_translated_like_a_program(status: str, error: CellError | None, told: str, code: int) -> None:
+    done = CodeResult(CodeStatus(new_process_id(), status, 1, 0.1), OutputCapture(), OutputCapture(), (), 0, error)
+    assert translate._cell(done, 5)[:2] == (told, code)  # noqa: SLF001
+
+
+def test_notes_are_on_their_own_line() -> None:
+    assert [translate.noted(text, "n") for text in ("", "a", "a\n")] == ["n\n", "a\nn\n", "a\nn\n"]
+    assert translate.noted("a", "") == "a"
+
+
+def test_session_expires_after_its_idle_timeout_or_at_its_deadline() -> None:
+    at = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    info = sandbox_info(metadata={translate.LANGUAGE_KEY: "bash"}, idle_timeout_s=60.0, expires_at=None, as_of=at)
+    for idle_since, deadline, expires_at in (
+        (at - timedelta(seconds=20), None, "12:00:40"),
+        (at - timedelta(seconds=90), None, "12:00:00"),
+        (None, None, "12:01:00"),
+        (None, at + timedelta(seconds=30), "12:00:30"),
+        (None, at + timedelta(seconds=90), "12:01:00"),
+    ):
+        told = translate.session(replace(info, idle_since=idle_since, expires_at=deadline))
+        assert (told.language, told.idle_ttl, told.expires_at) == ("bash", 60, f"2026-01-01T{expires_at}.000Z")
+
+
+def test_session_has_an_idle_timeout_and_a_deadline_only_by_quota() -> None:
+    spoken = translate.LANGUAGES[0]
+    made = translate.new_session(spoken, None, WHO)
+    assert (made.timeout_s, made.idle_timeout_s) == (None, 600)
+    bound = translate.new_session(spoken, 60, Principal(owner=WHO.owner, name="a", quota=Quota(lifetime_s=30.0)))
+    assert (bound.timeout_s, bound.idle_timeout_s) == (30, 60)
+    for wrong in (4, 0, -1, float("nan"), 1e9):
+        with pytest.raises(InvalidRequestError, match="idle_ttl"):
+            translate.new_session(spoken, wrong, WHO)
