@@ -42,7 +42,7 @@ _STATUS = (
 )
 
 
-class CodeBody(RequestModel):
+class RunCodeRequest(RequestModel):
     """Code to run in a context."""
 
     code: Text = Field(description="At most 4 MiB; more belongs in a file.", examples=["x = 6 * 7\nprint(x)"])
@@ -71,7 +71,7 @@ class CodeBody(RequestModel):
         )
 
 
-class FollowQuery(QueryModel):
+class GetCodeQuery(QueryModel):
     """Where to go on in what a run gives."""
 
     events_from: int = Field(default=0, ge=0, description="How many of its events that are no output to leave out: started, display, clear, error.")
@@ -85,13 +85,13 @@ class FollowQuery(QueryModel):
         return self.events_from, self.stdout_from, self.stderr_from
 
 
-class BegunAnswer(ResponseModel):
+class AcceptedExecutionResponse(ResponseModel):
     """A run in the background."""
 
     execution: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
 
 
-class DisplayAnswer(ResponseModel):
+class DisplayResponse(ResponseModel):
     """Something that code showed."""
 
     data: dict[str, Any] = Field(
@@ -103,12 +103,12 @@ class DisplayAnswer(ResponseModel):
     update: bool = Field(default=False, description="Whether it takes the place of what was shown under that name.")
 
     @classmethod
-    def of(cls, shown: Display) -> DisplayAnswer:
+    def of(cls, shown: Display) -> DisplayResponse:
         """What is told of it."""
         return cls(data=mime_bundle(shown.data), main=shown.main, metadata=_plain(shown.metadata), display_id=shown.display_id, update=shown.update)
 
 
-class ErrorAnswer(ResponseModel):
+class CodeErrorResponse(ResponseModel):
     """The exception that ended a cell."""
 
     name: str = Field(examples=["ZeroDivisionError"])
@@ -116,12 +116,12 @@ class ErrorAnswer(ResponseModel):
     traceback: list[str]
 
     @classmethod
-    def of(cls, error: CellError) -> ErrorAnswer:
+    def of(cls, error: CellError) -> CodeErrorResponse:
         """What is told of it."""
         return cls(name=error.name, value=error.value, traceback=list(error.traceback))
 
 
-class CellAnswer(ResponseModel):
+class CodeOutcomeResponse(ResponseModel):
     """How a cell ended."""
 
     execution: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
@@ -130,29 +130,29 @@ class CellAnswer(ResponseModel):
     duration: float = Field(description="Seconds.")
 
     @classmethod
-    def of(cls, outcome: CodeStatus) -> CellAnswer:
+    def of(cls, outcome: CodeStatus) -> CodeOutcomeResponse:
         """What is told of it."""
         return cls(**_cell(outcome))
 
 
-class ExecutedAnswer(CellAnswer):
+class CodeResultResponse(CodeOutcomeResponse):
     """A cell that was run to its end, and all that it gave."""
 
     stdout: str
     stderr: str
     stdout_omitted: int
     stderr_omitted: int
-    results: list[DisplayAnswer] = Field(description="As a notebook shows them in the end: updates in their places, and without what was cleared.")
+    results: list[DisplayResponse] = Field(description="As a notebook shows them in the end: updates in their places, and without what was cleared.")
     results_omitted: int
-    error: ErrorAnswer | None
+    error: CodeErrorResponse | None
 
     @classmethod
-    def executed(cls, done: CodeResult) -> ExecutedAnswer:
+    def executed(cls, done: CodeResult) -> CodeResultResponse:
         """What is told of it."""
         return cls(**_executed(done))
 
 
-class PositionAnswer(ResponseModel):
+class CodePositionResponse(ResponseModel):
     """Where to go on in what a run gives."""
 
     events_from: int
@@ -160,21 +160,21 @@ class PositionAnswer(ResponseModel):
     stderr_from: int
 
 
-class KeptCellAnswer(ExecutedAnswer):
+class CodeOutputResponse(CodeResultResponse):
     """What is kept of a cell, by now."""
 
     status: str = Field(description=f"running; {_STATUS}", examples=["running"])
     done: bool
-    next: PositionAnswer = Field(description="What the next request goes on with, to be told only what is new.")
+    next: CodePositionResponse = Field(description="What the next request goes on with, to be told only what is new.")
 
     @classmethod
-    def kept(cls, found: CodeResult) -> KeptCellAnswer:
+    def kept(cls, found: CodeResult) -> CodeOutputResponse:
         """What is told of it."""
-        at = PositionAnswer(events_from=found.position.events, stdout_from=found.position.stdout or 0, stderr_from=found.position.stderr or 0)
+        at = CodePositionResponse(events_from=found.position.events, stdout_from=found.position.stdout or 0, stderr_from=found.position.stderr or 0)
         return cls(**_executed(found), done=found.outcome.status != RUNNING, next=at)
 
 
-class InterruptedAnswer(ResponseModel):
+class InterruptResponse(ResponseModel):
     """What became of an interrupt."""
 
     running: bool = Field(description="Whether there was something to interrupt.")
@@ -213,40 +213,40 @@ def _executed(done: CodeResult) -> dict[str, Any]:
     return {
         **_cell(done.outcome),
         **captured(done.stdout, done.stderr),
-        "results": [DisplayAnswer.of(shown) for shown in done.results],
+        "results": [DisplayResponse.of(shown) for shown in done.results],
         "results_omitted": done.results_omitted,
-        "error": None if done.error is None else ErrorAnswer.of(done.error),
+        "error": None if done.error is None else CodeErrorResponse.of(done.error),
     }
 
 
-class AcceptedEvent(ResponseModel):
+class CodeAcceptedEvent(ResponseModel):
     """A cell runs, or waits for its turn."""
 
     execution: str
 
 
-class CellStartedEvent(ResponseModel):
+class CodeStartedEvent(ResponseModel):
     """A cell's turn has come."""
 
     execution: str
     execution_count: int = Field(description="The number of the cell in its context.")
 
 
-class ClearEvent(ResponseModel):
+class OutputClearedEvent(ResponseModel):
     """A cell took back what it has shown."""
 
     wait: bool = Field(description="Not before it shows the next thing.")
 
 
 CODE_EVENTS: EventTable = {
-    "accepted": AcceptedEvent,
-    "started": CellStartedEvent,
+    "accepted": CodeAcceptedEvent,
+    "started": CodeStartedEvent,
     "output": OutputEvent,
     "lost": LostEvent,
-    "display": DisplayAnswer,
-    "clear": ClearEvent,
-    "error": ErrorAnswer,
-    "exit": CellAnswer,
+    "display": DisplayResponse,
+    "clear": OutputClearedEvent,
+    "error": CodeErrorResponse,
+    "exit": CodeOutcomeResponse,
     "failure": Problem,
 }
 
@@ -261,31 +261,31 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"])
     "",
     responses={
         **documented_response(
-            ExecutedAnswer, "It ended; with 'Accept: text/event-stream' or 'application/x-ndjson' events as it runs.", events=CODE_EVENTS
+            CodeResultResponse, "It ended; with 'Accept: text/event-stream' or 'application/x-ndjson' events as it runs.", events=CODE_EVENTS
         ),
-        202: {"model": BegunAnswer, "description": "It runs in the background, or waits for its turn."},
+        202: {"model": AcceptedExecutionResponse, "description": "It runs in the background, or waits for its turn."},
     },
 )
-async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+async def run(sandbox: str, body: RunCodeRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Run code in a context. Unless it is in the background, it is interrupted when the client goes away; its variables stay."""
     code, principal, cell = get_node(request).code, get_principal(request), body.cell()
     if body.background:
-        return json_response(BegunAnswer(execution=await code.launch(principal, sandbox, cell, idempotency_key=idempotency_key)), 202)
+        return json_response(AcceptedExecutionResponse(execution=await code.launch(principal, sandbox, cell, idempotency_key=idempotency_key)), 202)
     if streaming.accepts_events(request):
         stream = await cancel_on_disconnect(request, code.stream(principal, sandbox, cell, idempotency_key=idempotency_key))
         return streaming.event_response(request, _told(stream, CodePosition()), stream.aclose)
     return json_response(
-        ExecutedAnswer.executed(await cancel_on_disconnect(request, code.run(principal, sandbox, cell, idempotency_key=idempotency_key)))
+        CodeResultResponse.executed(await cancel_on_disconnect(request, code.run(principal, sandbox, cell, idempotency_key=idempotency_key)))
     )
 
 
 @router.get(
     "/{execution}",
     responses=documented_response(
-        KeptCellAnswer, "By now; with 'Accept: text/event-stream' or 'application/x-ndjson' events until it ends.", events=CODE_EVENTS
+        CodeOutputResponse, "By now; with 'Accept: text/event-stream' or 'application/x-ndjson' events until it ends.", events=CODE_EVENTS
     ),
 )
-async def follow(sandbox: str, execution: str, query: Annotated[FollowQuery, Query()], request: Request) -> Response:
+async def follow(sandbox: str, execution: str, query: Annotated[GetCodeQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a run of code gives, for as long as the sandbox keeps it. Nothing happens to it when the client goes away."""
     code, principal = get_node(request).code, get_principal(request)
     if streaming.accepts_events(request):
@@ -293,13 +293,13 @@ async def follow(sandbox: str, execution: str, query: Annotated[FollowQuery, Que
         stream = await cancel_on_disconnect(request, code.follow(principal, sandbox, execution, start))
         return streaming.event_response(request, _told(stream, start), stream.aclose)
     work = code.read(principal, sandbox, execution, CodePosition(*query.offsets), wait_s=query.wait)
-    return json_response(KeptCellAnswer.kept(await cancel_on_disconnect(request, work)))
+    return json_response(CodeOutputResponse.kept(await cancel_on_disconnect(request, work)))
 
 
-@router.post("/{execution}/interrupt", responses=documented_response(InterruptedAnswer, "It was told."))
+@router.post("/{execution}/interrupt", responses=documented_response(InterruptResponse, "It was told."))
 async def interrupt(sandbox: str, execution: str, request: Request) -> Response:
     """Interrupt one run of code, as Ctrl-C would; one that waits for its turn never runs."""
-    return json_response(InterruptedAnswer(running=await get_node(request).code.interrupt(get_principal(request), sandbox, execution)))
+    return json_response(InterruptResponse(running=await get_node(request).code.interrupt(get_principal(request), sandbox, execution)))
 
 
 def gone_on(event_id: str) -> tuple[int, int, int] | None:
@@ -330,7 +330,7 @@ async def _told(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterator
             execution = item.execution
             yield streaming.StreamEvent("accepted", {"execution": execution}, f"{output.position}-{events}")
         elif isinstance(item, CodeEnded):
-            yield streaming.StreamEvent("exit", CellAnswer.of(item.status).model_dump())
+            yield streaming.StreamEvent("exit", CodeOutcomeResponse.of(item.status).model_dump())
         else:
             events += 1
             yield _event(execution, item)._replace(id=f"{output.position}-{events}")
@@ -340,7 +340,7 @@ def _event(execution: str, item: CellStarted | Display | Cleared | CellError) ->
     if isinstance(item, CellStarted):
         return streaming.StreamEvent("started", {"execution": execution, "execution_count": item.count})
     if isinstance(item, Display):
-        return streaming.StreamEvent("display", DisplayAnswer.of(item).model_dump())
+        return streaming.StreamEvent("display", DisplayResponse.of(item).model_dump())
     if isinstance(item, Cleared):
         return streaming.StreamEvent("clear", {"wait": item.wait})
-    return streaming.StreamEvent("error", ErrorAnswer.of(item).model_dump())
+    return streaming.StreamEvent("error", CodeErrorResponse.of(item).model_dump())

@@ -6,13 +6,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from sandlot.model.executions import Context
-from sandlot.server.v1.code import InterruptedAnswer
+from sandlot.server.v1.code import InterruptResponse
 from sandlot.server.v1.common import PROBLEM, IdempotencyKey, documented_response
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 
 
-class ContextBody(RequestModel):
+class CreateContextRequest(RequestModel):
     """A context to make."""
 
     language: Text = Field(default="python", description="python, bash or javascript.", examples=["python"])
@@ -20,7 +20,7 @@ class ContextBody(RequestModel):
     env: Metadata = Field(default_factory=dict, description="Environment of everything that runs in it.")
 
 
-class ContextAnswer(ResponseModel):
+class ContextResponse(ResponseModel):
     """A context as it is now."""
 
     id: str = Field(examples=["ctx-9f1c2a7be04d5836"])
@@ -31,7 +31,7 @@ class ContextAnswer(ResponseModel):
     pid: int | None = Field(description="Its process in the sandbox.")
 
     @classmethod
-    def of(cls, context: Context) -> ContextAnswer:
+    def of(cls, context: Context) -> ContextResponse:
         """What is told of it."""
         return cls(
             id=context.id,
@@ -43,35 +43,35 @@ class ContextAnswer(ResponseModel):
         )
 
 
-class ContextsAnswer(ResponseModel):
+class ContextsResponse(ResponseModel):
     """The contexts of a sandbox."""
 
-    contexts: list[ContextAnswer]
+    contexts: list[ContextResponse]
 
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/contexts", tags=["contexts"])
 
 
-@router.post("", status_code=201, responses=documented_response(ContextAnswer, "It is there.", 201))
-async def create(sandbox: str, body: ContextBody, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+@router.post("", status_code=201, responses=documented_response(ContextResponse, "It is there.", 201))
+async def create(sandbox: str, body: CreateContextRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Make another context. Where the client goes away meanwhile, there is none, unless it can ask again by an Idempotency-Key."""
     contexts = get_node(request).contexts
     work = contexts.create(get_principal(request), sandbox, body.language, cwd=body.cwd, env=body.env, idempotency_key=idempotency_key)
-    return json_response(ContextAnswer.of(await cancel_on_disconnect(request, work)), 201)
+    return json_response(ContextResponse.of(await cancel_on_disconnect(request, work)), 201)
 
 
-@router.get("", responses=documented_response(ContextsAnswer, "All of them."))
+@router.get("", responses=documented_response(ContextsResponse, "All of them."))
 async def list_contexts(sandbox: str, request: Request) -> Response:
     """List the contexts of a sandbox."""
     return json_response(
-        ContextsAnswer(contexts=[ContextAnswer.of(each) for each in await get_node(request).contexts.list(get_principal(request), sandbox)])
+        ContextsResponse(contexts=[ContextResponse.of(each) for each in await get_node(request).contexts.list(get_principal(request), sandbox)])
     )
 
 
-@router.get("/{context}", responses=documented_response(ContextAnswer, "It."))
+@router.get("/{context}", responses=documented_response(ContextResponse, "It."))
 async def get(sandbox: str, context: str, request: Request) -> Response:
     """Look at one context."""
-    return json_response(ContextAnswer.of(await get_node(request).contexts.get(get_principal(request), sandbox, context)))
+    return json_response(ContextResponse.of(await get_node(request).contexts.get(get_principal(request), sandbox, context)))
 
 
 @router.delete("/{context}", status_code=204, responses=PROBLEM)
@@ -88,7 +88,7 @@ async def restart(sandbox: str, context: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/{context}/interrupt", responses=documented_response(InterruptedAnswer, "It was told."))
+@router.post("/{context}/interrupt", responses=documented_response(InterruptResponse, "It was told."))
 async def interrupt(sandbox: str, context: str, request: Request) -> Response:
     """Interrupt what runs in a context, as Ctrl-C would."""
-    return json_response(InterruptedAnswer(running=await get_node(request).contexts.interrupt(get_principal(request), sandbox, context)))
+    return json_response(InterruptResponse(running=await get_node(request).contexts.interrupt(get_principal(request), sandbox, context)))

@@ -24,7 +24,7 @@ class PositionEvent(ResponseModel):
     after: int = Field(description="The events that follow have larger numbers.")
 
 
-class EventAnswer(ResponseModel):
+class EventResponse(ResponseModel):
     """Something that happened."""
 
     sequence: int = Field(description="Larger than that of everything that happened before.")
@@ -35,16 +35,16 @@ class EventAnswer(ResponseModel):
     data: dict[str, Any] = Field(description="Details; which ones depends on the type.")
 
     @classmethod
-    def of(cls, record: EventRecord) -> EventAnswer:
+    def of(cls, record: EventRecord) -> EventResponse:
         """What is told of it."""
         event = record.event
         return cls(sequence=record.sequence, type=event.type, at=event.at, owner=event.owner, sandbox=event.sandbox, data=dict(event.data))
 
 
-class EventsAnswer(ResponseModel):
+class EventsResponse(ResponseModel):
     """A page of events, oldest first."""
 
-    events: list[EventAnswer]
+    events: list[EventResponse]
     next_cursor: str | None = Field(description="For the next page; null where there is nothing more yet.")
     last: int = Field(description="The number of the last one on this page, or what was asked for as 'after': go on from it.")
 
@@ -60,7 +60,7 @@ class EventsQuery(QueryModel):
     sandbox: Text | None = Field(default=None, description="Those of this sandbox only.")
 
 
-SANDBOX_EVENTS: EventTable = {"position": PositionEvent, **dict.fromkeys(EVENT_TYPES, EventAnswer), "failure": Problem}
+SANDBOX_EVENTS: EventTable = {"position": PositionEvent, **dict.fromkeys(EVENT_TYPES, EventResponse), "failure": Problem}
 
 router = APIRouter(prefix="/v1", tags=["events"])
 
@@ -69,7 +69,7 @@ _MAX_DIGITS = 18
 
 @router.get(
     "/events",
-    responses=documented_response(EventsAnswer, "A page of them; with 'Accept: text/event-stream' as they happen.", events=SANDBOX_EVENTS),
+    responses=documented_response(EventsResponse, "A page of them; with 'Accept: text/event-stream' as they happen.", events=SANDBOX_EVENTS),
 )
 async def list_events(
     query: Annotated[EventsQuery, Query()],
@@ -88,7 +88,7 @@ async def list_events(
     page = await history.events(principal, sandbox=sandbox, after=after or 0, limit=query.limit)
     last = page.items[-1].sequence if page.items else after or 0
     return json_response(
-        EventsAnswer(events=[EventAnswer.of(record) for record in page.items], next_cursor=str(last) if page.more else None, last=last)
+        EventsResponse(events=[EventResponse.of(record) for record in page.items], next_cursor=str(last) if page.more else None, last=last)
     )
 
 
@@ -96,7 +96,7 @@ async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterato
     # At once, so that a client that is cut off before anything happened knows where to go on.
     yield streaming.StreamEvent("position", {"after": begin}, begin)
     async for record in happens:
-        yield streaming.StreamEvent(record.event.type, EventAnswer.of(record).model_dump(mode="json"), record.sequence)
+        yield streaming.StreamEvent(record.event.type, EventResponse.of(record).model_dump(mode="json"), record.sequence)
 
 
 def _number(text: str, field: str) -> int:

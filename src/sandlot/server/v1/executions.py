@@ -20,7 +20,7 @@ from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import QueryModel, ResponseModel, Text, json_response
 
 
-class ExecutionAnswer(ResponseModel):
+class ExecutionResponse(ResponseModel):
     """One run of code or of a command."""
 
     id: str = Field(description="Of the process or cell.")
@@ -43,7 +43,7 @@ class ExecutionAnswer(ResponseModel):
     files: int | None = Field(description="How many files it made or changed, where that was asked for.")
 
     @classmethod
-    def of(cls, record: ExecutionRecord) -> ExecutionAnswer:
+    def of(cls, record: ExecutionRecord) -> ExecutionResponse:
         """What is told of it."""
         return cls(
             id=record.id,
@@ -67,10 +67,10 @@ class ExecutionAnswer(ResponseModel):
         )
 
 
-class ExecutionsAnswer(ResponseModel):
+class ExecutionsResponse(ResponseModel):
     """A page of runs, newest first."""
 
-    executions: list[ExecutionAnswer]
+    executions: list[ExecutionResponse]
     next_cursor: str | None
 
 
@@ -85,7 +85,7 @@ class ExecutionsQuery(QueryModel):
 STREAM_NAMES: dict[int, StreamName] = {1: "stdout", 2: "stderr"}
 
 
-class LogEntryAnswer(ResponseModel):
+class LogEntryResponse(ResponseModel):
     """What one run wrote to one of its streams."""
 
     execution: str = Field(description="Of the process or cell.")
@@ -96,7 +96,7 @@ class LogEntryAnswer(ResponseModel):
     running: bool = Field(description="Whether it may write more.")
 
     @classmethod
-    def of(cls, entry: LogEntry) -> LogEntryAnswer:
+    def of(cls, entry: LogEntry) -> LogEntryResponse:
         """What is told of it."""
         return cls(
             execution=entry.execution,
@@ -108,10 +108,10 @@ class LogEntryAnswer(ResponseModel):
         )
 
 
-class LogsAnswer(ResponseModel):
+class LogsResponse(ResponseModel):
     """What the runs of a sandbox wrote, in the order in which they were begun."""
 
-    entries: list[LogEntryAnswer]
+    entries: list[LogEntryResponse]
     more: bool = Field(description="Whether there are older ones: the newest 200 runs are told, of a mebibyte of text at most.")
 
 
@@ -121,7 +121,7 @@ class LogsQuery(QueryModel):
     stream: Literal["stdout", "stderr", "both"] = Field(default="both", description="stdout, stderr or both.")
 
 
-class LogPieceEvent(ResponseModel):
+class LogOutputEvent(ResponseModel):
     """A run wrote something."""
 
     execution: str
@@ -137,7 +137,7 @@ class LogLostEvent(ResponseModel):
     bytes: int
 
 
-class LogOverEvent(ResponseModel):
+class LogExecutionEndedEvent(ResponseModel):
     """A run has ended."""
 
     execution: str
@@ -150,10 +150,10 @@ class LogsEndedEvent(ResponseModel):
 
 
 LOG_EVENTS: EventTable = {
-    "entry": LogEntryAnswer,
-    "output": LogPieceEvent,
+    "entry": LogEntryResponse,
+    "output": LogOutputEvent,
     "lost": LogLostEvent,
-    "over": LogOverEvent,
+    "over": LogExecutionEndedEvent,
     "ended": LogsEndedEvent,
     "failure": Problem,
 }
@@ -161,21 +161,21 @@ LOG_EVENTS: EventTable = {
 router = APIRouter(prefix="/v1", tags=["executions"])
 
 
-@router.get("/executions", responses=documented_response(ExecutionsAnswer, "A page of them, newest first."))
+@router.get("/executions", responses=documented_response(ExecutionsResponse, "A page of them, newest first."))
 async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: Request) -> Response:
     """List what ran, newest first: your own; for an operator everybody's. Kept for seven days, or as the operator has set it."""
     return await _executions(request, query)
 
 
-@router.get("/executions/{execution}", responses=documented_response(ExecutionAnswer, "It."))
+@router.get("/executions/{execution}", responses=documented_response(ExecutionResponse, "It."))
 async def get_execution(execution: str, request: Request) -> Response:
     """Look at one run: what it was, what it wrote, how it ended."""
-    return json_response(ExecutionAnswer.of(await get_node(request).history.execution(get_principal(request), execution)))
+    return json_response(ExecutionResponse.of(await get_node(request).history.execution(get_principal(request), execution)))
 
 
 @router.get(
     "/sandboxes/{sandbox}/logs",
-    responses=documented_response(LogsAnswer, "By now; with 'Accept: text/event-stream' events until the sandbox ends.", events=LOG_EVENTS),
+    responses=documented_response(LogsResponse, "By now; with 'Accept: text/event-stream' events until the sandbox ends.", events=LOG_EVENTS),
 )
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
@@ -184,14 +184,14 @@ async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Requ
         stream = await history.follow_logs(principal, sandbox, channels)
         return streaming.event_response(request, _log_events(sandbox, stream), stream.aclose)
     page = await history.logs(principal, sandbox, channels)
-    return json_response(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in page.items], more=page.more))
+    return json_response(LogsResponse(entries=[LogEntryResponse.of(entry) for entry in page.items], more=page.more))
 
 
 async def _log_events(sandbox: str, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[streaming.StreamEvent]:
     async for item in told:
         match item:
             case LogEntry():
-                yield streaming.StreamEvent("entry", LogEntryAnswer.of(item).model_dump(mode="json"))
+                yield streaming.StreamEvent("entry", LogEntryResponse.of(item).model_dump(mode="json"))
             case LogOutput():
                 yield streaming.StreamEvent("output", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "text": item.text})
             case LogGap():
@@ -206,4 +206,4 @@ async def _executions(request: Request, query: ExecutionsQuery) -> Response:
     before = pagination.decode_cursor(query.cursor)
     page = await get_node(request).history.executions(get_principal(request), sandbox=sandbox, before=before, limit=query.limit)
     following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in page.items], next_cursor=following))
+    return json_response(ExecutionsResponse(executions=[ExecutionResponse.of(record) for record in page.items], next_cursor=following))

@@ -14,21 +14,21 @@ from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED
 from sandlot.model.records import FileRecord
 from sandlot.model.specs import User
 from sandlot.server.v1.common import PROBLEM, UserName, documented_response, raw_body
-from sandlot.server.v1.files import EntryAnswer
+from sandlot.server.v1.files import FileEntryResponse
 from sandlot.web import multipart
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal, iter_body
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
 
 
-class UploadQuery(QueryModel):
+class UploadFileQuery(QueryModel):
     """What a file is, whose body is sent as it is."""
 
     filename: Text | None = Field(default=None, description="What it is called: one path component. Not needed where a form names it.")
     media_type: Text | None = Field(default=None, description="Such as text/csv; application/octet-stream where left out.")
 
 
-class StoredFileAnswer(ResponseModel):
+class StoredFileResponse(ResponseModel):
     """A file of the file store."""
 
     id: str
@@ -40,7 +40,7 @@ class StoredFileAnswer(ResponseModel):
     sandbox: str | None = Field(description="The sandbox that it came out of; null where it was uploaded.")
 
     @classmethod
-    def of(cls, record: FileRecord) -> StoredFileAnswer:
+    def of(cls, record: FileRecord) -> StoredFileResponse:
         """What is told of it."""
         return cls(
             id=record.id,
@@ -53,10 +53,10 @@ class StoredFileAnswer(ResponseModel):
         )
 
 
-class StoredFilesAnswer(ResponseModel):
+class StoredFilesResponse(ResponseModel):
     """A page of files, newest first."""
 
-    files: list[StoredFileAnswer]
+    files: list[StoredFileResponse]
     total: int = Field(description="How many there are on all pages, as of the same moment.")
     limit: int
     offset: int
@@ -69,7 +69,7 @@ class StoredFilesQuery(QueryModel):
     offset: int = Field(default=0, ge=0, le=2**31, description="Files to skip.")
 
 
-class InjectBody(RequestModel):
+class ImportFilesRequest(RequestModel):
     """Files to put into a sandbox."""
 
     file_ids: Annotated[list[Text], Field(min_length=1, max_length=MAX_INJECTED, fail_fast=True, description="Which ones.")]
@@ -77,13 +77,13 @@ class InjectBody(RequestModel):
     user: UserName = Field(default="user", description="Whose they are there.")
 
 
-class InjectedAnswer(ResponseModel):
+class ImportFilesResponse(ResponseModel):
     """Where they are now, in the order of the request."""
 
-    entries: list[EntryAnswer]
+    entries: list[FileEntryResponse]
 
 
-class KeepBody(RequestModel):
+class ExportFileRequest(RequestModel):
     """A file of a sandbox to keep."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/chart.png"])
@@ -105,35 +105,35 @@ _UPLOAD["requestBody"]["content"][multipart.MULTIPART] = {
 }
 
 
-@router.post("/v1/files", status_code=201, responses=documented_response(StoredFileAnswer, "It is kept.", 201), openapi_extra=_UPLOAD)
-async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
+@router.post("/v1/files", status_code=201, responses=documented_response(StoredFileResponse, "It is kept.", 201), openapi_extra=_UPLOAD)
+async def upload(query: Annotated[UploadFileQuery, Query()], request: Request) -> Response:
     """Keep a file. Where the upload breaks off, nothing is left of it."""
     principal, files = get_principal(request), get_node(request).file_store
     if multipart.is_multipart(request):
         sent = await multipart.read_upload(request)
         filename, media_type = query.filename or sent.filename, query.media_type or sent.media_type
-        return json_response(StoredFileAnswer.of(await files.upload(principal, sent.chunks, filename=filename, media_type=media_type)), 201)
+        return json_response(StoredFileResponse.of(await files.upload(principal, sent.chunks, filename=filename, media_type=media_type)), 201)
     if query.filename is None:
         raise InvalidRequestError(
             "The file has no name.", hint="Add ?filename=data.csv, or send a form as curl -F file=@data.csv does.", fields={"field": "filename"}
         )
     record = await files.upload(principal, iter_body(request), filename=query.filename, media_type=query.media_type)
-    return json_response(StoredFileAnswer.of(record), 201)
+    return json_response(StoredFileResponse.of(record), 201)
 
 
-@router.get("/v1/files", responses=documented_response(StoredFilesAnswer, "A page of them, newest first."))
+@router.get("/v1/files", responses=documented_response(StoredFilesResponse, "A page of them, newest first."))
 async def list_files(query: Annotated[StoredFilesQuery, Query()], request: Request) -> Response:
     """List the files of the file store: your own; for an operator everybody's."""
     page, total = await get_node(request).file_store.list(get_principal(request), offset=query.offset, limit=query.limit)
     return json_response(
-        StoredFilesAnswer(files=[StoredFileAnswer.of(record) for record in page], total=total, limit=query.limit, offset=query.offset)
+        StoredFilesResponse(files=[StoredFileResponse.of(record) for record in page], total=total, limit=query.limit, offset=query.offset)
     )
 
 
-@router.get("/v1/files/{file}", responses=documented_response(StoredFileAnswer, "It."))
+@router.get("/v1/files/{file}", responses=documented_response(StoredFileResponse, "It."))
 async def get(file: str, request: Request) -> Response:
     """Look at a file of the file store."""
-    return json_response(StoredFileAnswer.of(await get_node(request).file_store.get(get_principal(request), file)))
+    return json_response(StoredFileResponse.of(await get_node(request).file_store.get(get_principal(request), file)))
 
 
 @router.get("/v1/files/{file}/content", response_class=Response, responses=_BYTES)
@@ -157,18 +157,18 @@ async def remove(file: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/inject", responses=documented_response(InjectedAnswer, "They are there."))
-async def inject(sandbox: str, body: InjectBody, request: Request) -> Response:
+@router.post("/v1/sandboxes/{sandbox}/files/inject", responses=documented_response(ImportFilesResponse, "They are there."))
+async def inject(sandbox: str, body: ImportFilesRequest, request: Request) -> Response:
     """Put files of the file store into a sandbox, each under its own name; one that is there already is replaced."""
     entries = await get_node(request).file_store.inject(get_principal(request), sandbox, body.file_ids, body.path, user=User(body.user))
-    return json_response(InjectedAnswer(entries=[EntryAnswer.of(entry) for entry in entries]))
+    return json_response(ImportFilesResponse(entries=[FileEntryResponse.of(entry) for entry in entries]))
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/keep", status_code=201, responses=documented_response(StoredFileAnswer, "It is kept.", 201))
-async def keep(sandbox: str, body: KeepBody, request: Request) -> Response:
+@router.post("/v1/sandboxes/{sandbox}/files/keep", status_code=201, responses=documented_response(StoredFileResponse, "It is kept.", 201))
+async def keep(sandbox: str, body: ExportFileRequest, request: Request) -> Response:
     """Copy a file out of a sandbox into the file store, where it outlives the sandbox."""
     work = get_node(request).file_store.keep(get_principal(request), sandbox, body.path, filename=body.filename, user=User(body.user))
-    return json_response(StoredFileAnswer.of(await cancel_on_disconnect(request, work)), 201)
+    return json_response(StoredFileResponse.of(await cancel_on_disconnect(request, work)), 201)
 
 
 def disposition(filename: str) -> str:

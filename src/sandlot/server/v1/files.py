@@ -26,7 +26,7 @@ _ABSENT = frozenset({ErrorCode.PATH_NOT_FOUND, ErrorCode.PATH_NOT_DIRECTORY, Err
 """Codes of a path that does not exist, as os.path.exists() defines it."""
 
 
-class EntryAnswer(ResponseModel):
+class FileEntryResponse(ResponseModel):
     """What is at a path."""
 
     name: str
@@ -40,7 +40,7 @@ class EntryAnswer(ResponseModel):
     target: str | None
 
     @classmethod
-    def of(cls, entry: Entry) -> EntryAnswer:
+    def of(cls, entry: Entry) -> FileEntryResponse:
         """What is told of it."""
         return cls(
             name=entry.name,
@@ -55,10 +55,10 @@ class EntryAnswer(ResponseModel):
         )
 
 
-class ListingAnswer(ResponseModel):
+class DirectoryResponse(ResponseModel):
     """What is in a folder; ``more`` where it holds more than that."""
 
-    entries: list[EntryAnswer]
+    entries: list[FileEntryResponse]
     more: bool
 
 
@@ -69,7 +69,7 @@ class PathQuery(QueryModel):
     user: UserName = Field(default="user", description="Who it is done as.")
 
 
-class ListQuery(PathQuery):
+class ListDirectoryQuery(PathQuery):
     """A folder to list."""
 
     offset: int = Field(default=0, description="Names to skip; the next page is 1,000 further.")
@@ -81,14 +81,14 @@ class StatQuery(PathQuery):
     follow: bool = Field(default=True, description="Where it is a symbolic link: look at what it points to.")
 
 
-class ReadQuery(PathQuery):
+class ReadFileQuery(PathQuery):
     """A file to read, or a part of it."""
 
     offset: int = Field(default=0, description="Of the first byte.")
     length: int | None = Field(default=None, description="Bytes at most; to its end where left out.")
 
 
-class WriteQuery(PathQuery):
+class WriteFileQuery(PathQuery):
     """A file to write."""
 
     mode: int | None = Field(default=None, description="Permission bits, as a decimal number.")
@@ -96,13 +96,13 @@ class WriteQuery(PathQuery):
     parents: bool = Field(default=True, description="Make the folders above it that are missing.")
 
 
-class RemoveQuery(PathQuery):
+class DeleteFileQuery(PathQuery):
     """What to remove."""
 
     recursive: bool = Field(default=False, description="Also a folder that is not empty.")
 
 
-class DirectoryBody(RequestModel):
+class CreateDirectoryRequest(RequestModel):
     """A folder to make."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/out"])
@@ -111,7 +111,7 @@ class DirectoryBody(RequestModel):
     user: UserName = Field(default="user", description="Who it is done as.")
 
 
-class MoveBody(RequestModel):
+class MoveFileRequest(RequestModel):
     """What to move where."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/out"])
@@ -120,25 +120,25 @@ class MoveBody(RequestModel):
     user: UserName = Field(default="user", description="Who it is done as.")
 
 
-class RemovedAnswer(ResponseModel):
+class DeleteFileResponse(ResponseModel):
     """How many entries were removed."""
 
     removed: int
 
 
-class ExistsAnswer(ResponseModel):
+class FileExistsResponse(ResponseModel):
     """Whether there is something at a path."""
 
     exists: bool
 
 
-class PackQuery(PathQuery):
+class DownloadArchiveQuery(PathQuery):
     """A folder, or one file, to pack."""
 
     format: Literal["tar", "tar.gz"] = Field(default="tar", description="Plain, or compressed by gzip.")
 
 
-class UnpackedAnswer(ResponseModel):
+class UploadArchiveResponse(ResponseModel):
     """What came of an archive."""
 
     files: int
@@ -147,12 +147,12 @@ class UnpackedAnswer(ResponseModel):
     size_bytes: int = Field(description="Of all files together.")
 
     @classmethod
-    def of(cls, unpacked: Unpacked) -> UnpackedAnswer:
+    def of(cls, unpacked: Unpacked) -> UploadArchiveResponse:
         """What is told of it."""
         return cls(files=unpacked.files, directories=unpacked.folders, links=unpacked.links, size_bytes=unpacked.size_bytes)
 
 
-class SignBody(RequestModel):
+class CreateSignedUrlRequest(RequestModel):
     """What a URL is to allow."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/report.pdf"])
@@ -161,7 +161,7 @@ class SignBody(RequestModel):
     user: UserName = Field(default="user", description="Who it is done as.")
 
 
-class SignedAnswer(ResponseModel):
+class SignedUrlResponse(ResponseModel):
     """A URL that needs no key."""
 
     url: str = Field(description="Absolute; of a request that came over the unix socket a path.")
@@ -169,7 +169,7 @@ class SignedAnswer(ResponseModel):
     expires_at: datetime
 
 
-class SignedQuery(QueryModel):
+class SignedUrlQuery(QueryModel):
     """What was signed; each part of it is needed, and may not be changed."""
 
     sandbox: str = Field(description="The sandbox's id.")
@@ -196,7 +196,7 @@ CONTENT: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/v1/sandboxes/{sandbox}/files/content", response_class=Response, responses=CONTENT)
-async def read(sandbox: str, query: Annotated[ReadQuery, Query()], request: Request) -> Response:
+async def read(sandbox: str, query: Annotated[ReadFileQuery, Query()], request: Request) -> Response:
     """Read a file, or a part of it by offset and length, or by 'Range: bytes=...'. An answer that breaks off was cut by an error."""
     user = User(query.user)
     if not query.offset and query.length is None and (part := await part_of(request, sandbox, query.path, user)) is not None:
@@ -207,10 +207,10 @@ async def read(sandbox: str, query: Annotated[ReadQuery, Query()], request: Requ
 
 @router.put(
     "/v1/sandboxes/{sandbox}/files/content",
-    responses=documented_response(EntryAnswer, "It was written."),
+    responses=documented_response(FileEntryResponse, "It was written."),
     openapi_extra=raw_body("The file's content."),
 )
-async def write(sandbox: str, query: Annotated[WriteQuery, Query()], request: Request) -> Response:
+async def write(sandbox: str, query: Annotated[WriteFileQuery, Query()], request: Request) -> Response:
     """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
     work = get_node(request).files.write(
         get_principal(request),
@@ -222,17 +222,17 @@ async def write(sandbox: str, query: Annotated[WriteQuery, Query()], request: Re
         append=query.append,
         user=User(query.user),
     )
-    return json_response(EntryAnswer.of(await cancel_on_hangup(request, work)))
+    return json_response(FileEntryResponse.of(await cancel_on_hangup(request, work)))
 
 
-@router.get("/v1/sandboxes/{sandbox}/files", responses=documented_response(ListingAnswer, "By name, at most 1,000 entries."))
-async def list_directory(sandbox: str, query: Annotated[ListQuery, Query()], request: Request) -> Response:
+@router.get("/v1/sandboxes/{sandbox}/files", responses=documented_response(DirectoryResponse, "By name, at most 1,000 entries."))
+async def list_directory(sandbox: str, query: Annotated[ListDirectoryQuery, Query()], request: Request) -> Response:
     """List a folder."""
     listing = await get_node(request).files.list(get_principal(request), sandbox, query.path, offset=query.offset, user=User(query.user))
-    return json_response(ListingAnswer(entries=[EntryAnswer.of(entry) for entry in listing.entries], more=listing.more))
+    return json_response(DirectoryResponse(entries=[FileEntryResponse.of(entry) for entry in listing.entries], more=listing.more))
 
 
-@router.get("/v1/sandboxes/{sandbox}/files/exists", responses=documented_response(ExistsAnswer, "Whether there is."))
+@router.get("/v1/sandboxes/{sandbox}/files/exists", responses=documented_response(FileExistsResponse, "Whether there is."))
 async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
     """Whether there is something at a path."""
     try:
@@ -240,41 +240,45 @@ async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Re
     except SandlotError as error:
         if error.code not in _ABSENT:
             raise
-        return json_response(ExistsAnswer(exists=False))
-    return json_response(ExistsAnswer(exists=True))
+        return json_response(FileExistsResponse(exists=False))
+    return json_response(FileExistsResponse(exists=True))
 
 
-@router.get("/v1/sandboxes/{sandbox}/files/stat", responses=documented_response(EntryAnswer, "What is there."))
+@router.get("/v1/sandboxes/{sandbox}/files/stat", responses=documented_response(FileEntryResponse, "What is there."))
 async def stat(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
     """Look at a path."""
     entry = await get_node(request).files.stat(get_principal(request), sandbox, query.path, follow=query.follow, user=User(query.user))
-    return json_response(EntryAnswer.of(entry))
+    return json_response(FileEntryResponse.of(entry))
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/directories", responses=documented_response(EntryAnswer, "It is there."))
-async def make_directory(sandbox: str, body: DirectoryBody, request: Request) -> Response:
+@router.post("/v1/sandboxes/{sandbox}/files/directories", responses=documented_response(FileEntryResponse, "It is there."))
+async def make_directory(sandbox: str, body: CreateDirectoryRequest, request: Request) -> Response:
     """Make a folder."""
     files, principal = get_node(request).files, get_principal(request)
     entry = await files.make_directory(principal, sandbox, body.path, parents=body.parents, mode=body.mode, user=User(body.user))
-    return json_response(EntryAnswer.of(entry))
+    return json_response(FileEntryResponse.of(entry))
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/move", responses=documented_response(EntryAnswer, "At its new place."))
-async def move(sandbox: str, body: MoveBody, request: Request) -> Response:
+@router.post("/v1/sandboxes/{sandbox}/files/move", responses=documented_response(FileEntryResponse, "At its new place."))
+async def move(sandbox: str, body: MoveFileRequest, request: Request) -> Response:
     """Move or rename."""
     files, principal = get_node(request).files, get_principal(request)
-    return json_response(EntryAnswer.of(await files.move(principal, sandbox, body.path, body.to, overwrite=body.overwrite, user=User(body.user))))
+    return json_response(
+        FileEntryResponse.of(await files.move(principal, sandbox, body.path, body.to, overwrite=body.overwrite, user=User(body.user)))
+    )
 
 
-@router.delete("/v1/sandboxes/{sandbox}/files", responses=documented_response(RemovedAnswer, "They are gone."))
-async def remove(sandbox: str, query: Annotated[RemoveQuery, Query()], request: Request) -> Response:
+@router.delete("/v1/sandboxes/{sandbox}/files", responses=documented_response(DeleteFileResponse, "They are gone."))
+async def remove(sandbox: str, query: Annotated[DeleteFileQuery, Query()], request: Request) -> Response:
     """Remove a file, or with recursive=true a folder and what is in it."""
     files, principal = get_node(request).files, get_principal(request)
-    return json_response(RemovedAnswer(removed=await files.delete(principal, sandbox, query.path, recursive=query.recursive, user=User(query.user))))
+    return json_response(
+        DeleteFileResponse(removed=await files.delete(principal, sandbox, query.path, recursive=query.recursive, user=User(query.user)))
+    )
 
 
 @router.get("/v1/sandboxes/{sandbox}/files/archive", response_class=Response, responses=_ARCHIVE)
-async def pack(sandbox: str, query: Annotated[PackQuery, Query()], request: Request) -> Response:
+async def pack(sandbox: str, query: Annotated[DownloadArchiveQuery, Query()], request: Request) -> Response:
     """Read a folder as a tar archive, its names relative to it; or one file. An answer that breaks off before its end was cut by an error."""
     compress = query.format == "tar.gz"
     packing = get_node(request).files.pack(get_principal(request), sandbox, query.path, compress=compress, user=User(query.user))
@@ -284,27 +288,27 @@ async def pack(sandbox: str, query: Annotated[PackQuery, Query()], request: Requ
 
 @router.post(
     "/v1/sandboxes/{sandbox}/files/archive",
-    responses=documented_response(UnpackedAnswer, "It was unpacked."),
+    responses=documented_response(UploadArchiveResponse, "It was unpacked."),
     openapi_extra=raw_body("A tar archive, plain or compressed by gzip.", TAR),
 )
 async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Unpack a tar archive in a folder, which is made where it is not there. Where it breaks off, what came before stays."""
     work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=User(query.user))
-    return json_response(UnpackedAnswer.of(await cancel_on_hangup(request, work)))
+    return json_response(UploadArchiveResponse.of(await cancel_on_hangup(request, work)))
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/sign", responses=documented_response(SignedAnswer, "It holds from now on."))
-async def sign(sandbox: str, body: SignBody, request: Request) -> Response:
+@router.post("/v1/sandboxes/{sandbox}/files/sign", responses=documented_response(SignedUrlResponse, "It holds from now on."))
+async def sign(sandbox: str, body: CreateSignedUrlRequest, request: Request) -> Response:
     """Make a URL by which anybody can read, or write, one file for a while. It ends with the API key that made it."""
     grant = Grant(body.method, sandbox, body.path, User(body.user), body.expires_in)
     signed = get_node(request).tokens.sign_url(get_principal(request), grant)
     # Whoever came over the unix socket has no address that would mean anything elsewhere.
     base = "" if request.scope["state"].get("peer") == OWNER else str(request.base_url).rstrip("/")
-    return json_response(SignedAnswer(url=f"{base}{SIGNED_PATH}?{signed.query}", method=body.method, expires_at=signed.expires_at))
+    return json_response(SignedUrlResponse(url=f"{base}{SIGNED_PATH}?{signed.query}", method=body.method, expires_at=signed.expires_at))
 
 
 @router.get(SIGNED_PATH, response_class=Response, responses=CONTENT)
-async def read_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
+async def read_signed(query: Annotated[SignedUrlQuery, Query()], request: Request) -> Response:
     """Read the file that a URL was signed for."""
     user = User(query.user)
     # A browser must not take what a sandbox wrote for a page of this service.
@@ -316,11 +320,11 @@ async def read_signed(query: Annotated[SignedQuery, Query()], request: Request) 
     return streamed(await get_node(request).files.read(get_principal(request), query.sandbox, query.path, user=user), **headers)
 
 
-@router.put(SIGNED_PATH, responses=documented_response(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
-async def write_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
+@router.put(SIGNED_PATH, responses=documented_response(FileEntryResponse, "It was written."), openapi_extra=raw_body("The file's content."))
+async def write_signed(query: Annotated[SignedUrlQuery, Query()], request: Request) -> Response:
     """Write the file that a URL was signed for; the body is its content."""
     work = get_node(request).files.write(get_principal(request), query.sandbox, query.path, iter_body(request), user=User(query.user))
-    return json_response(EntryAnswer.of(await cancel_on_hangup(request, work)))
+    return json_response(FileEntryResponse.of(await cancel_on_hangup(request, work)))
 
 
 def streamed(download: Download, **headers: str) -> KeepAliveStreamResponse:

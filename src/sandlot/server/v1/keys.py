@@ -22,7 +22,7 @@ _MOST = 2**53
 """What every reader of JSON takes for the number that it is (RFC 8259, 6)."""
 
 
-class QuotaBody(RequestModel):
+class QuotaRequest(RequestModel):
     """What a key may take; null is no bound but the service's own."""
 
     sandboxes: int | None = Field(default=50, ge=0, le=_MOST, description="Live ones at once.")
@@ -49,14 +49,16 @@ class QuotaBody(RequestModel):
         return Quota(**{each.name: getattr(self, each.name) for each in fields(Quota)})
 
 
-class KeyBody(RequestModel):
+class CreateKeyRequest(RequestModel):
     """A key to make."""
 
     name: Text = Field(
         description="What to call it: up to 63 letters, digits, '.', '_' and '-'; no two valid keys have one name.", examples=["agent-1"]
     )
     operator: bool = Field(default=False, description="Whether it sees everybody's sandboxes, and may make and revoke keys.")
-    quota: QuotaBody | None = Field(default=None, description="What it may take. Left out: 50 live sandboxes and 4 pools; of an operator everything.")
+    quota: QuotaRequest | None = Field(
+        default=None, description="What it may take. Left out: 50 live sandboxes and 4 pools; of an operator everything."
+    )
 
     def quota_asked(self) -> Quota:
         """What it may take, in the model's words."""
@@ -65,7 +67,7 @@ class KeyBody(RequestModel):
         return self.quota.asked()
 
 
-class QuotaAnswer(ResponseModel):
+class QuotaResponse(ResponseModel):
     """What a key may take; null is no bound but the service's own."""
 
     sandboxes: int | None
@@ -84,41 +86,41 @@ class QuotaAnswer(ResponseModel):
     installs: bool
 
     @classmethod
-    def of(cls, quota: Quota) -> QuotaAnswer:
+    def of(cls, quota: Quota) -> QuotaResponse:
         """What is told of it."""
         return cls(**{each.name: getattr(quota, each.name) for each in fields(quota)})
 
 
-class KeyAnswer(ResponseModel):
+class KeyResponse(ResponseModel):
     """A key, without its secret."""
 
     id: str = Field(description="12 hexadecimal digits: the owner of all that is made with it.")
     name: str
     operator: bool = Field(description="Whether it sees everybody's sandboxes, and may make and revoke keys.")
-    quota: QuotaAnswer
+    quota: QuotaResponse
     created_at: datetime
 
     @classmethod
-    def of(cls, record: KeyRecord) -> KeyAnswer:
+    def of(cls, record: KeyRecord) -> KeyResponse:
         """What is told of it."""
-        return cls(id=record.id, name=record.name, operator=record.operator, quota=QuotaAnswer.of(record.quota), created_at=record.created_at)
+        return cls(id=record.id, name=record.name, operator=record.operator, quota=QuotaResponse.of(record.quota), created_at=record.created_at)
 
 
-class NewKeyAnswer(KeyAnswer):
+class NewKeyResponse(KeyResponse):
     """A key that was just made."""
 
     key: str = Field(description="The secret to send with requests. It is told here and nowhere else: the service keeps a digest only.")
 
     @classmethod
-    def made(cls, record: KeyRecord, secret: str) -> NewKeyAnswer:
+    def made(cls, record: KeyRecord, secret: str) -> NewKeyResponse:
         """What is told of it, once."""
-        return cls(**KeyAnswer.of(record).__dict__, key=secret)
+        return cls(**KeyResponse.of(record).__dict__, key=secret)
 
 
-class KeysAnswer(ResponseModel):
+class KeysResponse(ResponseModel):
     """A page of keys, oldest first."""
 
-    keys: list[KeyAnswer]
+    keys: list[KeyResponse]
     next_cursor: str | None = Field(description="For the next page; null where this is the last.")
 
 
@@ -129,7 +131,7 @@ class KeysQuery(QueryModel):
     limit: int = Field(default=100, ge=1, le=1000, description="Keys on one page, at most.")
 
 
-class UsedAnswer(ResponseModel):
+class QuotaUsageResponse(ResponseModel):
     """What of a quota is taken now."""
 
     sandboxes: int
@@ -144,50 +146,50 @@ class UsedAnswer(ResponseModel):
     pools: int
 
 
-class SelfAnswer(ResponseModel):
+class CurrentKeyResponse(ResponseModel):
     """Who sends the request."""
 
     id: str = Field(description="The key's id; 'local' for whoever reaches the unix socket.")
     name: str
     operator: bool
-    quota: QuotaAnswer
-    used: UsedAnswer
+    quota: QuotaResponse
+    used: QuotaUsageResponse
 
     @classmethod
-    def of(cls, principal: Principal, usage: KeyUsage) -> SelfAnswer:
+    def of(cls, principal: Principal, usage: KeyUsage) -> CurrentKeyResponse:
         """What is told of somebody."""
         return cls(
             id=principal.owner,
             name=principal.name,
             operator=principal.operator,
-            quota=QuotaAnswer.of(principal.quota),
-            used=UsedAnswer(**{each.name: getattr(usage, each.name) for each in fields(usage)}),
+            quota=QuotaResponse.of(principal.quota),
+            used=QuotaUsageResponse(**{each.name: getattr(usage, each.name) for each in fields(usage)}),
         )
 
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 
 
-@router.post("", status_code=201, responses=documented_response(NewKeyAnswer, "It is valid from now on.", 201))
-async def create(body: KeyBody, request: Request) -> Response:
+@router.post("", status_code=201, responses=documented_response(NewKeyResponse, "It is valid from now on.", 201))
+async def create(body: CreateKeyRequest, request: Request) -> Response:
     """Make a key. Operators only; its secret is in this answer and nowhere else."""
     record, secret = await get_node(request).keys.create(get_principal(request), body.name, operator=body.operator, quota=body.quota_asked())
-    return json_response(NewKeyAnswer.made(record, secret), 201)
+    return json_response(NewKeyResponse.made(record, secret), 201)
 
 
-@router.get("", responses=documented_response(KeysAnswer, "A page of them, oldest first."))
+@router.get("", responses=documented_response(KeysResponse, "A page of them, oldest first."))
 async def list_keys(query: Annotated[KeysQuery, Query()], request: Request) -> Response:
     """List the keys that are valid, without their secrets. Operators only."""
     page = await get_node(request).keys.list(get_principal(request), after=pagination.decode_cursor(query.cursor), limit=query.limit)
     following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(KeysAnswer(keys=[KeyAnswer.of(record) for record in page.items], next_cursor=following))
+    return json_response(KeysResponse(keys=[KeyResponse.of(record) for record in page.items], next_cursor=following))
 
 
-@router.get("/self", responses=documented_response(SelfAnswer, "You."))
+@router.get("/self", responses=documented_response(CurrentKeyResponse, "You."))
 async def who_am_i(request: Request) -> Response:
     """Tell who sends this request, what they may take, and what of it is taken."""
     principal = get_principal(request)
-    return json_response(SelfAnswer.of(principal, await get_node(request).keys.usage(principal)))
+    return json_response(CurrentKeyResponse.of(principal, await get_node(request).keys.usage(principal)))
 
 
 @router.delete("/{key}", status_code=204, responses=PROBLEM)

@@ -14,18 +14,18 @@ from pydantic import Field
 
 from sandlot.model.sandboxes import MAX_CHILDREN, SAME, ForkParams, ForkTree, Promotion, SandboxInfo, check_reserved_names
 from sandlot.server.v1.common import documented_response
-from sandlot.server.v1.sandboxes import SandboxAnswer
+from sandlot.server.v1.sandboxes import SandboxResponse
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 
 
-class ResumeBody(RequestModel):
+class ResumeSandboxRequest(RequestModel):
     """How a sandbox that rests is to go on."""
 
     timeout: float | None = Field(default=None, ge=1, description="Seconds from now until its timeout; left out, as many as were last set.")
 
 
-class ForkBody(RequestModel):
+class CreateForksRequest(RequestModel):
     """Forks to make."""
 
     count: int = Field(default=1, ge=1, le=MAX_CHILDREN, description="How many. There are all of them, or none.")
@@ -48,18 +48,18 @@ class ForkBody(RequestModel):
         )
 
 
-class ForksAnswer(ResponseModel):
+class ForksResponse(ResponseModel):
     """Forks that run."""
 
-    sandboxes: list[SandboxAnswer]
+    sandboxes: list[SandboxResponse]
 
     @classmethod
-    def of(cls, sandboxes: Sequence[SandboxInfo]) -> ForksAnswer:
+    def of(cls, sandboxes: Sequence[SandboxInfo]) -> ForksResponse:
         """What is told of them."""
-        return cls(sandboxes=[SandboxAnswer.of(sandbox) for sandbox in sandboxes])
+        return cls(sandboxes=[SandboxResponse.of(sandbox) for sandbox in sandboxes])
 
 
-class BranchAnswer(ResponseModel):
+class ForkTreeNodeResponse(ResponseModel):
     """One sandbox of a tree of forks."""
 
     id: str
@@ -69,24 +69,24 @@ class BranchAnswer(ResponseModel):
     created_at: datetime
 
     @classmethod
-    def of(cls, sandbox: SandboxInfo) -> BranchAnswer:
+    def of(cls, sandbox: SandboxInfo) -> ForkTreeNodeResponse:
         """What is told of it."""
         return cls(id=sandbox.id, parent=sandbox.spec.parent, state=str(sandbox.state), name=sandbox.name, created_at=sandbox.created_at)
 
 
-class TreeAnswer(ResponseModel):
+class ForkTreeResponse(ResponseModel):
     """Sandboxes that came of one another."""
 
     root: str = Field(description="The first one. It may have ended so long ago that it is not among the sandboxes.")
-    sandboxes: list[BranchAnswer] = Field(description="All that are known still, oldest first: each behind whose fork it is.")
+    sandboxes: list[ForkTreeNodeResponse] = Field(description="All that are known still, oldest first: each behind whose fork it is.")
 
     @classmethod
-    def of(cls, tree: ForkTree) -> TreeAnswer:
+    def of(cls, tree: ForkTree) -> ForkTreeResponse:
         """What is told of them."""
-        return cls(root=tree.root, sandboxes=[BranchAnswer.of(sandbox) for sandbox in tree.sandboxes])
+        return cls(root=tree.root, sandboxes=[ForkTreeNodeResponse.of(sandbox) for sandbox in tree.sandboxes])
 
 
-class PromotedAnswer(ResponseModel):
+class PromoteResponse(ResponseModel):
     """What a fork was chosen over."""
 
     kept: str
@@ -94,7 +94,7 @@ class PromotedAnswer(ResponseModel):
     failed: dict[str, str] = Field(description="Those that could not be ended, and why; ask again.")
 
     @classmethod
-    def of(cls, promoted: Promotion) -> PromotedAnswer:
+    def of(cls, promoted: Promotion) -> PromoteResponse:
         """What is told of it."""
         return cls(kept=promoted.kept, ended=list(promoted.ended), failed={str(id_): why for id_, why in promoted.failed.items()})
 
@@ -102,56 +102,56 @@ class PromotedAnswer(ResponseModel):
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}", tags=["sandboxes"])
 
 
-@router.post("/pause", responses=documented_response(SandboxAnswer, "It is paused."))
+@router.post("/pause", responses=documented_response(SandboxResponse, "It is paused."))
 async def pause(sandbox: str, request: Request) -> Response:
     """Freeze a sandbox where it is. Nothing in it runs, its memory stays, and its timeout stands still. Again and again the same."""
-    return json_response(SandboxAnswer.of(await get_node(request).sandboxes.pause(get_principal(request), sandbox)))
+    return json_response(SandboxResponse.of(await get_node(request).sandboxes.pause(get_principal(request), sandbox)))
 
 
-@router.post("/resume", responses=documented_response(SandboxAnswer, "It runs."))
-async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
+@router.post("/resume", responses=documented_response(SandboxResponse, "It runs."))
+async def resume(sandbox: str, request: Request, body: ResumeSandboxRequest | None = None) -> Response:
     """Let a sandbox that is paused or hibernated go on where it was. One that runs is left as it is."""
     return await _resumed(sandbox, request, body)
 
 
-@router.post("/hibernate", responses=documented_response(SandboxAnswer, "It is hibernated."))
+@router.post("/hibernate", responses=documented_response(SandboxResponse, "It is hibernated."))
 async def hibernate(sandbox: str, request: Request) -> Response:
     """Write a sandbox's memory to the disk and give it back. Connections into it are cut; what runs inside goes on when it wakes."""
-    return json_response(SandboxAnswer.of(await get_node(request).sandboxes.hibernate(get_principal(request), sandbox)))
+    return json_response(SandboxResponse.of(await get_node(request).sandboxes.hibernate(get_principal(request), sandbox)))
 
 
-@router.post("/wake", responses=documented_response(SandboxAnswer, "It runs."))
-async def wake(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
+@router.post("/wake", responses=documented_response(SandboxResponse, "It runs."))
+async def wake(sandbox: str, request: Request, body: ResumeSandboxRequest | None = None) -> Response:
     """Let a hibernated sandbox go on where it was; another word for resume."""
     return await _resumed(sandbox, request, body)
 
 
-@router.post("/fork", status_code=201, responses=documented_response(ForksAnswer, "They run.", 201))
+@router.post("/fork", status_code=201, responses=documented_response(ForksResponse, "They run.", 201))
 async def fork(
     sandbox: str,
-    body: ForkBody,
+    body: CreateForksRequest,
     request: Request,
     idempotency_key: Annotated[str | None, Header(description="Your own name for this request: sent again, it gives the forks that it gave.")] = None,
 ) -> Response:
     """Make sandboxes that are what one is at this moment. It goes on; a client that goes away meanwhile leaves none behind."""
     work = get_node(request).sandboxes.fork(get_principal(request), sandbox, body.asked(), idempotency_key=idempotency_key)
-    return json_response(ForksAnswer.of(await cancel_on_disconnect(request, work)), 201)
+    return json_response(ForksResponse.of(await cancel_on_disconnect(request, work)), 201)
 
 
-@router.get("/tree", responses=documented_response(TreeAnswer, "They."))
+@router.get("/tree", responses=documented_response(ForkTreeResponse, "They."))
 async def tree(sandbox: str, request: Request) -> Response:
     """Tell the forks that a sandbox belongs to: what it came of, and what came of that. Those that ended are told as long as they are kept."""
-    return json_response(TreeAnswer.of(await get_node(request).sandboxes.tree(get_principal(request), sandbox)))
+    return json_response(ForkTreeResponse.of(await get_node(request).sandboxes.tree(get_principal(request), sandbox)))
 
 
-@router.post("/promote", responses=documented_response(PromotedAnswer, "It is the only one of its parent's forks that lives."))
+@router.post("/promote", responses=documented_response(PromoteResponse, "It is the only one of its parent's forks that lives."))
 async def promote(sandbox: str, request: Request) -> Response:
     """Keep one fork and end its siblings, with all that came of them. Their parent lives on."""
-    return json_response(PromotedAnswer.of(await get_node(request).sandboxes.promote(get_principal(request), sandbox)))
+    return json_response(PromoteResponse.of(await get_node(request).sandboxes.promote(get_principal(request), sandbox)))
 
 
-async def _resumed(sandbox: str, request: Request, body: ResumeBody | None) -> Response:
+async def _resumed(sandbox: str, request: Request, body: ResumeSandboxRequest | None) -> Response:
     sandboxes, principal = get_node(request).sandboxes, get_principal(request)
     if body is None or body.timeout is None:
-        return json_response(SandboxAnswer.of(await sandboxes.resume(principal, sandbox)))
-    return json_response(SandboxAnswer.of(await sandboxes.resume(principal, sandbox, timeout_s=body.timeout)))
+        return json_response(SandboxResponse.of(await sandboxes.resume(principal, sandbox)))
+    return json_response(SandboxResponse.of(await sandboxes.resume(principal, sandbox, timeout_s=body.timeout)))

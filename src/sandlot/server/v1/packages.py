@@ -10,13 +10,13 @@ from pydantic import Field
 from sandlot.model.packages import MAX_PACKAGES, InstallParams, Manager
 from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, User
 from sandlot.server.v1.common import IdempotencyKey, UserName, documented_response
-from sandlot.server.v1.processes import PROCESS_EVENTS, FinishedAnswer, told_of
+from sandlot.server.v1.processes import PROCESS_EVENTS, CommandResultResponse, told_of
 from sandlot.web import streaming
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import RequestModel, Texts, json_response
 
 
-class PackagesBody(RequestModel):
+class InstallPackagesRequest(RequestModel):
     """Packages to install."""
 
     manager: Literal["pip", "npm", "apt"] = Field(default="pip", description="By whom.")
@@ -40,15 +40,17 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["packages"])
 @router.post(
     "",
     responses=documented_response(
-        FinishedAnswer, "It ended, well or not; with 'Accept: text/event-stream' events as it runs.", events=PROCESS_EVENTS
+        CommandResultResponse, "It ended, well or not; with 'Accept: text/event-stream' events as it runs.", events=PROCESS_EVENTS
     ),
 )
-async def install(sandbox: str, body: PackagesBody, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+async def install(sandbox: str, body: InstallPackagesRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Install packages. It is ended when the client goes away; an install that fails is an answer with its exit code and the manager's words."""
     packages, principal, params = get_node(request).packages, get_principal(request), body.asked()
     if streaming.accepts_events(request):
         stream = await cancel_on_disconnect(request, packages.stream(principal, sandbox, params, idempotency_key=idempotency_key))
         return streaming.event_response(request, told_of(stream), stream.aclose)
     return json_response(
-        FinishedAnswer.finished(await cancel_on_disconnect(request, packages.install(principal, sandbox, params, idempotency_key=idempotency_key)))
+        CommandResultResponse.finished(
+            await cancel_on_disconnect(request, packages.install(principal, sandbox, params, idempotency_key=idempotency_key))
+        )
     )

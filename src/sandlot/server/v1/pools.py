@@ -13,7 +13,7 @@ from sandlot.model.pools import DEFAULT_MAX, MAX_SIZE, PoolInfo, PoolSizes, Star
 from sandlot.model.sandboxes import AUTO, RESERVED_PREFIX, check_reserved_names
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 from sandlot.server.v1.common import PROBLEM, documented_response
-from sandlot.server.v1.sandboxes import LimitsAnswer, LimitsBody
+from sandlot.server.v1.sandboxes import LimitsRequest, LimitsResponse
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 
@@ -30,12 +30,12 @@ PATH_NAMES = {StartPath.WARM: "hot", StartPath.PREPARED: "blank", StartPath.REST
 """Start path -> its name in the API."""
 
 
-class PoolBody(RequestModel):
+class CreatePoolRequest(RequestModel):
     """A pool to have."""
 
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What its sandboxes are made from.")
     isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
-    limits: LimitsBody = Field(default_factory=LimitsBody, description="What each may use; a request that differs is not answered from it.")
+    limits: LimitsRequest = Field(default_factory=LimitsRequest, description="What each may use; a request that differs is not answered from it.")
     warm: int = Field(default=1, ge=0, le=MAX_SIZE, description=_WARM)
     max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=f"{_MAX} {DEFAULT_MAX} where nothing is said, or 'warm' where that is more.")
     blank: int = Field(default=0, ge=0, le=MAX_SIZE, description=_BLANK)
@@ -55,7 +55,7 @@ class PoolBody(RequestModel):
         return PoolSizes.with_defaults(self.warm, self.max, self.blank)
 
 
-class PoolChange(RequestModel):
+class UpdatePoolRequest(RequestModel):
     """What to change of a pool; what is left out stays as it is."""
 
     warm: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_WARM)
@@ -71,14 +71,14 @@ class PoolChange(RequestModel):
         return {**{name: word for name, word in there.items() if name.startswith(RESERVED_PREFIX)}, **self.metadata}
 
 
-class TemplateSnapshotAnswer(ResponseModel):
+class TemplateSnapshotResponse(ResponseModel):
     """What the sandboxes of a pool are restored from."""
 
     size_bytes: int = Field(description="On the disk.")
     made_at: datetime | None
 
 
-class ClaimsAnswer(ResponseModel):
+class PoolClaimsResponse(ResponseModel):
     """How requests for sandboxes of a pool's kind were answered since the service started."""
 
     hot: int = Field(description="By one that waited.")
@@ -87,14 +87,14 @@ class ClaimsAnswer(ResponseModel):
     boot: int = Field(description="By one that was booted.")
 
 
-class PoolAnswer(ResponseModel):
+class PoolResponse(ResponseModel):
     """A pool."""
 
     id: str
     owner: str | None = Field(description="The id of the key that has it; null for the node's, which operators make and which serves everybody.")
     template: str
     isolation: str
-    limits: LimitsAnswer
+    limits: LimitsResponse
     metadata: dict[str, str]
     warm: int
     max: int
@@ -102,13 +102,13 @@ class PoolAnswer(ResponseModel):
     ready: int = Field(description="How many wait now.")
     filling: int = Field(description="How many are in the making.")
     blank_ready: int = Field(description="Prepared ones that wait now.")
-    claims: ClaimsAnswer
+    claims: PoolClaimsResponse
     hit_rate: float | None = Field(description="The part of the requests that one that waited answered; null where there was none.")
-    snapshot: TemplateSnapshotAnswer | None = Field(description="null where there is none (yet).")
+    snapshot: TemplateSnapshotResponse | None = Field(description="null where there is none (yet).")
     error: str = Field(description="Why something could not be made; empty where nothing failed.")
 
     @classmethod
-    def of(cls, pool: PoolInfo) -> PoolAnswer:
+    def of(cls, pool: PoolInfo) -> PoolResponse:
         """It, told."""
         held = pool.snapshot
         return cls(
@@ -116,7 +116,7 @@ class PoolAnswer(ResponseModel):
             owner=None if pool.owner == LOCAL else pool.owner,
             template=pool.template.name,
             isolation=pool.isolation,
-            limits=LimitsAnswer.of(pool.limits),
+            limits=LimitsResponse.of(pool.limits),
             metadata=dict(pool.metadata),
             warm=pool.sizes.warm,
             max=pool.sizes.max,
@@ -124,48 +124,48 @@ class PoolAnswer(ResponseModel):
             ready=len(pool.ready),
             filling=pool.filling,
             blank_ready=pool.prepared_ready,
-            claims=ClaimsAnswer(**{name: pool.claims.get(path, 0) for path, name in PATH_NAMES.items()}),
+            claims=PoolClaimsResponse(**{name: pool.claims.get(path, 0) for path, name in PATH_NAMES.items()}),
             hit_rate=pool.hit_rate,
-            snapshot=None if held is None else TemplateSnapshotAnswer(size_bytes=held.size_bytes, made_at=held.made_at),
+            snapshot=None if held is None else TemplateSnapshotResponse(size_bytes=held.size_bytes, made_at=held.made_at),
             error=pool.error,
         )
 
 
-class PoolsAnswer(ResponseModel):
+class PoolsResponse(ResponseModel):
     """Pools."""
 
-    pools: list[PoolAnswer]
+    pools: list[PoolResponse]
 
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
 
 
-@router.post("", status_code=201, responses=documented_response(PoolAnswer, "It is filled from now on.", 201))
-async def create(body: PoolBody, request: Request) -> Response:
+@router.post("", status_code=201, responses=documented_response(PoolResponse, "It is filled from now on.", 201))
+async def create(body: CreatePoolRequest, request: Request) -> Response:
     """Keep sandboxes of a kind ready for yourself, also after a restart; an operator keeps them ready for everybody."""
     pools, principal = get_node(request).pools, get_principal(request)
     told = await pools.create(principal, body.template, body.isolation, body.limits_asked(), body.sizes_asked(), body.words())
-    return json_response(PoolAnswer.of(told), 201)
+    return json_response(PoolResponse.of(told), 201)
 
 
-@router.get("", responses=documented_response(PoolsAnswer, "Yours; an operator's are all of them."))
+@router.get("", responses=documented_response(PoolsResponse, "Yours; an operator's are all of them."))
 async def list_pools(request: Request) -> Response:
     """List your pools, what waits in them, and how they have fared; an operator's are all of the service."""
-    return json_response(PoolsAnswer(pools=[PoolAnswer.of(told) for told in await get_node(request).pools.list(get_principal(request))]))
+    return json_response(PoolsResponse(pools=[PoolResponse.of(told) for told in await get_node(request).pools.list(get_principal(request))]))
 
 
-@router.get("/{pool}", responses=documented_response(PoolAnswer, "It."))
+@router.get("/{pool}", responses=documented_response(PoolResponse, "It."))
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, by its id, or by its template where you have one pool only of that."""
-    return json_response(PoolAnswer.of(await get_node(request).pools.get(get_principal(request), pool)))
+    return json_response(PoolResponse.of(await get_node(request).pools.get(get_principal(request), pool)))
 
 
-@router.patch("/{pool}", responses=documented_response(PoolAnswer, "As it is from now on."))
-async def change(pool: str, body: PoolChange, request: Request) -> Response:
+@router.patch("/{pool}", responses=documented_response(PoolResponse, "As it is from now on."))
+async def change(pool: str, body: UpdatePoolRequest, request: Request) -> Response:
     """Change how much a pool holds, also after a restart."""
     pools, principal = get_node(request).pools, get_principal(request)
     words = body.words((await pools.get(principal, pool)).metadata)
-    return json_response(PoolAnswer.of(await pools.update(principal, pool, warm=body.warm, max=body.max, prepared=body.blank, metadata=words)))
+    return json_response(PoolResponse.of(await pools.update(principal, pool, warm=body.warm, max=body.max, prepared=body.blank, metadata=words)))
 
 
 @router.delete("/{pool}", status_code=204, responses=PROBLEM)

@@ -36,14 +36,14 @@ WAIT_MOST_S = 300.0
 """Longer answers do not get through every proxy; who wants to wait longer asks again."""
 
 
-class ScreenBody(RequestModel):
+class TerminalSize(RequestModel):
     """A terminal's size."""
 
     rows: int = Field(default=24, ge=1, le=MAX_TERMINAL_SIZE, description="Lines.")
     cols: int = Field(default=80, ge=1, le=MAX_TERMINAL_SIZE, description="Characters of a line.")
 
 
-class ProcessBody(RequestModel):
+class CreateProcessRequest(RequestModel):
     """A process to start: exactly one of ``command`` and ``argv``."""
 
     command: Text | None = Field(default=None, description="A command line for the image's shell (bash where there is one).")
@@ -56,7 +56,7 @@ class ProcessBody(RequestModel):
     timeout: float | None = Field(
         default=DEFAULT_COMMAND_TIMEOUT_S, description="Seconds until its process group is killed; null is never, and the default in the background."
     )
-    pty: ScreenBody | None = Field(
+    pty: TerminalSize | None = Field(
         default=None, description="It runs on a terminal of this size: all output is stdout, and there is always input. Only in the background."
     )
     track: Texts | None = Field(
@@ -69,7 +69,7 @@ class ProcessBody(RequestModel):
     background: bool = Field(default=False, description="Answer as soon as it runs (201); it outlives the call and the connection.")
 
     @model_validator(mode="after")
-    def _one_command(self) -> ProcessBody:
+    def _one_command(self) -> CreateProcessRequest:
         if (self.command is None) == (self.argv is None):
             raise ValueError("Give exactly one of 'command' and 'argv'.")
         if self.stdin is not None and self.stdin_open:
@@ -96,14 +96,14 @@ class ProcessBody(RequestModel):
         )
 
 
-class StartedAnswer(ResponseModel):
+class ProcessStartedResponse(ResponseModel):
     """A process that was started in the background."""
 
     process: str
     pid: int
 
 
-class ExitedAnswer(ResponseModel):
+class ProcessOutcomeResponse(ResponseModel):
     """How a process ended."""
 
     process: str
@@ -113,12 +113,12 @@ class ExitedAnswer(ResponseModel):
     duration: float = Field(description="Seconds.")
 
     @classmethod
-    def of(cls, outcome: ProcessOutcome) -> ExitedAnswer:
+    def of(cls, outcome: ProcessOutcome) -> ProcessOutcomeResponse:
         """What is told of it."""
         return cls(**_exited(outcome))
 
 
-class ChangedFileAnswer(ResponseModel):
+class ChangedFileResponse(ResponseModel):
     """A file that a run created or changed."""
 
     path: str
@@ -127,19 +127,19 @@ class ChangedFileAnswer(ResponseModel):
     modified_at: datetime
 
 
-class EndedAnswer(ExitedAnswer):
+class ProcessExitEvent(ProcessOutcomeResponse):
     """How a process ended that was waited for."""
 
-    files: list[ChangedFileAnswer] | None = Field(default=None, description="What it created or changed below the folders of ``track``, by path.")
+    files: list[ChangedFileResponse] | None = Field(default=None, description="What it created or changed below the folders of ``track``, by path.")
     files_more: bool = Field(default=False, description="Whether there may be others; also where it could not be found out.")
 
     @classmethod
-    def with_files(cls, outcome: ProcessOutcome, changed: tuple[Sequence[ChangedFile], bool] | None) -> EndedAnswer:
+    def with_files(cls, outcome: ProcessOutcome, changed: tuple[Sequence[ChangedFile], bool] | None) -> ProcessExitEvent:
         """What is told of it."""
         return cls(**_exited(outcome), **changed_files(changed))
 
 
-class FinishedAnswer(EndedAnswer):
+class CommandResultResponse(ProcessExitEvent):
     """A process that was run to its end, and what it wrote."""
 
     stdout: str
@@ -148,23 +148,23 @@ class FinishedAnswer(EndedAnswer):
     stderr_omitted: int
 
     @classmethod
-    def finished(cls, done: CommandResult) -> FinishedAnswer:
+    def finished(cls, done: CommandResult) -> CommandResultResponse:
         """What is told of it."""
         return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(done.files))
 
 
-class KeptAnswer(ResponseModel):
+class ProcessOutputResponse(ResponseModel):
     """What there is of a process's output by now."""
 
     process: str
-    exit: ExitedAnswer | None
+    exit: ProcessOutcomeResponse | None
     stdout: str
     stderr: str
     stdout_omitted: int
     stderr_omitted: int
 
 
-class OutputQuery(QueryModel):
+class ProcessOutputQuery(QueryModel):
     """Where to go on in a process's output."""
 
     stdout_from: int | None = Field(default=None, ge=0, description="Byte offset; the oldest that is kept where left out.")
@@ -172,21 +172,21 @@ class OutputQuery(QueryModel):
     follow: bool = Field(default=True, description="As events: until it ends; otherwise only what there is by now.")
 
 
-class WaitQuery(QueryModel):
+class ProcessWaitQuery(QueryModel):
     """How long to wait."""
 
     timeout: float = Field(default=60, ge=0, le=WAIT_MOST_S, description="Seconds at most; 0 only looks.")
 
 
-class WaitAnswer(ResponseModel):
+class ProcessWaitResponse(ResponseModel):
     """How a process ended, if it has."""
 
     process: str
     running: bool
-    exit: ExitedAnswer | None
+    exit: ProcessOutcomeResponse | None
 
 
-class StdinQuery(QueryModel):
+class WriteStdinQuery(QueryModel):
     """Where in its input that belongs."""
 
     offset: int | None = Field(
@@ -194,13 +194,13 @@ class StdinQuery(QueryModel):
     )
 
 
-class StdinAnswer(ResponseModel):
+class StdinResponse(ResponseModel):
     """What came of a write."""
 
     stdin_bytes: int = Field(description="What has come for its input so far: the offset of the next write.")
 
 
-class ProcessAnswer(ResponseModel):
+class ProcessResponse(ResponseModel):
     """One process."""
 
     process: str
@@ -221,7 +221,7 @@ class ProcessAnswer(ResponseModel):
     env: dict[str, str] = Field(description="What was added to its environment when it was started, as far as that is known.")
 
     @classmethod
-    def of(cls, info: ProcessInfo) -> ProcessAnswer:
+    def of(cls, info: ProcessInfo) -> ProcessResponse:
         """What is told of it."""
         code = exit_code(info.exit_code, info.signal) if not info.running else None
         return cls(
@@ -244,19 +244,19 @@ class ProcessAnswer(ResponseModel):
         )
 
 
-class ProcessesAnswer(ResponseModel):
+class ProcessesResponse(ResponseModel):
     """Processes that were started through the service."""
 
-    processes: list[ProcessAnswer]
+    processes: list[ProcessResponse]
 
 
-class SignalBody(RequestModel):
+class SendSignalRequest(RequestModel):
     """A signal to send."""
 
     signal: Text | int = Field(description="SIGTERM, TERM or 15.")
 
 
-class SignalAnswer(ResponseModel):
+class ProcessSignalResponse(ResponseModel):
     """What became of a signal."""
 
     running: bool = Field(description="Whether the process was still running.")
@@ -268,7 +268,7 @@ def changed_files(changed: tuple[Sequence[ChangedFile], bool] | None) -> dict[st
         return {}
     files, more = changed
     told = [
-        ChangedFileAnswer(path=file.path, created=file.created, size_bytes=file.size_bytes, modified_at=_moment(file.modified_ns)) for file in files
+        ChangedFileResponse(path=file.path, created=file.created, size_bytes=file.size_bytes, modified_at=_moment(file.modified_ns)) for file in files
     ]
     return {"files": told, "files_more": more}
 
@@ -292,7 +292,7 @@ def _exited(outcome: ProcessOutcome) -> dict[str, Any]:
     }
 
 
-class StartedEvent(ResponseModel):
+class ProcessStartedEvent(ResponseModel):
     """A process runs."""
 
     process: str
@@ -315,7 +315,7 @@ class LostEvent(ResponseModel):
     bytes: int
 
 
-PROCESS_EVENTS: EventTable = {"started": StartedEvent, "output": OutputEvent, "lost": LostEvent, "exit": EndedAnswer, "failure": Problem}
+PROCESS_EVENTS: EventTable = {"started": ProcessStartedEvent, "output": OutputEvent, "lost": LostEvent, "exit": ProcessExitEvent, "failure": Problem}
 
 DIGITS = 18
 
@@ -325,17 +325,17 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"
 @router.post(
     "",
     responses={
-        **documented_response(FinishedAnswer, "It ended; with 'Accept: text/event-stream' events as it runs.", events=PROCESS_EVENTS),
-        201: {"model": StartedAnswer, "description": "It runs in the background."},
+        **documented_response(CommandResultResponse, "It ended; with 'Accept: text/event-stream' events as it runs.", events=PROCESS_EVENTS),
+        201: {"model": ProcessStartedResponse, "description": "It runs in the background."},
     },
 )
-async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
+async def start(sandbox: str, body: CreateProcessRequest, request: Request) -> Response:
     """Run a process. Unless it is in the background, it is killed when the client goes away."""
     processes, principal, spec = get_node(request).processes, get_principal(request), body.spec()
     stdin = None if body.stdin is None else body.stdin.encode()
     if body.background:
         info = await processes.launch(principal, sandbox, spec, stdin=stdin)
-        return json_response(StartedAnswer(process=info.process, pid=info.pid), 201)
+        return json_response(ProcessStartedResponse(process=info.process, pid=info.pid), 201)
     if body.stdin_open and not streaming.accepts_events(request):
         raise InvalidRequestError(
             "Nobody could write to the input of a process whose id is told when it has ended.",
@@ -347,35 +347,37 @@ async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
         stream = await cancel_on_disconnect(request, processes.stream(principal, sandbox, spec, stdin=stdin, track=track))
         return streaming.event_response(request, told_of(stream), stream.aclose)
     return json_response(
-        FinishedAnswer.finished(await cancel_on_disconnect(request, processes.run(principal, sandbox, spec, stdin=stdin, track=track)))
+        CommandResultResponse.finished(await cancel_on_disconnect(request, processes.run(principal, sandbox, spec, stdin=stdin, track=track)))
     )
 
 
-@router.get("", responses=documented_response(ProcessesAnswer, "Running ones, and the last ones that ended."))
+@router.get("", responses=documented_response(ProcessesResponse, "Running ones, and the last ones that ended."))
 async def list_processes(sandbox: str, request: Request) -> Response:
     """List the processes that were started through the service."""
     found = await get_node(request).processes.list(get_principal(request), sandbox)
-    return json_response(ProcessesAnswer(processes=[ProcessAnswer.of(info) for info in found]))
+    return json_response(ProcessesResponse(processes=[ProcessResponse.of(info) for info in found]))
 
 
-@router.get("/{process}", responses=documented_response(ProcessAnswer, "What is known of it."))
+@router.get("/{process}", responses=documented_response(ProcessResponse, "What is known of it."))
 async def get(sandbox: str, process: str, request: Request) -> Response:
     """Look at one process."""
-    return json_response(ProcessAnswer.of(await get_node(request).processes.get(get_principal(request), sandbox, process)))
+    return json_response(ProcessResponse.of(await get_node(request).processes.get(get_principal(request), sandbox, process)))
 
 
-@router.get("/{process}/wait", responses=documented_response(WaitAnswer, "It has ended, or the time is up."))
-async def wait(sandbox: str, process: str, query: Annotated[WaitQuery, Query()], request: Request) -> Response:
+@router.get("/{process}/wait", responses=documented_response(ProcessWaitResponse, "It has ended, or the time is up."))
+async def wait(sandbox: str, process: str, query: Annotated[ProcessWaitQuery, Query()], request: Request) -> Response:
     """Wait until a process has ended. None of its output is read."""
     outcome = await cancel_on_disconnect(request, get_node(request).processes.wait(get_principal(request), sandbox, process, timeout_s=query.timeout))
-    return json_response(WaitAnswer(process=process, running=outcome is None, exit=None if outcome is None else ExitedAnswer.of(outcome)))
+    return json_response(
+        ProcessWaitResponse(process=process, running=outcome is None, exit=None if outcome is None else ProcessOutcomeResponse.of(outcome))
+    )
 
 
 @router.get(
     "/{process}/output",
-    responses=documented_response(KeptAnswer, "By now; with 'Accept: text/event-stream' events until it ends.", events=PROCESS_EVENTS),
+    responses=documented_response(ProcessOutputResponse, "By now; with 'Accept: text/event-stream' events until it ends.", events=PROCESS_EVENTS),
 )
-async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query()], request: Request) -> Response:
+async def output(sandbox: str, process: str, query: Annotated[ProcessOutputQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a process writes. Nothing happens to it when the client goes away."""
     processes, principal = get_node(request).processes, get_principal(request)
     if streaming.accepts_events(request):
@@ -383,14 +385,16 @@ async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query
         stream = await processes.follow(principal, sandbox, process, stdout_from=stdout_from, stderr_from=stderr_from, to_end=query.follow)
         return streaming.event_response(request, told_of(stream, {Channel.STDOUT: stdout_from or 0, Channel.STDERR: stderr_from or 0}), stream.aclose)
     outcome, stdout, stderr = await processes.read(principal, sandbox, process, stdout_from=query.stdout_from, stderr_from=query.stderr_from)
-    return json_response(KeptAnswer(process=process, exit=None if outcome is None else ExitedAnswer.of(outcome), **captured(stdout, stderr)))
+    return json_response(
+        ProcessOutputResponse(process=process, exit=None if outcome is None else ProcessOutcomeResponse.of(outcome), **captured(stdout, stderr))
+    )
 
 
-@router.post("/{process}/stdin", responses=documented_response(StdinAnswer, "The sandbox has it."), openapi_extra=raw_body("What to write."))
-async def write_input(sandbox: str, process: str, query: Annotated[StdinQuery, Query()], request: Request) -> Response:
+@router.post("/{process}/stdin", responses=documented_response(StdinResponse, "The sandbox has it."), openapi_extra=raw_body("What to write."))
+async def write_input(sandbox: str, process: str, query: Annotated[WriteStdinQuery, Query()], request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read. With an offset it can be sent again."""
     work = get_node(request).processes.write_stdin(get_principal(request), sandbox, process, iter_body(request), offset=query.offset)
-    return json_response(StdinAnswer(stdin_bytes=await cancel_on_hangup(request, work)))
+    return json_response(StdinResponse(stdin_bytes=await cancel_on_hangup(request, work)))
 
 
 @router.delete("/{process}/stdin", status_code=204, responses=PROBLEM)
@@ -400,18 +404,18 @@ async def close_input(sandbox: str, process: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/{process}/signal", responses=documented_response(SignalAnswer, "It was sent."))
-async def send_signal(sandbox: str, process: str, body: SignalBody, request: Request) -> Response:
+@router.post("/{process}/signal", responses=documented_response(ProcessSignalResponse, "It was sent."))
+async def send_signal(sandbox: str, process: str, body: SendSignalRequest, request: Request) -> Response:
     """Send a signal to a process's group."""
     running = await get_node(request).processes.signal(get_principal(request), sandbox, process, signal_number(body.signal))
-    return json_response(SignalAnswer(running=running))
+    return json_response(ProcessSignalResponse(running=running))
 
 
-@router.post("/{process}/restart", status_code=201, responses=documented_response(StartedAnswer, "It runs, under another id.", 201))
+@router.post("/{process}/restart", status_code=201, responses=documented_response(ProcessStartedResponse, "It runs, under another id.", 201))
 async def restart(sandbox: str, process: str, request: Request) -> Response:
     """Start a process again, in the background: it is killed where it still runs, and begins with what it was started with."""
     info = await get_node(request).processes.restart(get_principal(request), sandbox, process)
-    return json_response(StartedAnswer(process=info.process, pid=info.pid), 201)
+    return json_response(ProcessStartedResponse(process=info.process, pid=info.pid), 201)
 
 
 def gone_on(event_id: str) -> tuple[int, int] | None:
@@ -435,7 +439,7 @@ async def told_of(stream: Stream[ProcessEvent], offsets: Mapping[int, int] | Non
         elif isinstance(event, ProcessEnded):
             for told in output.end():
                 yield told
-            ended = ExitedAnswer.of(event.outcome) if event.files is None else EndedAnswer.with_files(event.outcome, event.files)
+            ended = ProcessOutcomeResponse.of(event.outcome) if event.files is None else ProcessExitEvent.with_files(event.outcome, event.files)
             yield streaming.StreamEvent("exit", ended.model_dump(mode="json"))
             return
         else:

@@ -32,7 +32,7 @@ from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_TEMPLATE, Limits
 from sandlot.model.streams import Stream
 from sandlot.server.v1.common import Problem, documented_response
-from sandlot.server.v1.sandboxes import LimitsBody
+from sandlot.server.v1.sandboxes import LimitsRequest
 from sandlot.web import errors, streaming
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
@@ -40,21 +40,21 @@ from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json
 router = APIRouter(prefix="/v1/execute", tags=["execute"])
 
 
-class BytesBody(RequestModel):
+class EncodedBytes(RequestModel):
     """A file that is no text."""
 
     content: Text = Field(description="In base64.")
     encoding: Literal["base64"] = Field(description="How ``content`` carries the bytes.")
 
 
-class OneShotBody(RequestModel):
+class RunProgramRequest(RequestModel):
     """A program to run once."""
 
     language: Text = Field(description="python, bash or javascript, or another word for one of these.", examples=["python"])
     code: Text = Field(description="At most 4 MiB.", examples=["print(int(input()) * 2)"])
     stdin: Text = Field(default="", description="All of its standard input.", examples=["21"])
     timeout: float = Field(default=DEFAULT_COMMAND_TIMEOUT_S, description=f"Seconds until it is killed, up to {MAX_TIMEOUT_S:g}.")
-    files: dict[Text, Text | BytesBody] = Field(
+    files: dict[Text, Text | EncodedBytes] = Field(
         default_factory=dict, description="Path -> text, or bytes in base64. A path that is not absolute is below /workspace, where the program runs."
     )
     env: Metadata = Field(default_factory=dict, description="Its environment, beside the template's.")
@@ -70,7 +70,7 @@ class OneShotBody(RequestModel):
     output_bytes: int = Field(
         default=DEFAULT_OUTPUT_BYTES, description=f"What it may write to either stream, up to {MAX_OUTPUT_BYTES}; beyond that it is killed."
     )
-    limits: LimitsBody = Field(default_factory=LimitsBody, description="Of its sandbox.")
+    limits: LimitsRequest = Field(default_factory=LimitsRequest, description="Of its sandbox.")
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What its sandbox starts from.")
     isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto.")
 
@@ -93,14 +93,14 @@ class OneShotBody(RequestModel):
         )
 
 
-class BatchBody(RequestModel):
+class RunProgramBatchRequest(RequestModel):
     """Many programs to run once. One that makes no sense fails alone, so they are looked at one by one."""
 
     items: Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] = Field(description="Each as for POST /v1/execute.")
     concurrency: int = Field(default=DEFAULT_CONCURRENCY, description=f"How many run at once, up to {MAX_CONCURRENCY}.")
 
 
-class OneShotAnswer(ResponseModel):
+class ProgramResultResponse(ResponseModel):
     """What a program came to."""
 
     status: str = Field(description="completed, wrong_answer, runtime_error, timeout, memory_exceeded or output_limit.")
@@ -116,7 +116,7 @@ class OneShotAnswer(ResponseModel):
     execution: str | None = Field(description="Its id in the log of runs.")
 
     @classmethod
-    def of(cls, result: Result) -> OneShotAnswer:
+    def of(cls, result: Result) -> ProgramResultResponse:
         """What is told of it."""
         return cls(
             status=result.status,
@@ -133,43 +133,43 @@ class OneShotAnswer(ResponseModel):
         )
 
 
-class ItemAnswer(ResponseModel):
+class ProgramBatchItemResponse(ResponseModel):
     """What became of one item: exactly one of ``result`` and ``error``."""
 
     index: int = Field(description="Which item, from 0.")
-    result: OneShotAnswer | None
+    result: ProgramResultResponse | None
     error: Problem | None
 
     @classmethod
-    def of(cls, done: BatchItem, request_id: str) -> ItemAnswer:
+    def of(cls, done: BatchItem, request_id: str) -> ProgramBatchItemResponse:
         """What is told of it."""
         if isinstance(done.outcome, SandlotError):
             return cls(index=done.index, result=None, error=Problem(**errors.problem_document(done.outcome, request_id)))
-        return cls(index=done.index, result=OneShotAnswer.of(done.outcome), error=None)
+        return cls(index=done.index, result=ProgramResultResponse.of(done.outcome), error=None)
 
 
-class BatchAnswer(ResponseModel):
+class ProgramBatchResponse(ResponseModel):
     """What became of all items, in their order."""
 
-    items: list[ItemAnswer]
+    items: list[ProgramBatchItemResponse]
 
 
-_BATCH = documented_response(BatchAnswer, "All ended; with 'Accept: application/x-ndjson' a line for each as it ends.")
-_BATCH[200]["content"] = {streaming.NDJSON_MEDIA_TYPE: {"itemSchema": {"$ref": "#/components/schemas/ItemAnswer"}}}
+_BATCH = documented_response(ProgramBatchResponse, "All ended; with 'Accept: application/x-ndjson' a line for each as it ends.")
+_BATCH[200]["content"] = {streaming.NDJSON_MEDIA_TYPE: {"itemSchema": {"$ref": "#/components/schemas/ProgramBatchItemResponse"}}}
 
 
-@router.post("", responses=documented_response(OneShotAnswer, "It ended, however."))
-async def run(body: OneShotBody, request: Request) -> Response:
+@router.post("", responses=documented_response(ProgramResultResponse, "It ended, however."))
+async def run(body: RunProgramRequest, request: Request) -> Response:
     """Run a program in a sandbox of its own that is removed with it. It is killed when its client goes away."""
     work = get_node(request).programs.run(get_principal(request), body.shot())
-    return json_response(OneShotAnswer.of(await cancel_on_disconnect(request, work)))
+    return json_response(ProgramResultResponse.of(await cancel_on_disconnect(request, work)))
 
 
 @router.post(
     "/batch",
     responses=_BATCH,
 )
-async def run_batch(body: BatchBody, request: Request) -> Response:
+async def run_batch(body: RunProgramBatchRequest, request: Request) -> Response:
     """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
     node = get_node(request)
     check_batch(len(body.items), body.concurrency)
@@ -182,13 +182,13 @@ async def run_batch(body: BatchBody, request: Request) -> Response:
 
 async def _told(runs: Stream[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
     async for done in runs:
-        yield ItemAnswer.of(done, request_id).model_dump(mode="json")
+        yield ProgramBatchItemResponse.of(done, request_id).model_dump(mode="json")
 
 
 async def _together(node: Node, runs: Stream[BatchItem], request_id: str) -> Response:
     """All results in one answer, as far as there is memory for them."""
     held = 0
-    answers: dict[int, ItemAnswer] = {}
+    answers: dict[int, ProgramBatchItemResponse] = {}
     try:
         async with aclosing(runs):
             async for done in runs:
@@ -199,8 +199,8 @@ async def _together(node: Node, runs: Stream[BatchItem], request_id: str) -> Res
                         held += size
                     else:
                         outcome = _no_room()
-                answers[done.index] = ItemAnswer.of(BatchItem(done.index, outcome), request_id)
-        return json_response(BatchAnswer(items=[answers[index] for index in sorted(answers)]))
+                answers[done.index] = ProgramBatchItemResponse.of(BatchItem(done.index, outcome), request_id)
+        return json_response(ProgramBatchResponse(items=[answers[index] for index in sorted(answers)]))
     finally:
         node.buffers.give(held)
 
@@ -213,7 +213,7 @@ def _no_room() -> UnavailableError:
     )
 
 
-def content_of(path: str, content: str | BytesBody) -> bytes:
+def content_of(path: str, content: str | EncodedBytes) -> bytes:
     """A file's bytes.
 
     Raises:
@@ -230,7 +230,7 @@ def content_of(path: str, content: str | BytesBody) -> bytes:
 def _parsed(item: Mapping[str, Any]) -> OneShotParams | SandlotError:
     """An item as core takes it, or why it does not."""
     try:
-        return OneShotBody.model_validate(item).shot()
+        return RunProgramRequest.model_validate(item).shot()
     except ValidationError as error:
         return errors.validation_error([{**found, "loc": ("body", *found["loc"])} for found in error.errors(include_url=False, include_input=False)])
     except SandlotError as error:

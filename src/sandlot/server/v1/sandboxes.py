@@ -45,7 +45,7 @@ Restored = Literal["memory", "files"]
 RESTORED: Mapping[str, Restored] = {"memory": "memory", "files": "files"}
 
 
-class LimitsBody(RequestModel):
+class LimitsRequest(RequestModel):
     """What a sandbox may use; what is left out has its default, or stays as it is."""
 
     cpus: float | None = Field(default=None, description="Cores; fractions are a share of one core's time.")
@@ -67,7 +67,7 @@ class LimitsBody(RequestModel):
         return LimitsChange(memory_bytes=self.memory_bytes, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk_bytes)
 
 
-class NetworkBody(RequestModel):
+class NetworkRequest(RequestModel):
     """Network policy of a sandbox."""
 
     mode: NetworkMode = Field(
@@ -77,7 +77,7 @@ class NetworkBody(RequestModel):
     )
 
 
-class CreateBody(RequestModel):
+class CreateSandboxRequest(RequestModel):
     """A sandbox to create."""
 
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What it starts from; GET /v1/templates lists them.")
@@ -85,7 +85,7 @@ class CreateBody(RequestModel):
     unique_name: bool = Field(default=False, description="Refuse it (409) while there is a live sandbox of your own with that name.")
     env: Metadata = Field(default_factory=dict, description="Environment of every process in it.")
     metadata: Metadata = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
-    limits: LimitsBody = Field(default_factory=LimitsBody, description="What it may use.")
+    limits: LimitsRequest = Field(default_factory=LimitsRequest, description="What it may use.")
     snapshot: Text | None = Field(
         default=None,
         description="A snapshot to start from, by its id or its name. Template and isolation are the snapshot's then, and not to be given; limits "
@@ -105,11 +105,11 @@ class CreateBody(RequestModel):
         default_factory=list, description="Ids of files of the file store that are put into /workspace before it is answered."
     )
     isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
-    network: NetworkBody | None = Field(
+    network: NetworkRequest | None = Field(
         default=None, description="What it may reach. Left out: what the snapshot may; else 'packages', or 'none' where that is not allowed."
     )
 
-    volumes: Annotated[list[MountBody], Field(max_length=MAX_VOLUMES)] = Field(
+    volumes: Annotated[list[AttachVolumeRequest], Field(max_length=MAX_VOLUMES)] = Field(
         default_factory=list, description="Volumes that it has. One that is not there is 404, before anything is made."
     )
 
@@ -144,7 +144,7 @@ class CreateBody(RequestModel):
         )
 
 
-class UpdateBody(RequestModel):
+class UpdateSandboxRequest(RequestModel):
     """What to change of a sandbox; what is left out stays as it is."""
 
     timeout: float | None = Field(
@@ -156,7 +156,7 @@ class UpdateBody(RequestModel):
     persistent: Literal[True] | None = Field(default=None, description="true takes its timeout away; a timeout gives it one again.")
     idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; 0 is never.")
     metadata: Metadata | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
-    limits: LimitsBody | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
+    limits: LimitsRequest | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
     name: Text | None = Field(default=None, description="A name for people.")
     unique_name: bool = Field(default=False, description="Refuse that name (409) while another live sandbox of its owner has it.")
 
@@ -175,7 +175,7 @@ class UpdateBody(RequestModel):
         )
 
 
-class LimitsAnswer(ResponseModel):
+class LimitsResponse(ResponseModel):
     """What a sandbox may use."""
 
     cpus: float
@@ -184,30 +184,30 @@ class LimitsAnswer(ResponseModel):
     pids: int
 
     @classmethod
-    def of(cls, limits: Limits) -> LimitsAnswer:
+    def of(cls, limits: Limits) -> LimitsResponse:
         """They, told."""
         return cls(cpus=limits.cpus, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
 
-class NetworkAnswer(ResponseModel):
+class NetworkResponse(ResponseModel):
     """Network policy of a sandbox."""
 
     mode: NetworkMode
 
     @classmethod
-    def of(cls, policy: NetworkPolicy) -> NetworkAnswer:
+    def of(cls, policy: NetworkPolicy) -> NetworkResponse:
         """Describe a policy."""
         return cls(mode=policy.mode)
 
 
-class ExitAnswer(ResponseModel):
+class SandboxExitResponse(ResponseModel):
     """How a sandbox ended."""
 
     reason: str
     detail: str
 
 
-class SandboxAnswer(ResponseModel):
+class SandboxResponse(ResponseModel):
     """A sandbox."""
 
     id: str
@@ -216,8 +216,8 @@ class SandboxAnswer(ResponseModel):
     name: str | None
     metadata: dict[str, str]
     isolation: str
-    network: NetworkAnswer
-    limits: LimitsAnswer
+    network: NetworkResponse
+    limits: LimitsResponse
     timeout: float | None
     persistent: bool
     on_timeout: Rest
@@ -228,15 +228,15 @@ class SandboxAnswer(ResponseModel):
     restored: Restored | None = Field(
         description="What it began with: memory and files of another one, or its files alone. null: it booted from its template."
     )
-    volumes: list[MountAnswer]
+    volumes: list[VolumeMountResponse]
     created_at: datetime
     expires_at: datetime | None
     ended_at: datetime | None
     node: str
-    exit: ExitAnswer | None
+    exit: SandboxExitResponse | None
 
     @classmethod
-    def of(cls, sandbox: SandboxInfo) -> SandboxAnswer:
+    def of(cls, sandbox: SandboxInfo) -> SandboxResponse:
         """What is told of a sandbox."""
         spec = sandbox.spec
         return cls(
@@ -246,8 +246,8 @@ class SandboxAnswer(ResponseModel):
             name=sandbox.name,
             metadata=dict(sandbox.metadata),
             isolation=spec.isolation,
-            network=NetworkAnswer.of(spec.network),
-            limits=LimitsAnswer.of(spec.limits),
+            network=NetworkResponse.of(spec.network),
+            limits=LimitsResponse.of(spec.limits),
             timeout=spec.timeout_s,
             persistent=spec.timeout_s is None,
             on_timeout=spec.on_timeout.value,
@@ -256,19 +256,19 @@ class SandboxAnswer(ResponseModel):
             snapshot=spec.snapshot,
             parent=spec.parent,
             restored=RESTORED.get(spec.restored),
-            volumes=[MountAnswer.of(mount) for mount in spec.volumes],
+            volumes=[VolumeMountResponse.of(mount) for mount in spec.volumes],
             created_at=sandbox.created_at,
             expires_at=sandbox.expires_at,
             ended_at=sandbox.ended_at,
             node=sandbox.node,
-            exit=None if sandbox.exit is None else ExitAnswer(reason=str(sandbox.exit.reason), detail=sandbox.exit.detail),
+            exit=None if sandbox.exit is None else SandboxExitResponse(reason=str(sandbox.exit.reason), detail=sandbox.exit.detail),
         )
 
 
-class SandboxesAnswer(ResponseModel):
+class SandboxesResponse(ResponseModel):
     """A page of sandboxes, oldest first."""
 
-    sandboxes: list[SandboxAnswer]
+    sandboxes: list[SandboxResponse]
     next_cursor: str | None
 
 
@@ -300,7 +300,7 @@ class SandboxesQuery(QueryModel):
         return SandboxFilter(states=states, metadata=entries, name=self.name)
 
 
-class UsageAnswer(ResponseModel):
+class UsageResponse(ResponseModel):
     """What a sandbox has used, and of how much."""
 
     cpu_s: float = Field(description="Seconds of processor time, its runtime's included.")
@@ -309,10 +309,10 @@ class UsageAnswer(ResponseModel):
     disk_bytes: int = Field(description="What was written on top of the image.")
     pids: int | None = Field(description="Processes and threads, as the limit counts them; null where the sandbox does not answer in time.")
     host_tasks: int = Field(description="Tasks of the host, its runtime's own included.")
-    limits: LimitsAnswer
+    limits: LimitsResponse
 
     @classmethod
-    def of(cls, used: SandboxUsage) -> UsageAnswer:
+    def of(cls, used: SandboxUsage) -> UsageResponse:
         """What is told of it."""
         usage = used.usage
         return cls(
@@ -322,24 +322,24 @@ class UsageAnswer(ResponseModel):
             disk_bytes=usage.disk_bytes,
             pids=used.pids,
             host_tasks=usage.pids,
-            limits=LimitsAnswer.of(used.limits),
+            limits=LimitsResponse.of(used.limits),
         )
 
 
-class PortAnswer(ResponseModel):
+class PortResponse(ResponseModel):
     """A TCP port on which something listens."""
 
     port: int
     address: str = Field(description="What it is bound to: 0.0.0.0 and :: are every address, 127.0.0.1 and ::1 the sandbox itself only.")
 
 
-class PortsAnswer(ResponseModel):
+class PortsResponse(ResponseModel):
     """What listens inside a sandbox, by number."""
 
-    ports: list[PortAnswer]
+    ports: list[PortResponse]
 
 
-class MountBody(RequestModel):
+class AttachVolumeRequest(RequestModel):
     """A volume that a sandbox is to have."""
 
     volume: Text = Field(description="Its name or its id.", examples=["datasets"])
@@ -351,7 +351,7 @@ class MountBody(RequestModel):
         return VolumeMount(volume=self.volume, path=self.path, read_only=self.read_only)
 
 
-class MountAnswer(ResponseModel):
+class VolumeMountResponse(ResponseModel):
     """A volume that a sandbox has."""
 
     volume: str = Field(description="Its id.")
@@ -359,7 +359,7 @@ class MountAnswer(ResponseModel):
     read_only: bool
 
     @classmethod
-    def of(cls, mount: VolumeMount) -> MountAnswer:
+    def of(cls, mount: VolumeMount) -> VolumeMountResponse:
         """What is told of it."""
         return cls(volume=mount.volume, path=mount.path, read_only=mount.read_only)
 
@@ -367,9 +367,9 @@ class MountAnswer(ResponseModel):
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 
 
-@router.post("", status_code=201, responses=documented_response(SandboxAnswer, "It runs.", 201))
+@router.post("", status_code=201, responses=documented_response(SandboxResponse, "It runs.", 201))
 async def create(
-    body: CreateBody,
+    body: CreateSandboxRequest,
     request: Request,
     idempotency_key: Annotated[
         str | None, Header(description="Your own name for this request, for example a UUID: sent again, it gives the sandbox that it gave.")
@@ -377,28 +377,28 @@ async def create(
 ) -> Response:
     """Create a sandbox and wait until it runs. A client that goes away meanwhile leaves none behind."""
     work = get_node(request).sandboxes.create(get_principal(request), body.asked(), idempotency_key=idempotency_key)
-    return json_response(SandboxAnswer.of(await cancel_on_disconnect(request, work)), 201)
+    return json_response(SandboxResponse.of(await cancel_on_disconnect(request, work)), 201)
 
 
-@router.get("", responses=documented_response(SandboxesAnswer, "A page of them, oldest first."))
+@router.get("", responses=documented_response(SandboxesResponse, "A page of them, oldest first."))
 async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Request) -> Response:
     """List sandboxes: your own; for an operator everybody's."""
     after = pagination.decode_cursor(query.cursor)
     page = await get_node(request).sandboxes.list(get_principal(request), query.wanted(), after=after, limit=query.limit)
     following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(SandboxesAnswer(sandboxes=[SandboxAnswer.of(sandbox) for sandbox in page.items], next_cursor=following))
+    return json_response(SandboxesResponse(sandboxes=[SandboxResponse.of(sandbox) for sandbox in page.items], next_cursor=following))
 
 
-@router.get("/{sandbox}", responses=documented_response(SandboxAnswer, "It."))
+@router.get("/{sandbox}", responses=documented_response(SandboxResponse, "It."))
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox; also at one that ended, for as long as its record is kept."""
-    return json_response(SandboxAnswer.of(await get_node(request).sandboxes.get(get_principal(request), sandbox)))
+    return json_response(SandboxResponse.of(await get_node(request).sandboxes.get(get_principal(request), sandbox)))
 
 
-@router.patch("/{sandbox}", responses=documented_response(SandboxAnswer, "It, changed."))
-async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
+@router.patch("/{sandbox}", responses=documented_response(SandboxResponse, "It, changed."))
+async def update(sandbox: str, body: UpdateSandboxRequest, request: Request) -> Response:
     """Change a sandbox's deadline and what that does, idle timeout, metadata or limits: all of what is asked, or nothing."""
-    return json_response(SandboxAnswer.of(await get_node(request).sandboxes.update(get_principal(request), sandbox, body.asked())))
+    return json_response(SandboxResponse.of(await get_node(request).sandboxes.update(get_principal(request), sandbox, body.asked())))
 
 
 @router.delete("/{sandbox}", status_code=204, responses=PROBLEM)
@@ -408,14 +408,14 @@ async def kill(sandbox: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/{sandbox}/usage", responses=documented_response(UsageAnswer, "So far."))
+@router.get("/{sandbox}/usage", responses=documented_response(UsageResponse, "So far."))
 async def usage(sandbox: str, request: Request) -> Response:
     """What a sandbox has used, and of how much."""
-    return json_response(UsageAnswer.of(await get_node(request).sandboxes.usage(get_principal(request), sandbox)))
+    return json_response(UsageResponse.of(await get_node(request).sandboxes.usage(get_principal(request), sandbox)))
 
 
-@router.get("/{sandbox}/ports", responses=documented_response(PortsAnswer, "At this moment."))
+@router.get("/{sandbox}/ports", responses=documented_response(PortsResponse, "At this moment."))
 async def ports(sandbox: str, request: Request) -> Response:
     """Tell on which TCP ports something listens inside a sandbox; none of Sandlot's own."""
     found = await get_node(request).sandboxes.ports(get_principal(request), sandbox)
-    return json_response(PortsAnswer(ports=[PortAnswer(port=each.port, address=each.address) for each in found]))
+    return json_response(PortsResponse(ports=[PortResponse(port=each.port, address=each.address) for each in found]))

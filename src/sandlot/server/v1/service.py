@@ -18,7 +18,7 @@ from sandlot.web.middleware import state
 from sandlot.web.models import ResponseModel, json_response
 
 
-class VersionAnswer(ResponseModel):
+class VersionResponse(ResponseModel):
     """Who answers."""
 
     version: str
@@ -27,28 +27,28 @@ class VersionAnswer(ResponseModel):
     pid: int
 
 
-class VerdictAnswer(ResponseModel):
+class DriverCapabilityResponse(ResponseModel):
     """Yes, or no and why."""
 
     ok: bool
     reason: str
 
 
-class DriverAnswer(ResponseModel):
+class DriverResponse(ResponseModel):
     """What a driver can do on this host."""
 
     driver: str
     runtime: str
-    abilities: dict[str, VerdictAnswer]
+    abilities: dict[str, DriverCapabilityResponse]
 
 
-class CapabilitiesAnswer(ResponseModel):
+class CapabilitiesResponse(ResponseModel):
     """What this host can do."""
 
-    drivers: list[DriverAnswer]
+    drivers: list[DriverResponse]
 
 
-class ResourcesAnswer(ResponseModel):
+class ResourcesResponse(ResponseModel):
     """An amount of what the host has."""
 
     memory_bytes: int
@@ -61,30 +61,30 @@ class ResourcesAnswer(ResponseModel):
         return cls(memory_bytes=amount.memory_bytes, disk_bytes=amount.disk_bytes, pids=amount.pids)
 
 
-class CapacityAnswer(ResponseModel):
+class CapacityResponse(ResponseModel):
     """What this node may promise to sandboxes. A sandbox is promised the most that it can take, until its last trace is gone."""
 
-    total: ResourcesAnswer = Field(description="All that may be promised now: what the host has less a reserve, times the ratios.")
-    promised: ResourcesAnswer
-    free: ResourcesAnswer
+    total: ResourcesResponse = Field(description="All that may be promised now: what the host has less a reserve, times the ratios.")
+    promised: ResourcesResponse
+    free: ResourcesResponse
     sandboxes: int = Field(description="How many hold a promise, those included that are being created or removed.")
     max_sandboxes: int
 
     @classmethod
     def of(cls, found: Capacity, max_sandboxes: int) -> Self:
         """The figures, told."""
-        total, promised, free = (ResourcesAnswer.of(each) for each in (found.allocatable, found.reserved, found.available))
+        total, promised, free = (ResourcesResponse.of(each) for each in (found.allocatable, found.reserved, found.available))
         return cls(total=total, promised=promised, free=free, sandboxes=found.sandboxes, max_sandboxes=max_sandboxes)
 
 
-class HealthAnswer(ResponseModel):
+class HealthResponse(ResponseModel):
     """It answers."""
 
     status: str
     version: str
 
 
-class StoppingAnswer(ResponseModel):
+class ServiceStopResponse(ResponseModel):
     """It is about to end."""
 
     pid: int
@@ -99,10 +99,10 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/healthz", responses=documented_response(HealthAnswer, "It answers."))
+@router.get("/healthz", responses=documented_response(HealthResponse, "It answers."))
 async def health() -> Response:
     """Whether the service answers; needs no key."""
-    return json_response(HealthAnswer(status="ok", version=__version__))
+    return json_response(HealthResponse(status="ok", version=__version__))
 
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
@@ -117,24 +117,26 @@ async def metrics(request: Request) -> Response:
     return Response(get_node(request).service.metrics(), media_type=METRICS_MEDIA_TYPE)
 
 
-@router.get("/v1/version", responses=documented_response(VersionAnswer, "Who answers."))
+@router.get("/v1/version", responses=documented_response(VersionResponse, "Who answers."))
 async def version(request: Request) -> Response:
     """Which service this is."""
     info = get_node(request).service.info()
-    return json_response(VersionAnswer(version=info.version, generation=info.generation, node=info.node, pid=info.pid))
+    return json_response(VersionResponse(version=info.version, generation=info.generation, node=info.node, pid=info.pid))
 
 
-@router.get("/v1/capabilities", responses=documented_response(CapabilitiesAnswer, "Found by doing it."))
+@router.get("/v1/capabilities", responses=documented_response(CapabilitiesResponse, "Found by doing it."))
 async def capabilities(request: Request) -> Response:
     """What this host can do: for every ability yes, or no and why."""
     found = await get_node(request).service.capabilities()
     return json_response(
-        CapabilitiesAnswer(
+        CapabilitiesResponse(
             drivers=[
-                DriverAnswer(
+                DriverResponse(
                     driver=each.driver,
                     runtime=each.runtime,
-                    abilities={str(ability): VerdictAnswer(ok=verdict.ok, reason=verdict.reason) for ability, verdict in each.results.items()},
+                    abilities={
+                        str(ability): DriverCapabilityResponse(ok=verdict.ok, reason=verdict.reason) for ability, verdict in each.results.items()
+                    },
                 )
                 for each in found
             ]
@@ -142,14 +144,14 @@ async def capabilities(request: Request) -> Response:
     )
 
 
-@router.get("/v1/capacity", responses=documented_response(CapacityAnswer, "As of a second ago at most."))
+@router.get("/v1/capacity", responses=documented_response(CapacityResponse, "As of a second ago at most."))
 async def capacity(request: Request) -> Response:
     """What this node may promise to sandboxes, what it has promised, and what is left."""
     service = get_node(request).service
-    return json_response(CapacityAnswer.of(await service.capacity(get_principal(request)), service.info().max_sandboxes))
+    return json_response(CapacityResponse.of(await service.capacity(get_principal(request)), service.info().max_sandboxes))
 
 
-@router.post("/v1/service/stop", status_code=202, responses=documented_response(StoppingAnswer, "It ends; its sandboxes live on.", 202))
+@router.post("/v1/service/stop", status_code=202, responses=documented_response(ServiceStopResponse, "It ends; its sandboxes live on.", 202))
 async def stop(request: Request) -> Response:
     """End this service; only on its unix socket. Its sandboxes live on, and the next start takes them over."""
     if state(request).get("peer") != OWNER:
@@ -158,4 +160,4 @@ async def stop(request: Request) -> Response:
         )
     service_of(request).stop.set()
     info = get_node(request).service.info()
-    return json_response(StoppingAnswer(pid=info.pid, sandboxes=info.sandboxes), 202)
+    return json_response(ServiceStopResponse(pid=info.pid, sandboxes=info.sandboxes), 202)

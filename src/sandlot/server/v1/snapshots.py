@@ -12,13 +12,13 @@ from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.specs import SnapshotKind
 from sandlot.server.v1.common import PROBLEM, documented_response
-from sandlot.server.v1.sandboxes import LimitsAnswer, NetworkAnswer
+from sandlot.server.v1.sandboxes import LimitsResponse, NetworkResponse
 from sandlot.web import pagination
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 
 
-class SnapshotBody(RequestModel):
+class CreateSnapshotRequest(RequestModel):
     """A snapshot to take."""
 
     name: Text | None = Field(
@@ -37,7 +37,7 @@ class SnapshotBody(RequestModel):
         return SnapshotKind(self.kind)
 
 
-class SnapshotAnswer(ResponseModel):
+class SnapshotResponse(ResponseModel):
     """A snapshot of a sandbox."""
 
     id: str
@@ -46,15 +46,15 @@ class SnapshotAnswer(ResponseModel):
     sandbox: str = Field(description="What it was taken of, which may be gone.")
     template: str
     isolation: str
-    network: NetworkAnswer
-    limits: LimitsAnswer
+    network: NetworkResponse
+    limits: LimitsResponse
     size_bytes: int = Field(description="What it takes on the disk.")
     problem: str | None = Field(description="Why nothing can be started from its memory any more; null where nothing is known against it.")
     created_at: datetime
     node: str
 
     @classmethod
-    def of(cls, record: SnapshotRecord) -> SnapshotAnswer:
+    def of(cls, record: SnapshotRecord) -> SnapshotResponse:
         """What is told of it."""
         spec = record.spec
         return cls(
@@ -64,8 +64,8 @@ class SnapshotAnswer(ResponseModel):
             sandbox=spec.id,
             template=spec.template.name,
             isolation=spec.isolation,
-            network=NetworkAnswer.of(spec.network),
-            limits=LimitsAnswer.of(spec.limits),
+            network=NetworkResponse.of(spec.network),
+            limits=LimitsResponse.of(spec.limits),
             size_bytes=record.size_bytes,
             problem=record.problem or None,
             created_at=record.created_at,
@@ -73,10 +73,10 @@ class SnapshotAnswer(ResponseModel):
         )
 
 
-class SnapshotsAnswer(ResponseModel):
+class SnapshotsResponse(ResponseModel):
     """A page of snapshots, oldest first."""
 
-    snapshots: list[SnapshotAnswer]
+    snapshots: list[SnapshotResponse]
     next_cursor: str | None = Field(description="For the next page; null where this is the last.")
 
 
@@ -90,10 +90,12 @@ class SnapshotsQuery(QueryModel):
 router = APIRouter(tags=["snapshots"])
 
 
-@router.post("/v1/sandboxes/{sandbox}/snapshot", status_code=201, responses=documented_response(SnapshotAnswer, "It is whole and on the disk.", 201))
+@router.post(
+    "/v1/sandboxes/{sandbox}/snapshot", status_code=201, responses=documented_response(SnapshotResponse, "It is whole and on the disk.", 201)
+)
 async def take(
     sandbox: str,
-    body: SnapshotBody,
+    body: CreateSnapshotRequest,
     request: Request,
     idempotency_key: Annotated[
         str | None, Header(description="Your own name for this request: sent again, it gives the snapshot that it gave.")
@@ -101,22 +103,22 @@ async def take(
 ) -> Response:
     """Keep what a sandbox is at this moment. It goes on undisturbed; a client that goes away meanwhile leaves no snapshot behind."""
     work = get_node(request).snapshots.create(get_principal(request), sandbox, name=body.name, kind=body.what(), idempotency_key=idempotency_key)
-    return json_response(SnapshotAnswer.of(await cancel_on_disconnect(request, work)), 201)
+    return json_response(SnapshotResponse.of(await cancel_on_disconnect(request, work)), 201)
 
 
-@router.get("/v1/snapshots", responses=documented_response(SnapshotsAnswer, "A page of them, oldest first."))
+@router.get("/v1/snapshots", responses=documented_response(SnapshotsResponse, "A page of them, oldest first."))
 async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Request) -> Response:
     """List snapshots: your own; for an operator everybody's."""
     after = pagination.decode_cursor(query.cursor)
     page = await get_node(request).snapshots.list(get_principal(request), after=after, limit=query.limit)
     following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(SnapshotsAnswer(snapshots=[SnapshotAnswer.of(record) for record in page.items], next_cursor=following))
+    return json_response(SnapshotsResponse(snapshots=[SnapshotResponse.of(record) for record in page.items], next_cursor=following))
 
 
-@router.get("/v1/snapshots/{snapshot}", responses=documented_response(SnapshotAnswer, "It."))
+@router.get("/v1/snapshots/{snapshot}", responses=documented_response(SnapshotResponse, "It."))
 async def get(snapshot: str, request: Request) -> Response:
     """Look at a snapshot, by its id or its name."""
-    return json_response(SnapshotAnswer.of(await get_node(request).snapshots.get(get_principal(request), snapshot)))
+    return json_response(SnapshotResponse.of(await get_node(request).snapshots.get(get_principal(request), snapshot)))
 
 
 @router.delete("/v1/snapshots/{snapshot}", status_code=204, responses=PROBLEM)

@@ -10,7 +10,7 @@ from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import ResponseModel, json_response
 
 
-class TemplateAnswer(ResponseModel):
+class TemplateResponse(ResponseModel):
     """Something that a sandbox can be started from."""
 
     name: str
@@ -20,23 +20,23 @@ class TemplateAnswer(ResponseModel):
     building: str | None = Field(description="What its build is at, for a person; null where nobody builds it.")
 
 
-class TemplatesAnswer(ResponseModel):
+class TemplatesResponse(ResponseModel):
     """What a sandbox can be started from."""
 
-    templates: list[TemplateAnswer]
+    templates: list[TemplateResponse]
 
 
 router = APIRouter(tags=["service"])
 
 
-@router.get("/v1/templates", responses=documented_response(TemplatesAnswer, "All of them."))
+@router.get("/v1/templates", responses=documented_response(TemplatesResponse, "All of them."))
 async def templates(request: Request) -> Response:
     """What a sandbox can be started from. One that is not built yet is built by the first sandbox that asks for it."""
     found = await get_node(request).templates.list(get_principal(request))
     return json_response(
-        TemplatesAnswer(
+        TemplatesResponse(
             templates=[
-                TemplateAnswer(
+                TemplateResponse(
                     name=each.name, description=each.description, digest=each.digest, built=each.digest is not None, building=each.building
                 )
                 for each in found

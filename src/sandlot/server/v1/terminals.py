@@ -34,7 +34,7 @@ from sandlot.model.executions import (
 from sandlot.model.specs import MAX_TERMINAL_SIZE
 from sandlot.model.streams import Duplex
 from sandlot.server.v1.common import documented_response
-from sandlot.server.v1.processes import ExitedAnswer, ScreenBody, SignalAnswer
+from sandlot.server.v1.processes import ProcessOutcomeResponse, ProcessSignalResponse, TerminalSize
 from sandlot.web import errors, websocket
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import QueryModel, json_response
@@ -53,11 +53,11 @@ _TYPED = "Send bytes to type, or a JSON object with 'resize', 'signal' or 'eof' 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"])
 
 
-@router.post("/{process}/resize", responses=documented_response(SignalAnswer, "It has that size."))
-async def resize(sandbox: str, process: str, body: ScreenBody, request: Request) -> Response:
+@router.post("/{process}/resize", responses=documented_response(ProcessSignalResponse, "It has that size."))
+async def resize(sandbox: str, process: str, body: TerminalSize, request: Request) -> Response:
     """Give a process's terminal another size."""
     return json_response(
-        SignalAnswer(running=await get_node(request).terminals.resize(get_principal(request), sandbox, process, body.rows, body.cols))
+        ProcessSignalResponse(running=await get_node(request).terminals.resize(get_principal(request), sandbox, process, body.rows, body.cols))
     )
 
 
@@ -132,7 +132,7 @@ async def _show(socket: WebSocket, connected: Duplex[bytes, ProcessEvent], offse
             case Output():
                 await socket.send_bytes(event.data)
             case ProcessEnded():
-                await websocket.send_json(socket, {"event": "exit", **ExitedAnswer.of(event.outcome).model_dump()})
+                await websocket.send_json(socket, {"event": "exit", **ProcessOutcomeResponse.of(event.outcome).model_dump()})
 
 
 async def _take(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent]) -> None:

@@ -10,12 +10,12 @@ from pydantic import Field
 
 from sandlot.model.volumes import DEFAULT_SIZE_BYTES, MAX_SIZE_BYTES, MIN_SIZE_BYTES, VolumeInfo
 from sandlot.server.v1.common import PROBLEM, documented_response
-from sandlot.server.v1.sandboxes import MountBody, SandboxAnswer
+from sandlot.server.v1.sandboxes import AttachVolumeRequest, SandboxResponse
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 
 
-class VolumeBody(RequestModel):
+class CreateVolumeRequest(RequestModel):
     """A volume to make."""
 
     name: Text = Field(
@@ -30,7 +30,7 @@ class DetachQuery(QueryModel):
     path: Text = Field(description="The folder that it is in the sandbox; or the volume's name or id.", examples=["/data"])
 
 
-class VolumeAnswer(ResponseModel):
+class VolumeResponse(ResponseModel):
     """A volume."""
 
     id: str
@@ -41,7 +41,7 @@ class VolumeAnswer(ResponseModel):
     created_at: datetime
 
     @classmethod
-    def of(cls, volume: VolumeInfo) -> VolumeAnswer:
+    def of(cls, volume: VolumeInfo) -> VolumeResponse:
         """What is told of it."""
         return cls(
             id=volume.id,
@@ -53,34 +53,34 @@ class VolumeAnswer(ResponseModel):
         )
 
 
-class VolumesAnswer(ResponseModel):
+class VolumesResponse(ResponseModel):
     """All volumes, oldest first."""
 
-    volumes: list[VolumeAnswer]
+    volumes: list[VolumeResponse]
 
 
 router = APIRouter(tags=["volumes"])
 
 
-@router.post("/v1/volumes", status_code=201, responses=documented_response(VolumeAnswer, "It is there, empty.", 201))
-async def create(body: VolumeBody, request: Request) -> Response:
+@router.post("/v1/volumes", status_code=201, responses=documented_response(VolumeResponse, "It is there, empty.", 201))
+async def create(body: CreateVolumeRequest, request: Request) -> Response:
     """Make a volume: files that outlive the sandboxes that have it."""
     return json_response(
-        VolumeAnswer.of(await get_node(request).volumes.create(get_principal(request), name=body.name, size_bytes=body.size_bytes)), 201
+        VolumeResponse.of(await get_node(request).volumes.create(get_principal(request), name=body.name, size_bytes=body.size_bytes)), 201
     )
 
 
-@router.get("/v1/volumes", responses=documented_response(VolumesAnswer, "All of them, oldest first."))
+@router.get("/v1/volumes", responses=documented_response(VolumesResponse, "All of them, oldest first."))
 async def list_volumes(request: Request) -> Response:
     """List volumes: your own; for an operator everybody's."""
     found = await get_node(request).volumes.list(get_principal(request))
-    return json_response(VolumesAnswer(volumes=[VolumeAnswer.of(volume) for volume in found]))
+    return json_response(VolumesResponse(volumes=[VolumeResponse.of(volume) for volume in found]))
 
 
-@router.get("/v1/volumes/{volume}", responses=documented_response(VolumeAnswer, "It."))
+@router.get("/v1/volumes/{volume}", responses=documented_response(VolumeResponse, "It."))
 async def get(volume: str, request: Request) -> Response:
     """Look at a volume, by its id or its name."""
-    return json_response(VolumeAnswer.of(await get_node(request).volumes.get(get_principal(request), volume)))
+    return json_response(VolumeResponse.of(await get_node(request).volumes.get(get_principal(request), volume)))
 
 
 @router.delete("/v1/volumes/{volume}", status_code=204, responses=PROBLEM)
@@ -90,13 +90,13 @@ async def delete(volume: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/v1/sandboxes/{sandbox}/volumes", responses=documented_response(SandboxAnswer, "It has it."))
-async def attach(sandbox: str, body: MountBody, request: Request) -> Response:
+@router.post("/v1/sandboxes/{sandbox}/volumes", responses=documented_response(SandboxResponse, "It has it."))
+async def attach(sandbox: str, body: AttachVolumeRequest, request: Request) -> Response:
     """Attach a volume to a sandbox that runs; one that rests is resumed for it. Again and again the same. Where its isolation cannot: 501."""
-    return json_response(SandboxAnswer.of(await get_node(request).sandboxes.attach_volume(get_principal(request), sandbox, body.asked())))
+    return json_response(SandboxResponse.of(await get_node(request).sandboxes.attach_volume(get_principal(request), sandbox, body.asked())))
 
 
-@router.delete("/v1/sandboxes/{sandbox}/volumes", responses=documented_response(SandboxAnswer, "It has it no more."))
+@router.delete("/v1/sandboxes/{sandbox}/volumes", responses=documented_response(SandboxResponse, "It has it no more."))
 async def detach(sandbox: str, query: Annotated[DetachQuery, Query()], request: Request) -> Response:
     """Detach a volume from a sandbox; what is in it stays. While anything inside has a file of it open, or works in it: 409."""
-    return json_response(SandboxAnswer.of(await get_node(request).sandboxes.detach_volume(get_principal(request), sandbox, query.path)))
+    return json_response(SandboxResponse.of(await get_node(request).sandboxes.detach_volume(get_principal(request), sandbox, query.path)))

@@ -24,7 +24,7 @@ class WatchQuery(PathQuery):
     recursive: bool = Field(default=False, description="Also the folders in it, those that come later included; 1,000 at most.")
 
 
-class WatchingEvent(ResponseModel):
+class WatchStartedEvent(ResponseModel):
     """The folder is watched from now on."""
 
     path: str
@@ -32,40 +32,40 @@ class WatchingEvent(ResponseModel):
     by: Literal["inotify", "scan"] = Field(description="Where it is scan, what comes and goes within a second may go unseen.")
 
 
-class FileEvent(ResponseModel):
+class FileChangedEvent(ResponseModel):
     """Something happened to a file or a folder."""
 
     path: str
     kind: Literal["file", "directory"] = Field(description="Whatever is no folder is told as a file.")
 
     @classmethod
-    def of(cls, event: FolderEvent) -> FileEvent:
+    def of(cls, event: FolderEvent) -> FileChangedEvent:
         """What is told of it."""
         return cls(path=event.path, kind="directory" if event.folder else "file")
 
 
-class MovedEvent(FileEvent):
+class FileMovedEvent(FileChangedEvent):
     """Something has another name now."""
 
     source: str = Field(description="Its path before.")
 
     @classmethod
-    def of(cls, event: FolderEvent) -> MovedEvent:
+    def of(cls, event: FolderEvent) -> FileMovedEvent:
         """What is told of it."""
         return cls(path=event.path, kind="directory" if event.folder else "file", source=event.source or "")
 
 
-class OverflowEvent(ResponseModel):
+class WatchOverflowEvent(ResponseModel):
     """More happened than could be told: list the folder to know what there is."""
 
 
-class GoneEvent(ResponseModel):
+class WatchEndedEvent(ResponseModel):
     """The folder itself was removed or moved; nothing follows."""
 
     path: str
 
 
-class WatcherBody(RequestModel):
+class CreateWatcherRequest(RequestModel):
     """A folder to watch for whoever asks later."""
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace"])
@@ -73,25 +73,25 @@ class WatcherBody(RequestModel):
     user: UserName = Field(default="user", description="Who it is done as.")
 
 
-class WatcherAnswer(WatchingEvent):
+class WatcherResponse(WatchStartedEvent):
     """A folder that is watched."""
 
     watcher: str
 
     @classmethod
-    def of(cls, watch: Watch) -> WatcherAnswer:
+    def of(cls, watch: Watch) -> WatcherResponse:
         """What is told of it."""
         by: Literal["inotify", "scan"] = "scan" if watch.by == "scan" else "inotify"
         return cls(watcher=watch.id, path=watch.path, recursive=watch.recursive, by=by)
 
 
-class WatchersAnswer(ResponseModel):
+class WatchersResponse(ResponseModel):
     """All of a sandbox's."""
 
-    watchers: list[WatcherAnswer]
+    watchers: list[WatcherResponse]
 
 
-class HappenedEventAnswer(ResponseModel):
+class WatcherEventResponse(ResponseModel):
     """One thing that happened in a watched folder."""
 
     event: Literal["created", "modified", "removed", "moved", "overflow", "gone"]
@@ -100,26 +100,26 @@ class HappenedEventAnswer(ResponseModel):
     source: str | None = Field(description="Its path before, of what was moved.")
 
     @classmethod
-    def of(cls, event: FolderEvent) -> HappenedEventAnswer:
+    def of(cls, event: FolderEvent) -> WatcherEventResponse:
         """What is told of it."""
         told = {"event": event.kind, "path": event.path, "kind": "directory" if event.folder else "file", "source": event.source}
         return cls.model_validate(told)
 
 
-class HappenedAnswer(ResponseModel):
+class WatcherEventsResponse(ResponseModel):
     """What has happened since the last time, oldest first."""
 
-    events: list[HappenedEventAnswer]
+    events: list[WatcherEventResponse]
 
 
 WATCH_EVENTS: EventTable = {
-    "watching": WatchingEvent,
-    "created": FileEvent,
-    "modified": FileEvent,
-    "removed": FileEvent,
-    "moved": MovedEvent,
-    "overflow": OverflowEvent,
-    "gone": GoneEvent,
+    "watching": WatchStartedEvent,
+    "created": FileChangedEvent,
+    "modified": FileChangedEvent,
+    "removed": FileChangedEvent,
+    "moved": FileMovedEvent,
+    "overflow": WatchOverflowEvent,
+    "gone": WatchEndedEvent,
     "failure": Problem,
 }
 
@@ -136,25 +136,25 @@ async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Re
     return streaming.event_response(request, _told(watched, query), watched.aclose)
 
 
-@router.post("/watchers", status_code=201, responses=documented_response(WatcherAnswer, "It is watched.", 201))
-async def create_watcher(sandbox: str, body: WatcherBody, request: Request) -> Response:
+@router.post("/watchers", status_code=201, responses=documented_response(WatcherResponse, "It is watched.", 201))
+async def create_watcher(sandbox: str, body: CreateWatcherRequest, request: Request) -> Response:
     """Watch a folder for whoever asks later: what happens is kept, 4,096 events of it, until it is asked for."""
     making = get_node(request).watches.create(get_principal(request), sandbox, body.path, recursive=body.recursive, user=User(body.user))
-    return json_response(WatcherAnswer.of(await cancel_on_disconnect(request, making)), 201)
+    return json_response(WatcherResponse.of(await cancel_on_disconnect(request, making)), 201)
 
 
-@router.get("/watchers", responses=documented_response(WatchersAnswer, "Those that were not removed."))
+@router.get("/watchers", responses=documented_response(WatchersResponse, "Those that were not removed."))
 async def list_watchers(sandbox: str, request: Request) -> Response:
     """List the watchers of a sandbox."""
     watches = await get_node(request).watches.list(get_principal(request), sandbox)
-    return json_response(WatchersAnswer(watchers=[WatcherAnswer.of(each) for each in watches]))
+    return json_response(WatchersResponse(watchers=[WatcherResponse.of(each) for each in watches]))
 
 
-@router.post("/watchers/{watcher}/events", responses=documented_response(HappenedAnswer, "What has happened since the last time."))
+@router.post("/watchers/{watcher}/events", responses=documented_response(WatcherEventsResponse, "What has happened since the last time."))
 async def take_watcher_events(sandbox: str, watcher: str, request: Request) -> Response:
     """Take what has happened in a watched folder, oldest first; it is told once. After `gone` there is no such watcher any more."""
     happened = await get_node(request).watches.take(get_principal(request), sandbox, watcher)
-    return json_response(HappenedAnswer(events=[HappenedEventAnswer.of(event) for event in happened]))
+    return json_response(WatcherEventsResponse(events=[WatcherEventResponse.of(event) for event in happened]))
 
 
 @router.delete("/watchers/{watcher}", status_code=204, responses=PROBLEM)
@@ -166,15 +166,15 @@ async def remove_watcher(sandbox: str, watcher: str, request: Request) -> Respon
 
 async def _told(watched: FolderWatch, query: WatchQuery) -> AsyncIterator[streaming.StreamEvent]:
     begun = {"path": query.path, "recursive": query.recursive, "by": watched.by}
-    yield streaming.StreamEvent("watching", WatchingEvent.model_validate(begun).model_dump())
+    yield streaming.StreamEvent("watching", WatchStartedEvent.model_validate(begun).model_dump())
     async for event in watched:
         match event.kind:
             case FileEventKind.GONE:
-                told = GoneEvent(path=event.path).model_dump()
+                told = WatchEndedEvent(path=event.path).model_dump()
             case FileEventKind.OVERFLOW:
-                told = OverflowEvent().model_dump()
+                told = WatchOverflowEvent().model_dump()
             case FileEventKind.MOVED:
-                told = MovedEvent.of(event).model_dump()
+                told = FileMovedEvent.of(event).model_dump()
             case _:
-                told = FileEvent.of(event).model_dump()
+                told = FileChangedEvent.of(event).model_dump()
         yield streaming.StreamEvent(event.kind, told)

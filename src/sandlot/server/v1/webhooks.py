@@ -14,7 +14,7 @@ from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import RequestModel, ResponseModel, Text, Texts, json_response
 
 
-class WebhookBody(RequestModel):
+class CreateWebhookRequest(RequestModel):
     """A webhook to make."""
 
     url: Text = Field(
@@ -30,7 +30,7 @@ class WebhookBody(RequestModel):
     enabled: bool = Field(default=True, description="false has it wait: what happens meanwhile is sent once it is true, as long as events are kept.")
 
 
-class WebhookChangeBody(RequestModel):
+class UpdateWebhookRequest(RequestModel):
     """What to change of a webhook; what is left out stays as it is."""
 
     url: Text | None = Field(
@@ -51,7 +51,7 @@ class WebhookChangeBody(RequestModel):
         return WebhookChange(url=self.url, events=events, secret=self.secret, name=self.name, enabled=self.enabled)
 
 
-class WebhookAnswer(ResponseModel):
+class WebhookResponse(ResponseModel):
     """A webhook, and how it fares."""
 
     id: str
@@ -70,26 +70,26 @@ class WebhookAnswer(ResponseModel):
     last_error: str = Field(description="Why that failed; empty where it did not.")
 
     @classmethod
-    def of(cls, record: WebhookRecord) -> WebhookAnswer:
+    def of(cls, record: WebhookRecord) -> WebhookResponse:
         """What is told of it."""
         return cls(**_told(record))
 
 
-class NewWebhookAnswer(WebhookAnswer):
+class NewWebhookResponse(WebhookResponse):
     """A webhook that was just made."""
 
     secret: str = Field(description="What X-Signature is made with: HMAC-SHA256 of the body, in hexadecimal. It is in this answer and nowhere else.")
 
     @classmethod
-    def of(cls, record: WebhookRecord) -> NewWebhookAnswer:
+    def of(cls, record: WebhookRecord) -> NewWebhookResponse:
         """What is told of it, once."""
         return cls(secret=record.secret, **_told(record))
 
 
-class WebhooksAnswer(ResponseModel):
+class WebhooksResponse(ResponseModel):
     """All webhooks."""
 
-    webhooks: list[WebhookAnswer]
+    webhooks: list[WebhookResponse]
 
 
 def _told(record: WebhookRecord) -> dict[str, Any]:
@@ -115,32 +115,32 @@ def _told(record: WebhookRecord) -> dict[str, Any]:
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 
 
-@router.post("", status_code=201, responses=documented_response(NewWebhookAnswer, "It is told of what happens from now on.", 201))
-async def create(body: WebhookBody, request: Request) -> Response:
+@router.post("", status_code=201, responses=documented_response(NewWebhookResponse, "It is told of what happens from now on.", 201))
+async def create(body: CreateWebhookRequest, request: Request) -> Response:
     """Have an address told of what happens to what is yours; for an operator to everybody's. Its secret is in this answer and nowhere else."""
     made = await get_node(request).webhooks.create(
         get_principal(request), url=body.url, events=body.events, secret=body.secret, name=body.name, enabled=body.enabled
     )
-    return json_response(NewWebhookAnswer.of(made), 201)
+    return json_response(NewWebhookResponse.of(made), 201)
 
 
-@router.get("", responses=documented_response(WebhooksAnswer, "All of them, oldest first."))
+@router.get("", responses=documented_response(WebhooksResponse, "All of them, oldest first."))
 async def list_webhooks(request: Request) -> Response:
     """List your webhooks and how they fare; for an operator everybody's."""
     found = await get_node(request).webhooks.list(get_principal(request))
-    return json_response(WebhooksAnswer(webhooks=[WebhookAnswer.of(record) for record in found]))
+    return json_response(WebhooksResponse(webhooks=[WebhookResponse.of(record) for record in found]))
 
 
-@router.get("/{webhook}", responses=documented_response(WebhookAnswer, "It."))
+@router.get("/{webhook}", responses=documented_response(WebhookResponse, "It."))
 async def get(webhook: str, request: Request) -> Response:
     """Look at a webhook: what it has taken, and what failed last."""
-    return json_response(WebhookAnswer.of(await get_node(request).webhooks.get(get_principal(request), webhook)))
+    return json_response(WebhookResponse.of(await get_node(request).webhooks.get(get_principal(request), webhook)))
 
 
-@router.patch("/{webhook}", responses=documented_response(WebhookAnswer, "As it is from now on."))
-async def change(webhook: str, body: WebhookChangeBody, request: Request) -> Response:
+@router.patch("/{webhook}", responses=documented_response(WebhookResponse, "As it is from now on."))
+async def change(webhook: str, body: UpdateWebhookRequest, request: Request) -> Response:
     """Change where a webhook is told, what, signed with what, or whether. What it is not done with goes by what it is now."""
-    return json_response(WebhookAnswer.of(await get_node(request).webhooks.update(get_principal(request), webhook, body.asked())))
+    return json_response(WebhookResponse.of(await get_node(request).webhooks.update(get_principal(request), webhook, body.asked())))
 
 
 @router.delete("/{webhook}", status_code=204, responses=PROBLEM)

@@ -11,7 +11,7 @@ import pytest
 from sandlot.core.access.idempotency import execution_id
 from sandlot.model.executions import Display
 from sandlot.model.ids import PROCESS_ID, SandboxId
-from sandlot.server.v1.code import DisplayAnswer, gone_on, mime_bundle
+from sandlot.server.v1.code import DisplayResponse, gone_on, mime_bundle
 from sandlot.web.streaming import NDJSON_MEDIA_TYPE, SSE_MEDIA_TYPE
 from tests.support.cases import cases
 from tests.support.http import output, post, problem, told
@@ -194,7 +194,7 @@ def test_mime_bundles_as_json_carries_them() -> None:
 
 
 def test_metadata_as_json_carries_it() -> None:
-    told = DisplayAnswer.of(Display({"text/plain": "a"}, main=True, metadata={"a": [1, float("nan"), b"\xff"], "b": {"c": float("inf")}}))
+    told = DisplayResponse.of(Display({"text/plain": "a"}, main=True, metadata={"a": [1, float("nan"), b"\xff"], "b": {"c": float("inf")}}))
     assert told.metadata == {"a": [1, None, "/w=="], "b": {"c": None}}
 
 

@@ -8,19 +8,19 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from sandlot.server.v1.processes import ProcessBody
-from sandlot.server.v1.sandboxes import CreateBody, SandboxesQuery
+from sandlot.server.v1.processes import CreateProcessRequest
+from sandlot.server.v1.sandboxes import CreateSandboxRequest, SandboxesQuery
 from sandlot.web.errors import MAX_FIELDS
 from sandlot.web.models import MAX_ERRORS, Metadata, QueryModel, RequestModel
 
 MANY = 5_000
 
 WRONG: list[tuple[type[RequestModel | QueryModel], dict[str, Any]]] = [
-    (CreateBody, {f"x{n}": n for n in range(MANY)}),
-    (CreateBody, {"limits": {f"x{n}": n for n in range(MANY)}}),
-    (CreateBody, {"env": {f"x{n}": n for n in range(MANY)}}),
-    (CreateBody, {"metadata": {f"\ud800{n}": "" for n in range(MANY)}}),
-    (ProcessBody, {"argv": list(range(MANY))}),
+    (CreateSandboxRequest, {f"x{n}": n for n in range(MANY)}),
+    (CreateSandboxRequest, {"limits": {f"x{n}": n for n in range(MANY)}}),
+    (CreateSandboxRequest, {"env": {f"x{n}": n for n in range(MANY)}}),
+    (CreateSandboxRequest, {"metadata": {f"\ud800{n}": "" for n in range(MANY)}}),
+    (CreateProcessRequest, {"argv": list(range(MANY))}),
     (SandboxesQuery, {f"x{n}": "" for n in range(MANY)}),
 ]
 
@@ -34,7 +34,7 @@ def test_a_few_errors_are_looked_for(model: type[RequestModel | QueryModel], giv
 
 def test_what_is_right_is_taken_beside_what_is_not() -> None:
     with pytest.raises(ValidationError) as caught:
-        CreateBody.model_validate({f"x{n}": n for n in range(MANY)} | {"timeout": "soon", "template": "a"})
+        CreateSandboxRequest.model_validate({f"x{n}": n for n in range(MANY)} | {"timeout": "soon", "template": "a"})
     places = [error["loc"] for error in caught.value.errors()]
     assert ("timeout",) in places
     assert ("template",) not in places
