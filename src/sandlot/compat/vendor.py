@@ -7,9 +7,8 @@ Laws:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from types import MappingProxyType
@@ -23,7 +22,7 @@ from starlette.types import Scope
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, SandlotError, UnsupportedError
-from sandlot.web.error_formats import RenderedError, path_pattern, retry_after_s
+from sandlot.web.error_formats import RenderedError, retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +166,6 @@ class Door:
         table: Error code -> what it is at the vendor; total.
         body: Makes the vendor's error body.
         help: What somebody should do who asked for what there is not.
-        raw: Paths below the prefix whose bodies are used as they come; a part in braces stands for any one part.
         at_root: Routes that its client asks for without the prefix; they belong to this door all the same.
         authenticate: Returns the principal of a request that has a credential of the vendor's client, which this service issued, in place of an API
             key; None if the request has none. It gets the ASGI scope, before the body is read.
@@ -180,7 +178,6 @@ class Door:
     table: Mapping[ErrorCode, Kind]
     body: Callable[[Failure], Mapping[str, Any]]
     help: str
-    raw: Collection[str] = field(default_factory=frozenset)
     at_root: APIRouter | None = None
     authenticate: Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None = None
     headers: Callable[[Failure], Mapping[str, str]] = lambda _: {}
@@ -191,10 +188,6 @@ class Door:
         routes = () if self.at_root is None else self.at_root.routes
         return frozenset(route.path for route in routes if isinstance(route, (APIRoute, APIWebSocketRoute)))
 
-    @cached_property
-    def _raw(self) -> re.Pattern[str]:
-        return path_pattern(self.raw)
-
     def render_error(self, error: SandlotError, request_id: str, status: int | None) -> RenderedError:
         """An error in the vendor's words."""
         kind = self.table[error.code]
@@ -204,10 +197,6 @@ class Door:
             kind=kind, message=str(error), code=error.code, request_id=request_id, retryable=error.retryable, retry_after_s=retry_after_s(error)
         )
         return RenderedError(kind.status, self.body(failure), headers=self.headers(failure))
-
-    def takes_raw(self, path: str) -> bool:
-        """Whether what is sent to that path is used as it comes."""
-        return self._raw.fullmatch(path.removeprefix(self.prefix)) is not None
 
 
 def refuse(router: APIRouter, method: str, path: str, why: str) -> None:

@@ -37,9 +37,11 @@ from sandlot.server.v1 import (
     webhooks,
 )
 from sandlot.web import errors
+from sandlot.web.body_limits import BodyLimits
 from sandlot.web.error_formats import ErrorFormatSelector
 from sandlot.web.errors import PROBLEM_FORMAT
 from sandlot.web.middleware import RequestMiddleware
+from sandlot.web.route_table import RouteEntry, route_entries
 
 if TYPE_CHECKING:
     from sandlot.server.composition import RunningService
@@ -81,12 +83,13 @@ def create_app(service: RunningService) -> FastAPI:
     """Return the ASGI application of a service."""
     app = _empty_app()
     app.router.routes.extend(_served_routes())
+    errors.install_error_handlers(app, ERROR_FORMATS, _route_entries())
     app.state.service = service
     app.state.node = service.node
     app.add_middleware(
         RequestMiddleware,
         keys=service.api_keys,
-        upload_max_bytes=service.settings.upload_max_bytes,
+        body_limits=BodyLimits(_route_entries(), upload_max_bytes=service.settings.upload_max_bytes),
         buffers=service.node.buffers,
         metrics=service.metrics,
         error_formats=ERROR_FORMATS,
@@ -125,13 +128,20 @@ def _served_routes() -> tuple[BaseRoute, ...]:
     return tuple(app.routes)
 
 
+@functools.cache
+def _route_entries() -> tuple[RouteEntry, ...]:
+    """Return the routes of :func:`_served_routes` with those below the prefixes of vendors."""
+    vendors = (entry for vendor in VENDORS for entry in route_entries(vendor.router.routes, vendor.prefix))
+    return (*vendors, *route_entries(_served_routes()))
+
+
 def _include_vendors(app: FastAPI) -> None:
     for vendor in VENDORS:  # first, because each is skipped after a look at its prefix
         app.include_router(Below(vendor.prefix, vendor.router), prefix=vendor.prefix, include_in_schema=False)
 
 
 def _empty_app() -> FastAPI:
-    app = FastAPI(
+    return FastAPI(
         title="Sandlot",
         version=__version__,
         openapi_url=None,  # docs_page.py serves the document and its page: FastAPI's page loads scripts from a content network
@@ -141,5 +151,3 @@ def _empty_app() -> FastAPI:
         # Its logs would contain code and environments of requests.
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
-    errors.install_error_handlers(app, ERROR_FORMATS)
-    return app

@@ -1,1 +1,1 @@
-"""HTTP itself: connections, who asks, the frame around every request, answers that stream, and failures as one shape."""
+"""HTTP for all APIs: connections, middleware, authentication, error responses, streaming and request parsing."""

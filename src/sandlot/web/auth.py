@@ -1,9 +1,10 @@
-"""Who may talk to the service.
+"""Authentication of requests.
 
-- Whoever reaches the unix socket is its owner or root: the socket is 0600 in a folder of 0700, and the kernel vouches for the
-  peer's user id (SO_PEERCRED, unix(7)). No key is needed there.
-- Everybody else shows a key: ``Authorization: Bearer KEY``, ``X-API-Key: KEY`` or, as clients of a door do, by a header of ``KEY_HEADERS``.
-- One route takes neither, but a URL that was signed by this service (``core/files/signed_urls.py``), whoever comes with it.
+- The unix socket needs no key: it has the mode 0600 in a directory with the mode 0700, and the kernel reports the user of its peer (SO_PEERCRED,
+  unix(7)). Root and this service's own user are the operator.
+- Over TCP, a request has a key in ``Authorization: Bearer KEY``, ``X-API-Key: KEY`` or another header of ``KEY_HEADERS``, or a credential that a
+  compatibility API issued.
+- One path takes neither, but a URL that this service signed (``core/files/signed_urls.py``).
 """
 
 from __future__ import annotations
@@ -18,54 +19,54 @@ from sandlot.model.errors import AuthenticationError, ErrorCode
 OPEN_PATHS = frozenset(
     {"/healthz", "/openapi.json", "/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png"}
 )
-"""Answered without a key: whether it lives, and what the API is, which hold nobody's data."""
+"""Paths that need no key: the health check and the API's description, which contain no user's data."""
 
 KEY_HEADERS = frozenset({b"x-api-key", b"x-rapidapi-key", b"x-rapidapi-proxy-secret"})
-"""Whose value is a key and nothing else. The last two are what clients of a vendor that sells by RapidAPI send."""
+"""Headers whose whole value is a key. Clients of a vendor that sells through RapidAPI send the last two."""
 
 SIGNED_PATH = "/v1/signed/files/content"
-"""Answered to whoever has a URL that was signed for it."""
+"""Path of signed URLs."""
 
 OWNER = "owner"
-"""What the listener puts into a request's state as ``peer`` where the kernel has vouched for it."""
+"""Value of ``peer`` in the state of a request whose peer the kernel reported to be root or this service's user."""
 
 VendorAuthenticator = Callable[[Mapping[str, Any]], Awaitable[Principal | None]]
-"""Who sends a request (ASGI's scope) that shows what a door gave its vendor's client in place of a key; None where it shows nothing of the kind."""
+"""Returns the principal of a request, given its ASGI scope, if it has a credential that a compatibility API issued; otherwise None."""
 
 
 class KeyVerifier(Protocol):
-    """Who knows the keys."""
+    """Finds the principal of an API key."""
 
     def verify(self, secret: str) -> Principal | None:
-        """Whose key that is; None where it is nobody's. Takes the same time for every key, and asks no database."""
+        """Return the principal of a key, or None if the key is unknown. Takes the same time for every key, and reads no database."""
         ...
 
 
 class Keyring(KeyVerifier, Protocol):
-    """Who also knows when a key is taken away."""
+    """Finds principals, and ends the work of keys that are revoked."""
 
     def working_for(self, owner: OwnerId) -> AbstractContextManager[None]:
-        """Around what the current task does for an owner: raises AuthenticationError where the owner's key is taken away meanwhile."""
+        """Return a context for work on behalf of an owner. It raises AuthenticationError in the current task when the owner's key is revoked."""
         ...
 
 
 class Signatures(Protocol):
-    """Who knows which URLs were signed."""
+    """Checks signed URLs."""
 
     def principal_of_url(self, method: str, query: bytes) -> Principal:
-        """Who a request by a signed URL is made for.
+        """Return the principal of a signed URL.
 
         Raises:
-            ForbiddenError: It was not signed like this, or holds no more.
+            ForbiddenError: The signature does not match, or the URL has expired.
         """
         ...
 
 
 def request_api_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The key that a request shows, or None; one of a header that holds nothing else comes first, whatever the order; an empty one is none. Pure.
+    """Return the API key of a request, or None. A header of ``KEY_HEADERS`` has priority over ``Authorization``; empty values are ignored. Pure.
 
     Args:
-        headers: Lower-case names and values, as ASGI gives them.
+        headers: Lower-case names and values, as in an ASGI scope.
     """
     bearer: str | None = None
     for name, value in headers:
@@ -78,40 +79,45 @@ def request_api_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return bearer
 
 
+def is_local_owner(scope: Mapping[str, Any]) -> bool:
+    """Return True if the request came over the unix socket from root or this service's user."""
+    return bool(scope.get("state", {}).get("peer") == OWNER)
+
+
 async def authenticate(
-    scope: Mapping[str, Any], keys: KeyVerifier, signatures: Signatures | None = None, admit: VendorAuthenticator | None = None
+    scope: Mapping[str, Any], keys: KeyVerifier, signatures: Signatures | None = None, vendor: VendorAuthenticator | None = None
 ) -> Principal | None:
-    """Who sends a request; None for open paths.
+    """Return the principal of a request, or None for a path of ``OPEN_PATHS``.
 
     Args:
-        scope: The request's, as ASGI has it.
-        keys: Who knows the keys.
-        signatures: Who knows which URLs were signed; None where none were.
-        admit: Who sends one that shows what a door gave its vendor's client in place of a key; None is nobody.
+        scope: ASGI scope of the request.
+        keys: Known API keys.
+        signatures: Checks signed URLs; None if there are none.
+        vendor: Checks credentials of the compatibility API that the path belongs to; None if it has none.
 
     Raises:
-        ForbiddenError: It came by a signed URL that is not good for it.
-        AuthenticationError: It needs a key and has none, or one that is not known.
+        ForbiddenError: The signature of a signed URL is not valid for this request.
+        AuthenticationError: The request has no key, or an unknown one.
     """
     if scope["path"] == SIGNED_PATH and signatures is not None:
         return signatures.principal_of_url(scope["method"], scope["query_string"])
-    if scope.get("state", {}).get("peer") == OWNER:
+    if is_local_owner(scope):
         return OPERATOR
     if scope["path"] in OPEN_PATHS:
         return None
-    admitted = None if admit is None else await admit(scope)
-    if admitted is not None:
-        return admitted
+    principal = None if vendor is None else await vendor(scope)
+    if principal is not None:
+        return principal
     secret = request_api_key(scope["headers"])
     if not secret:
         raise AuthenticationError(
-            "This needs an API key.",
+            "The request has no API key.",
             code=ErrorCode.UNAUTHENTICATED,
-            hint="Send 'Authorization: Bearer KEY'; 'sandlot keys create --name NAME' on the server makes one.",
+            hint="Send 'Authorization: Bearer KEY'. Create a key on the server with 'sandlot keys create --name NAME'.",
         )
     principal = keys.verify(secret)
     if principal is None:
         raise AuthenticationError(
-            "This API key is not known.", code=ErrorCode.UNAUTHENTICATED, hint="It may have been revoked, or belong to another server."
+            "The API key is unknown.", code=ErrorCode.UNAUTHENTICATED, hint="Check that the key belongs to this server and has not been deleted."
         )
     return principal

@@ -1,4 +1,4 @@
-"""What every route, ours and a vendor's, asks of its request: who sent it, the core that answers, its body, and whether it is still wanted."""
+"""Access to the parts of a request, for native and vendor routes: node, principal, body, and cancellation when the client disconnects."""
 
 from __future__ import annotations
 
@@ -15,49 +15,48 @@ from sandlot.web.listener import HUNG_UP
 from sandlot.web.streaming import wait_for_disconnect
 
 HANGUP_POLL_S = 0.5
-"""How often it is looked whether a client has hung up of whom nothing is read meanwhile."""
+"""Interval at which a connection is checked while nothing is read from it."""
 
 _Result = TypeVar("_Result")
 
 
 def get_node(request: HTTPConnection) -> Node:
-    """The core that answers a request."""
+    """Return the node of the app."""
     node: Node = request.app.state.node
     return node
 
 
 def get_principal(request: HTTPConnection) -> Principal:
-    """Who sent a request; the frame around it has found that out."""
+    """Return the principal of a request, which the middleware has authenticated."""
     principal: Principal = request.scope["state"]["principal"]
     return principal
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Do some work, but cancel it when the client goes away. The request's body must have been read.
+    """Return the result of ``work``, and cancel it if the client disconnects. The request's body must have been read.
 
     Raises:
-        ClientDisconnect: It went away.
+        ClientDisconnect: The client disconnected.
     """
     return await _cancel_when(wait_for_disconnect(request.receive), work)
 
 
 async def cancel_on_hangup(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Do some work that takes the request's body as it goes, but cancel it when the client hangs up, also while nothing of the body is taken.
+    """Return the result of ``work``, which reads the request's body, and cancel it if the client hangs up, also while it reads nothing.
 
     Raises:
-        ClientDisconnect: It went away.
+        ClientDisconnect: The client disconnected.
     """
     hung_up = request.scope["state"].get(HUNG_UP, lambda: False)
 
-    async def leaving() -> None:
-        while not hung_up():  # noqa: ASYNC110 - nobody tells of it
+    async def wait_for_hangup() -> None:
+        while not hung_up():  # noqa: ASYNC110 - the kernel reports it only when asked
             await asyncio.sleep(HANGUP_POLL_S)
 
-    return await _cancel_when(leaving(), work)
+    return await _cancel_when(wait_for_hangup(), work)
 
 
 async def _cancel_when(leaving: Coroutine[Any, Any, object], work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Do some work, but cancel it when its client leaves."""
     task, left = asyncio.ensure_future(work), asyncio.ensure_future(leaving)
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -72,11 +71,11 @@ async def _cancel_when(leaving: Coroutine[Any, Any, object], work: Coroutine[Any
 
 
 async def iter_body(request: Request) -> AsyncIterator[bytes]:
-    """A request's body as it comes; the next piece is taken when the last one was used.
+    """Yield a request's body as it arrives. The next chunk is read when the last one has been used.
 
     Raises:
         LimitError: ``too_large``.
-        ClientDisconnect: The client went away.
+        ClientDisconnect: The client disconnected.
     """
     try:
         async for chunk in request.stream():

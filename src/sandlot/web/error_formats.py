@@ -1,6 +1,6 @@
-"""Who tells a failure: the API as problem+json, a door in its vendor's words. The path that was asked for decides.
+"""The format of error responses, by path: problem documents for the native API, a vendor's own format for its paths.
 
-Law: It is decided before anything else is known of a request, so that whatever refuses it speaks the language of its client.
+Invariant: The format depends on the path alone, so an error has the format of its API also if the request was refused before anything else was read.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
 
 DEFAULT_RETRY_AFTER_S = 1
-"""What a client is told to wait where whoever refused it did not say; nothing that says "again" is without (RFC 9110, 10.2.3)."""
+"""``Retry-After`` of retryable errors that do not state a time: every retryable response has the header (RFC 9110, 10.2.3)."""
 
 
 def retry_after_s(error: SandlotError) -> int | None:
-    """Seconds after which the same request may succeed; None where waiting does not help, or nobody knows for how long. Pure."""
+    """Return the seconds after which the request may succeed, or None if a retry does not help or the time is unknown. Pure."""
     known = error.fields.get("retry_after_s", DEFAULT_RETRY_AFTER_S if error.retryable else None)
-    return known if isinstance(known, int) else None  # never a text: it is written into an answer's head as it is
+    return known if isinstance(known, int) else None  # never text: the value becomes a response header
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedError:
-    """A failure as a client is told it.
+    """An error as it is sent to the client.
 
     Args:
-        status: HTTP's.
-        body: JSON-representable.
-        media_type: The body's.
-        headers: More of them.
+        status: HTTP status.
+        body: JSON-representable body.
+        media_type: Media type of the body.
+        headers: Additional headers.
     """
 
     status: int
@@ -42,75 +42,71 @@ class RenderedError:
 
 
 class ErrorFormat(Protocol):
-    """Whoever answers under one prefix."""
+    """The errors and the clients of one API."""
 
     @property
     def prefix(self) -> str:
-        """``/`` and one part of a path; empty for whoever answers what is nobody else's."""
+        """``/`` and one path segment; empty for the native API, which answers all other paths."""
         ...
 
     @property
     def roots(self) -> Collection[str]:
-        """Paths that are not below the prefix, and are answered by this one all the same; a part in braces stands for any one part."""
+        """Path templates outside of the prefix that belong to this API."""
         ...
 
     @property
     def authenticate(self) -> Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None:
-        """Who sends a request that shows no key but something that this service gave in its place; None where there is nothing of that kind."""
+        """Returns the principal of a request that has a credential of the vendor instead of an API key; None if the API has no such credentials."""
         ...
 
     @property
     def help(self) -> str:
-        """What somebody should do who asked for what there is not."""
+        """Hint of the error for unknown paths."""
         ...
 
     def render_error(self, error: SandlotError, request_id: str, status: int | None) -> RenderedError:
-        """Tell a failure.
+        """Return an error in the format of this API.
 
         Args:
-            error: It.
-            request_id: The request's.
-            status: Where HTTP itself has a word for it that no code has, such as 405.
+            error: Error to render.
+            request_id: Id of the request.
+            status: HTTP status of an error of HTTP itself that no error code has, such as 405.
         """
         ...
 
-    def takes_raw(self, path: str) -> bool:
-        """Whether what is sent to that path is used as it comes, instead of being held to be parsed."""
-        ...
-
-
-def path_pattern(paths: Iterable[str]) -> re.Pattern[str]:
-    """What matches these paths, and nothing else; a part in braces stands for any one part."""
-    return re.compile("|".join(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path)) for path in paths) or r"(?!)")
-
 
 class ErrorFormatSelector:
-    """Everybody who answers.
+    """Selects the format by path.
 
     Args:
-        own: Who answers what is nobody else's.
-        others: Each under its own prefix.
+        native: Format of all paths that belong to no other format.
+        others: Formats with their own prefixes.
     """
 
-    __slots__ = ("_by_prefix", "_by_root", "_own")
+    __slots__ = ("_by_prefix", "_by_root", "_native")
 
-    def __init__(self, own: ErrorFormat, others: Iterable[ErrorFormat] = ()) -> None:
-        self._own = own
+    def __init__(self, native: ErrorFormat, others: Iterable[ErrorFormat] = ()) -> None:
+        self._native = native
         self._by_prefix = {other.prefix: other for other in others}
         self._by_root: dict[str, list[tuple[re.Pattern[str], ErrorFormat]]] = {}
         for other in self._by_prefix.values():
-            for first in {_first_part(path) for path in other.roots}:
-                paths = path_pattern(path for path in other.roots if _first_part(path) == first)
+            for first in {first_segment(path) for path in other.roots}:
+                paths = _pattern(path for path in other.roots if first_segment(path) == first)
                 self._by_root.setdefault(first, []).append((paths, other))
 
     def select(self, path: str) -> ErrorFormat:
-        """Who answers a path."""
-        first = _first_part(path)
-        if (under := self._by_prefix.get(first)) is not None:
-            return under
-        return next((other for paths, other in self._by_root.get(first, ()) if paths.fullmatch(path)), self._own)
+        """Return the format of a path."""
+        first = first_segment(path)
+        if (below := self._by_prefix.get(first)) is not None:
+            return below
+        return next((other for paths, other in self._by_root.get(first, ()) if paths.fullmatch(path)), self._native)
 
 
-def _first_part(path: str) -> str:
-    """``/`` and the first part of a path."""
+def first_segment(path: str) -> str:
+    """Return ``/`` and the first segment of a path."""
     return "/" + path[1:].partition("/")[0]
+
+
+def _pattern(paths: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches the paths of some templates."""
+    return re.compile("|".join(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path)) for path in paths))

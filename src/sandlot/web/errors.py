@@ -1,10 +1,10 @@
-"""Every failure as one shape: ``application/problem+json`` (RFC 9457), from a model error, a route, a body or a defect.
+"""Error responses: one shape for errors of the model, of routing, of request bodies and for defects.
 
-Laws:
-- Every answer that is no success has this body, whatever failed: also an unknown route, a wrong method, a body that is no JSON.
-  Under a door's prefix the door tells the same in its vendor's shape (``web/error_formats.py``).
-- A client never sees a traceback, a path of the host or a name of the code; the log has them, under the same request id.
-- A validation error names the fields and says what is wrong with each, but repeats none of the values: they may be secrets.
+Invariants:
+- Every unsuccessful response has a body in the format of its API (``web/error_formats.py``): ``application/problem+json`` (RFC 9457) in the native
+  API, a vendor's own format below the vendor's prefix.
+- A response never contains a traceback, a path of the host or a name in the code. The log has them, under the same request id.
+- A validation error names the fields and describes each problem. It repeats no values, because they may be secrets.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ from starlette.types import Scope
 
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandlotError, TimeoutExceededError
 from sandlot.web.error_formats import ErrorFormat, ErrorFormatSelector, RenderedError, retry_after_s
+from sandlot.web.request_id import get_request_id
+from sandlot.web.route_table import RouteEntry, allowed_methods
 
 MEDIA_TYPE = "application/problem+json"
 
 MAX_FIELDS = 20
-"""That one answer names; whoever corrects those is told the next."""
-
-RAW_SUFFIXES = ("/files/content", "/files/archive", "/stdin", "/v1/files")
-"""Routes of the API that stream their body into the sandbox, or the file store, instead of parsing it."""
+"""Fields that a validation error names."""
 
 _CLIENT_DISCONNECTED = 499
-"""What the log says of a request whose client went away (nginx's convention); nobody receives it."""
+"""Status in the log if the client disconnected before the response (convention of nginx)."""
 
-_PLAIN: Mapping[str, str] = {
+_MESSAGES: Mapping[str, str] = {
     "extra_forbidden": "There is no such field.",
     "missing": "This field is required.",
     "model_attributes_type": "This should be a JSON object, sent with 'Content-Type: application/json'.",
     "dict_type": "This should be a JSON object.",
     "json_invalid": "This is not JSON.",
 }
+"""Type of a pydantic error -> text that replaces pydantic's."""
 
 
 class BodyRefusedError(HTTPException):
-    """A body is not taken to its end. An HTTPException, because FastAPI turns all others that a body raises into a 400."""
+    """Error for a request body that is not read to its end. An HTTPException, because FastAPI turns all other errors of reading a body into a 400."""
 
     def __init__(self, error: SandlotError) -> None:
         super().__init__(status_code=error.status)
         self.error = error
 
 
-def body_too_large_error(limit: int, *, raw: bool) -> LimitError:
-    """What a client is told whose body is too large."""
-    if raw:
+def body_too_large_error(max_bytes: int, *, is_upload: bool) -> LimitError:
+    """Return the error for a request body that exceeds its limit."""
+    if is_upload:
         return LimitError(
-            f"The upload has more than {limit} bytes, which is the limit of this server.",
+            f"The upload has more than {max_bytes} bytes, the limit of this server.",
             code=ErrorCode.TOO_LARGE,
-            hint="Send it in parts, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
-            fields={"max_bytes": limit},
+            hint="Upload the data in parts, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
+            fields={"max_bytes": max_bytes},
         )
     return LimitError(
-        f"The request has more than {limit} bytes.",
+        f"The request body has more than {max_bytes} bytes.",
         code=ErrorCode.TOO_LARGE,
-        hint="Upload large code or data as a file and use that.",
-        fields={"max_bytes": limit},
+        hint="Upload large code or data as a file, and refer to the file.",
+        fields={"max_bytes": max_bytes},
     )
 
 
 def problem_document(error: SandlotError, request_id: str) -> dict[str, Any]:
-    """The body that tells an error."""
+    """Return an error as a problem document."""
     return {
         "type": "about:blank",
         "title": HTTPStatus(error.status).phrase,
@@ -84,28 +84,24 @@ def problem_document(error: SandlotError, request_id: str) -> dict[str, Any]:
 
 
 class ProblemFormat:
-    """Tells failures as problem+json, for all that is no door's."""
+    """Problem documents, the format of the native API."""
 
     prefix = ""
     roots: Collection[str] = ()
     authenticate = None
-    help = "GET /openapi.json lists what there is."
+    help = "GET /openapi.json lists all paths."
 
     def render_error(self, error: SandlotError, request_id: str, status: int | None) -> RenderedError:
-        """The problem that an error is."""
+        """Return an error as a problem document."""
         body = problem_document(error, request_id)
         if status is not None:
             body["status"], body["title"] = status, HTTPStatus(status).phrase
         return RenderedError(body["status"], body, MEDIA_TYPE)
 
-    def takes_raw(self, path: str) -> bool:
-        """Whether that route streams its body into the sandbox or the file store."""
-        return path.endswith(RAW_SUFFIXES)
-
 
 PROBLEM_FORMAT = ProblemFormat()
 NATIVE_FORMATS = ErrorFormatSelector(PROBLEM_FORMAT)
-"""Of a service without doors."""
+"""For a service without compatibility APIs."""
 
 
 def problem_response(
@@ -116,41 +112,41 @@ def problem_response(
     headers: Mapping[str, str] | None = None,
     error_format: ErrorFormat = PROBLEM_FORMAT,
 ) -> Response:
-    """The response that tells an error.
+    """Return the response for an error.
 
     Args:
-        error: It.
-        request_id: The request's.
-        status: Where HTTP has a better one than the error's code.
-        headers: More of them.
-        error_format: Who tells it.
+        error: Error to report.
+        request_id: Id of the request.
+        status: HTTP status, if that of the error's code is less precise.
+        headers: Additional headers.
+        error_format: Format of the body.
     """
-    told = error_format.render_error(error, request_id, status)
-    more = {**(headers or {}), **told.headers}
+    rendered = error_format.render_error(error, request_id, status)
+    more = {**(headers or {}), **rendered.headers}
     if (seconds := retry_after_s(error)) is not None:
         more["Retry-After"] = str(seconds)
-    if told.status == HTTPStatus.UNAUTHORIZED:
+    if rendered.status == HTTPStatus.UNAUTHORIZED:
         more["WWW-Authenticate"] = "Bearer"
-    content = json.dumps(told.body, ensure_ascii=False, default=str).encode("utf-8", "replace")
-    return Response(content, status_code=told.status, headers=more, media_type=told.media_type)
+    content = json.dumps(rendered.body, ensure_ascii=False, default=str).encode("utf-8", "replace")
+    return Response(content, status_code=rendered.status, headers=more, media_type=rendered.media_type)
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
-    """What pydantic found, as one error: ``fields`` has dotted names and what is wrong with each. Pure."""
+    """Return one error for all errors that pydantic found. Its ``fields`` maps dotted names to descriptions. Pure."""
     fields: dict[str, str] = {}
     for found in errors:
         if len(fields) == MAX_FIELDS:
             break
-        where = [str(part) for part in found.get("loc", ())]
+        location = [str(part) for part in found.get("loc", ())]
         kind = str(found.get("type", ""))
         if kind == "json_invalid":
             return InvalidRequestError(
-                "The body is not JSON.",
+                "The request body is not JSON.",
                 hint="Send a JSON object in UTF-8.",
-                fields={"body": f"{found.get('ctx', {}).get('error', 'invalid')} at character {where[-1]}"},
+                fields={"body": f"{found.get('ctx', {}).get('error', 'invalid')} at character {location[-1]}"},
             )
-        name = ".".join(where[1:]) or where[0]
-        fields[name[:200]] = _PLAIN.get(kind) or str(found.get("msg", "This is not valid.")).removeprefix("Value error, ")
+        name = ".".join(location[1:]) or location[0]
+        fields[name[:200]] = _MESSAGES.get(kind) or str(found.get("msg", "This is not valid.")).removeprefix("Value error, ")
     names = ", ".join(fields)
     return InvalidRequestError(
         f"The request is not valid: {names}." if len(names) < 300 else "The request is not valid.",  # noqa: PLR2004 - one line
@@ -159,34 +155,37 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError
     )
 
 
-def install_error_handlers(app: FastAPI, error_formats: ErrorFormatSelector = NATIVE_FORMATS) -> None:
-    """Make an app answer every failure like this.
+def install_error_handlers(app: FastAPI, error_formats: ErrorFormatSelector = NATIVE_FORMATS, routes: Sequence[RouteEntry] = ()) -> None:
+    """Give an app the handlers that turn exceptions into error responses.
 
     Args:
-        app: It.
-        error_formats: Who tells what.
+        app: App to change.
+        error_formats: Formats by path.
+        routes: All routes of the app, for the methods in the error 405. Starlette knows the methods of the first route of a path only.
     """
 
-    def said(request: Request, error: SandlotError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
+    def respond(request: Request, error: SandlotError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
         record_failure(request.scope, error)
-        return problem_response(error, request_id(request), status=status, headers=headers, error_format=error_formats.select(request.scope["path"]))
+        error_format = error_formats.select(request.scope["path"])
+        return problem_response(error, get_request_id(request.scope), status=status, headers=headers, error_format=error_format)
 
     async def on_sandlot_error(request: Request, error: Exception) -> Response:
         if not isinstance(error, SandlotError):
             raise error
-        return said(request, error)
+        return respond(request, error)
 
     async def on_validation(request: Request, error: Exception) -> Response:
         if not isinstance(error, RequestValidationError):
             raise error
-        return said(request, validation_error(error.errors()))
+        return respond(request, validation_error(error.errors()))
 
     async def on_http(request: Request, error: Exception) -> Response:
         if isinstance(error, BodyRefusedError):
-            return said(request, error.error)
+            return respond(request, error.error)
         if not isinstance(error, HTTPException):
             raise error
-        return said(request, _from_http(request, error, error_formats.select(request.scope["path"]).help), error.status_code, error.headers)
+        headers = _allow(request, error, routes)
+        return respond(request, _from_http(request, error, headers, error_formats.select(request.scope["path"]).help), error.status_code, headers)
 
     async def on_disconnect(_request: Request, _error: Exception) -> Response:
         return Response(status_code=_CLIENT_DISCONNECTED)
@@ -198,34 +197,38 @@ def install_error_handlers(app: FastAPI, error_formats: ErrorFormatSelector = NA
 
 
 def record_failure(scope: Scope, error: SandlotError) -> None:
-    """Let the frame around a request know what its client was told; the frame counts it."""
+    """Store the code of an error that was reported to the client. The middleware logs and counts it."""
     scope.setdefault("state", {})["failure"] = error.code
 
 
 def body_timeout_error(seconds: float) -> TimeoutExceededError:
-    """What a client is told whose body stopped half-way."""
+    """Return the error for a request body that stopped arriving."""
     return TimeoutExceededError(
-        f"Nothing came of the request's body for {seconds:g} s.", code=ErrorCode.TIMEOUT, hint="Send it again, without pauses as long as that."
+        f"No data of the request body arrived for {seconds:g} s.", code=ErrorCode.TIMEOUT, hint="Send the request again, without long pauses."
     )
 
 
-def internal_error() -> InternalError:
-    """What a client is told of a defect in Sandlot: nothing but that there is one."""
-    return InternalError("Sandlot failed by a defect of its own.", hint="The service's log has the details under this request id. Please report it.")
+def internal_error(request_id: str) -> InternalError:
+    """Return the error for a defect in Sandlot, without details."""
+    return InternalError(
+        f"Internal error in Sandlot (request {request_id}).", hint="Report the lines of the service's log that contain this request id."
+    )
 
 
-def request_id(request: Request) -> str:
-    """The id that this request's answer and log lines carry."""
-    return str(request.scope.get("state", {}).get("request_id", ""))
+def _allow(request: Request, error: HTTPException, routes: Sequence[RouteEntry]) -> Mapping[str, str]:
+    """Return the headers of an exception of the framework, with all methods of the path in ``Allow``."""
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and (methods := allowed_methods(routes, request.scope["path"])):
+        headers["Allow"] = ", ".join(methods)
+    return headers
 
 
-def _from_http(request: Request, error: HTTPException, help_: str) -> SandlotError:
-    """What the framework raised, in our words."""
-    route = f"{request.method} {request.url.path}"[:200]
+def _from_http(request: Request, error: HTTPException, headers: Mapping[str, str], hint: str) -> SandlotError:
+    """Return an exception of the framework as an error of the model."""
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return NotFoundError(f"There is no {route}.", code=ErrorCode.NOT_FOUND, hint=help_)
+        return NotFoundError(f"There is no {request.method[:20]} {request.url.path[:180]}.", code=ErrorCode.NOT_FOUND, hint=hint)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        return InvalidRequestError(f"There is no {route}.", hint=help_)
+        return InvalidRequestError(f"{request.method[:20]} is not allowed on {request.url.path[:180]}.", hint=f"Use one of: {headers['Allow']}.")
     if error.status_code == HTTPStatus.BAD_REQUEST:
-        return InvalidRequestError("The body cannot be read.", hint="Send a JSON object in UTF-8, not nested deeper than a hundred levels.")
+        return InvalidRequestError("The request body cannot be parsed.", hint="Send a JSON object in UTF-8, nested at most a hundred levels deep.")
     return SandlotError(str(error.detail), code=ErrorCode.INVALID_REQUEST)

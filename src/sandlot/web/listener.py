@@ -1,16 +1,15 @@
-"""How clients reach the app: the unix socket, TCP, and an HTTP parser that nobody can make hold memory.
+"""Listening sockets, unix and TCP, and the HTTP protocol of a connection, with bounded memory for each client.
 
-Laws:
-- The unix socket never exists with other permissions than 0600, and a connection counts as its owner's only where the kernel
-  says that the peer is root or this very user (SO_PEERCRED, unix(7)).
-- A request's head is at most 64 KiB and 128 fields, and must be complete within 30 s; so must be the first one after connecting. For a
-  head that began to arrive during the response to an earlier request, the 30 s begin after that response.
-- There is a bound on connections, on TCP and on the unix socket each for itself: whoever floods the one leaves the other alone.
-  One too many is told so with 503 and Retry-After, and closed.
-- A client that takes nothing of what waits for it for two minutes is cut off; so is one that sends requests on ahead.
-- Whether a client has hung up is known also while nothing of what it sent is read; a machine that is gone without a word, after two
-  minutes (tcp(7), SO_KEEPALIVE).
-- TCP connections send at once (TCP_NODELAY): an answer is one small write, and Nagle's algorithm would sit on it.
+Invariants:
+- The unix socket never exists with other permissions than 0600. A connection to it is that of the owner only if the kernel reports that the peer is
+  root or this service's user (SO_PEERCRED, unix(7)).
+- A request's head has at most 64 KiB and 128 fields and must be complete within 30 s, which begin with the connection for the first head. For a head
+  that began to arrive during the response to an earlier request, the 30 s begin after that response.
+- The number of connections is limited, on TCP and on the unix socket separately, so a flood of one leaves the other usable. A further connection
+  gets 503 with Retry-After and is closed.
+- A client that reads nothing of its responses for two minutes is disconnected, also if it sends further requests meanwhile.
+- The end of a connection is detected also while nothing is read from it; that of a machine that vanished after two minutes (tcp(7), SO_KEEPALIVE).
+- TCP connections send at once (TCP_NODELAY): a response is one small write, which Nagle's algorithm would delay.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ from sandlot.web.auth import OWNER
 
 HEAD_MAX_BYTES = 64 * 1024
 HEAD_MAX_FIELDS = 128
-"""A field of four bytes takes forty times as many here."""
+"""A field of four bytes takes forty times as much memory."""
 HEAD_TIMEOUT_S = 30.0
 STALL_TIMEOUT_S = 120.0
 PIPELINE_MAX = 64
-"""Requests that wait behind the one that is being answered. Hardly a client sends on ahead, and each that waits takes some KiB."""
+"""Pipelined requests that wait for an earlier response. Few clients pipeline, and each request takes some KiB."""
 BACKLOG = 512
 KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
-"""Seconds of silence, seconds between two questions, and questions until a machine that does not answer counts as gone."""
+"""Seconds without data until the first probe, seconds between probes, and unanswered probes until the connection is closed."""
 HUNG_UP = "hung_up"
-"""What a request's state has: a function that says whether its client has hung up."""
+"""Key in the state of a request: a function that returns True if the client has hung up."""
 _SUN_PATH_MAX = 107
-"""Bytes of a unix socket's path, unix(7)."""
+"""Maximum bytes of a unix socket's path, unix(7)."""
 
 CONNECTIONS_RETRY_AFTER_S = 1
 _TOO_MANY_CONNECTIONS = {
     "type": "about:blank",
     "title": "Service Unavailable",
     "status": 503,
-    "detail": "The service has as many connections as it may.",
+    "detail": "The service has reached its limit of connections.",
     "code": str(ErrorCode.BUSY),
-    "hint": "Use fewer, or try again in a moment; its operator may raise SANDLOT_MAX_CONNECTIONS.",
+    "hint": "Close unused connections, or retry later. An operator can raise SANDLOT_MAX_CONNECTIONS.",
     "retryable": True,
     "request_id": "",
     "fields": {"retry_after_s": CONNECTIONS_RETRY_AFTER_S},
@@ -61,15 +60,15 @@ _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: 
 
 
 class SandlotHttpProtocol(HttpToolsProtocol):
-    """One connection.
+    """One HTTP connection.
 
     Args:
-        args: uvicorn's business.
-        max_connections: On TCP, and on the unix socket.
-        kwargs: uvicorn's business.
+        args: Arguments of uvicorn's protocol.
+        max_connections: Maximum connections on TCP, and on the unix socket.
+        kwargs: Arguments of uvicorn's protocol.
     """
 
-    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's business
+    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's arguments
         super().__init__(*args, **kwargs)
         self.is_local = False
         self._max_connections = max_connections
@@ -78,16 +77,16 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         self._is_large = False
         self._head_bytes = 0
         self._in_head = True
-        self._held_an_end = False
+        self._has_request_end = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See who it is."""
+        """Check the limit of connections and the peer."""
         super().connection_made(transport)
         link = transport.get_extra_info("socket")
         self.is_local = link is not None and link.family == socket.AF_UNIX
         self.app_state = {**self.app_state, HUNG_UP: lambda: transport.is_closing() or (link is not None and has_hung_up(link))}
-        # Those that became WebSockets count as well.
+        # Connections that became WebSockets count as well.
         if sum(1 for each in self.connections if getattr(each, "is_local", None) == self.is_local) > self._max_connections:
             self.connections.discard(self)
             transport.write(_too_many_connections_response())
@@ -102,45 +101,45 @@ class SandlotHttpProtocol(HttpToolsProtocol):
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in KEEPALIVE:
                     link.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._await_head()
+        self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
-        self._head_is_complete()
-        self._flows_again()
+        """Stop all timers."""
+        self._stop_head_timer()
+        self._stop_stall_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
-        self._held_an_end = False
+        """Parse data, and refuse a head that is too large."""
+        self._has_request_end = False
         super().data_received(data)
-        # Bytes among which a request ended are mostly its body; what they hold of the next head is not counted.
-        if self._in_head and not self._held_an_end:
+        # Data in which a request ended is mostly its body; its part of the next head is not counted.
+        if self._in_head and not self._has_request_end:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
                 self.transport.write(_HEAD_TOO_LARGE)
                 self.transport.close()
 
     def pause_writing(self) -> None:
-        """Its client takes less than it is sent."""
+        """Watch a client that reads more slowly than it is sent to."""
         super().pause_writing()
-        self._flows_again()
+        self._stop_stall_timer()
         self._watch_stall()
 
     def resume_writing(self) -> None:
-        """Its client has caught up."""
+        """Stop watching a client that has caught up."""
         super().resume_writing()
-        self._flows_again()
+        self._stop_stall_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of a head."""
+        """Add a field of the head, within the limit."""
         if len(self.headers) >= HEAD_MAX_FIELDS:
             self._is_large = True
-            raise ValueError(f"more than {HEAD_MAX_FIELDS} fields")  # the parser stops, and its caller refuses
+            raise ValueError(f"more than {HEAD_MAX_FIELDS} fields")  # the parser stops, and its caller responds with 400
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser could not take."""
+        """Respond to a request that the parser refused."""
         if not self._is_large:
             super().send_400_response(msg)
         elif not self.transport.is_closing():
@@ -148,48 +147,48 @@ class SandlotHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
-        self._await_head()
+        """Start the time of the head."""
+        self._expect_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Its head is there."""
-        self._head_is_complete()
+        """Stop the time of the head, and limit the pipeline."""
+        self._stop_head_timer()
         if len(self.pipeline) >= PIPELINE_MAX:
             raise ValueError(f"more than {PIPELINE_MAX} requests ahead")  # likewise
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """All of it is there; the next may follow."""
+        """Expect the head of the next request."""
         super().on_message_complete()
         self._in_head = True
-        self._held_an_end = True
+        self._has_request_end = True
         self._head_bytes = 0
 
     def on_response_complete(self) -> None:
-        """A response was sent. The time for the head of the next request begins now if only a part of this head has arrived."""
+        """Start the time of the next request's head now if a part of it has arrived."""
         super().on_response_complete()
         if self._head_timer is not None:
             self._start_head_timer()
 
     def _watch_stall(self) -> None:
         self._unsent_bytes = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._maybe_stalled)
+        self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._check_stall)
 
-    def _maybe_stalled(self) -> None:
-        # Nothing is added while it is paused: fewer bytes mean that some were taken.
+    def _check_stall(self) -> None:
+        # Nothing is added while writing is paused: fewer bytes mean that the client has read some.
         if self.transport.get_write_buffer_size() < self._unsent_bytes:
             self._watch_stall()
         else:
             self._stall_timer = None
             self.transport.abort()  # closing would wait for the client
 
-    def _flows_again(self) -> None:
+    def _stop_stall_timer(self) -> None:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
 
-    def _await_head(self) -> None:
+    def _expect_head(self) -> None:
         self._in_head = True
         self._head_bytes = 0
         if self._head_timer is None:
@@ -198,19 +197,19 @@ class SandlotHttpProtocol(HttpToolsProtocol):
     def _start_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._end_head_time)
 
-    def _head_is_complete(self) -> None:
+    def _stop_head_timer(self) -> None:
         self._in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _too_slow(self) -> None:
+    def _end_head_time(self) -> None:
         self._head_timer = None
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
-            # Part of a pipelined request, which waits because this one is still being answered.
+            # Part of a pipelined request, which waits for the current response.
             self._start_head_timer()
         elif not self.transport.is_closing():
             self.transport.close()
@@ -226,7 +225,7 @@ def _too_many_connections_response() -> bytes:
 
 
 def is_owner(link: socket.socket) -> bool:
-    """Whether the far end of a unix socket is root or this process's own user."""
+    """Return True if the peer of a unix socket is root or this process's user."""
     try:
         raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     except OSError:
@@ -236,7 +235,7 @@ def is_owner(link: socket.socket) -> bool:
 
 
 def has_hung_up(link: socket.socket) -> bool:
-    """Whether the far end of a connection sends no more, whatever of what it sent has not been read yet (POLLRDHUP, poll(2))."""
+    """Return True if the peer of a connection has stopped sending, even if some of its data has not been read (POLLRDHUP, poll(2))."""
     number = link.fileno()
     if number < 0:
         return True
@@ -246,15 +245,15 @@ def has_hung_up(link: socket.socket) -> bool:
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A listening unix socket in a private directory. Whatever was there before is replaced in one step.
+    """Return a listening unix socket in a private directory. It replaces what is at its path atomically.
 
     Raises:
-        InvalidRequestError: The path is too long for one.
-        HostError: It cannot be made.
+        InvalidRequestError: The path is too long.
+        HostError: The socket cannot be created.
     """
     if len(os.fsencode(path)) > _SUN_PATH_MAX:
         raise InvalidRequestError(
-            f"The socket's path {path} is longer than the {_SUN_PATH_MAX} bytes that Linux allows.", hint="Set SANDLOT_DATA_DIR to a shorter one."
+            f"The socket path {path} has more than {_SUN_PATH_MAX} bytes, the maximum of Linux.", hint="Set SANDLOT_DATA_DIR to a shorter path."
         )
     beside = path.with_name(f".{path.name}"[:8])
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -265,25 +264,25 @@ def unix_socket(path: Path) -> socket.socket:
             listener.bind(os.fspath(beside))
         finally:
             os.umask(before)
-        # Listening before it has its name: whoever finds the name can connect.
+        # Listening before the socket has its name: clients that find the name can connect.
         listener.listen(BACKLOG)
         listener.setblocking(False)
         beside.replace(path)
     except OSError as error:
         listener.close()
-        raise HostError(f"The socket {path} cannot be made: {error.strerror or error}.", code=ErrorCode.HOST_NOT_READY) from error
+        raise HostError(f"Cannot create the socket {path}: {error.strerror or error}.", code=ErrorCode.HOST_NOT_READY) from error
     return listener
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """A listening TCP socket.
+    """Return a listening TCP socket.
 
     Args:
-        host: A name or an address; IPv6 too.
-        port: 0 takes a free one.
+        host: Host name, or IPv4 or IPv6 address.
+        port: Port; 0 selects a free one.
 
     Raises:
-        HostError: It cannot be made; says why.
+        HostError: The socket cannot be created.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -298,8 +297,8 @@ def tcp_socket(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise HostError(
-            f"Nothing can listen on {host} port {port}: {error.strerror or error}.",
+            f"Cannot listen on {host} port {port}: {error.strerror or error}.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="Choose another --host or --port, or end whatever has it (see 'ss -ltnp').",
+            hint="Choose another --host or --port, or end the process that uses the port (see 'ss -ltnp').",
         ) from error
     return listener

@@ -1,27 +1,24 @@
-"""Around every request: its id, who asks, how much it may send, what became of it, and one line in the log.
+"""The middleware around every request: request id, authentication, body limits, error responses, metrics and the log line.
 
-Laws:
-- Nobody is answered, and no byte of a body is read, before the key was checked; a key that is revoked ends what is under way with it.
-- A body that is too large is answered with 413, one that is streamed and larger than its sender's quota with 429. The rest of it is read
-  and thrown away within bounds first, because a client that is cut off while it sends seldom reads the answer.
-- What a client sends beyond 64 KiB to be parsed, and what waits to be taken of an answer, is counted (``model/buffer_budget.py``); where
-  there is no memory for a body, it is answered with 503 in the same way.
-- A body of which nothing comes for two minutes is given up.
-- A defect is a 500 that tells nothing; where the answer had begun, the connection is cut, so that nobody takes half for whole.
+Invariants:
+- The API key is checked before a byte of the body is read and before any route runs. The revocation of a key ends its open requests.
+- A body that exceeds its limit is answered with 413, a streamed body that exceeds its sender's quota with 429. The rest of the body is read and
+  dropped first, up to a limit, because a client that is cut off while it sends seldom reads the response.
+- The memory of bodies that are held to be parsed, beyond 64 KiB each, and of response chunks that wait for the client is taken from a budget
+  (``model/buffer_budget.py``). Without memory for a body, the response is 503, sent in the same way.
+- A request whose body does not arrive for two minutes ends with 408.
+- A defect is answered with 500 and without details. If the response has begun, the connection is closed instead, so that no client takes a part for
+  the whole.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 import time
 from contextlib import nullcontext
 from http import HTTPStatus
-from typing import Any
 
 import structlog
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandlot.core.node import Node
@@ -31,26 +28,26 @@ from sandlot.model.errors import LimitError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors, websocket
 from sandlot.web.auth import Keyring, Signatures, VendorAuthenticator, authenticate
+from sandlot.web.body_limits import BodyLimit, BodyLimits
 from sandlot.web.error_formats import ErrorFormat, ErrorFormatSelector
 from sandlot.web.errors import BodyRefusedError
 from sandlot.web.metrics import RequestMetrics
+from sandlot.web.request_id import choose_request_id
 
-JSON_MAX_BYTES = 8 * MIB
 UNCOUNTED_BYTES = 64 * KIB
-"""Of every body and every answer: not counted, because the number of connections bounds them."""
+"""Part of every body and response that is not taken from the budget: the number of connections limits these bytes."""
 CHUNK_BYTES = 64 * KIB
-"""What of an answer is given to the connection at once; the rest waits here, where it is counted."""
+"""Part of a response that is passed to the connection at once. The rest waits here, where it is counted."""
 BODY_TIMEOUT_S = 120.0
 
 DRAIN_MAX_BYTES = 64 * MIB
 DRAIN_TIMEOUT_S = 10.0
 SHORT_DRAIN_TIMEOUT_S = 2.0
-"""For what is on its way already: a client that is still sending when its connection is closed never reads why."""
+"""For bytes that are already on their way: a client that still sends when its connection is closed never reads the response."""
 
 _DRAINED = frozenset({HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 _NOT_DRAINED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_TIMEOUT})
-"""Nothing more is taken from strangers, nor from who sends nothing."""
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+"""Statuses of clients that are not authorized, or that send nothing."""
 _log = structlog.get_logger("sandlot.http")
 
 
@@ -58,14 +55,14 @@ class RequestMiddleware:
     """The outermost layer of the app.
 
     Args:
-        app: What answers.
-        keys: Who may ask over TCP.
-        upload_max_bytes: The limit of routes that stream their body.
-        buffers: Of the memory that is held for clients.
-        metrics: Where requests and failures are counted.
-        error_formats: Who tells failures.
-        signatures: Who knows which URLs need no key; None where none were signed.
-        node: What doors ask who sends a request that shows something of theirs in place of a key; None where there are none.
+        app: The app with its routes.
+        keys: API keys for clients that come over TCP.
+        body_limits: Limits of request bodies.
+        buffers: Budget of the memory that is held for clients.
+        metrics: Counts requests and error responses.
+        error_formats: Formats of error responses.
+        signatures: Checks signed URLs; None if there are none.
+        node: Passed to vendors that authenticate requests themselves; None without compatibility APIs.
     """
 
     def __init__(
@@ -73,7 +70,7 @@ class RequestMiddleware:
         app: ASGIApp,
         *,
         keys: Keyring,
-        upload_max_bytes: int,
+        body_limits: BodyLimits,
         buffers: BufferBudget,
         metrics: RequestMetrics,
         error_formats: ErrorFormatSelector = errors.NATIVE_FORMATS,
@@ -82,41 +79,39 @@ class RequestMiddleware:
     ) -> None:
         self._app = app
         self._keys = keys
-        self._upload_max_bytes = upload_max_bytes
+        self._body_limits = body_limits
         self._buffers = buffers
         self._metrics = metrics
         self._error_formats = error_formats
         self._signatures = signatures
-        self._core = node
+        self._node = node
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer a request or serve a WebSocket."""
         if scope["type"] not in {"http", "websocket"}:
-            return  # no lifespan to speak of
+            return  # the app has no lifespan events
         error_format = self._error_formats.select(scope["path"])
+        vendor = self._vendor_authenticator(error_format)
         if scope["type"] == "websocket":
-            admit = self._admission(error_format)
             await websocket.serve_websocket(
-                self._app, scope, receive, send, error_format=error_format, metrics=self._metrics, keys=self._keys, admit=admit
+                self._app, scope, receive, send, error_format=error_format, metrics=self._metrics, keys=self._keys, vendor=vendor
             )
             return
-        exchange = _HttpExchange(scope, receive, send, self._buffers, error_format)
-        raw = error_format.takes_raw(scope["path"])
-        exchange.limit(self._upload_max_bytes + exchange.form_bytes if raw else JSON_MAX_BYTES, raw=raw)
-        # Whatever is logged on the way carries the request's id, also in tasks that are begun on the way.
+        limit = self._body_limits.find(scope["method"], scope["path"])
+        exchange = _HttpExchange(scope, receive, send, self._buffers, error_format, limit)
+        # Log lines of the request carry its id, also those of tasks that it starts.
         with structlog.contextvars.bound_contextvars(request=exchange.id):
-            await self._answer(scope, exchange, self._admission(error_format))
+            await self._respond(scope, exchange, vendor)
 
-    def _admission(self, error_format: ErrorFormat) -> VendorAuthenticator | None:
-        """Whom the door of a request lets in without a key."""
-        admit, node = error_format.authenticate, self._core
-        return None if admit is None or node is None else lambda scope: admit(scope, node)
+    def _vendor_authenticator(self, error_format: ErrorFormat) -> VendorAuthenticator | None:
+        authenticate_request, node = error_format.authenticate, self._node
+        return None if authenticate_request is None or node is None else lambda scope: authenticate_request(scope, node)
 
-    async def _answer(self, scope: Scope, exchange: _HttpExchange, admit: VendorAuthenticator | None) -> None:
+    async def _respond(self, scope: Scope, exchange: _HttpExchange, vendor: VendorAuthenticator | None) -> None:
         try:
-            scope["state"]["principal"] = principal = await authenticate(scope, self._keys, self._signatures, admit)
+            scope["state"]["principal"] = principal = await authenticate(scope, self._keys, self._signatures, vendor)
             exchange.quota = principal.quota if principal is not None else UNBOUNDED
-            exchange.check_announced()
+            exchange.check_content_length()
             with nullcontext() if principal is None else self._keys.working_for(principal.owner):
                 await self._app(scope, exchange.receive, exchange.send)
         except BodyRefusedError as error:
@@ -127,61 +122,61 @@ class RequestMiddleware:
             _log.exception("request.defect", request=exchange.id)
             if exchange.status:
                 raise
-            await exchange.refuse(errors.internal_error())
+            await exchange.refuse(errors.internal_error(exchange.id))
         finally:
             exchange.close()
             exchange.log(self._metrics)
 
 
 class _HttpExchange:
-    """One request and its answer."""
+    """A request and its response."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, buffers: BufferBudget, error_format: ErrorFormat) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, buffers: BufferBudget, error_format: ErrorFormat, limit: BodyLimit) -> None:
         self._buffers = buffers
         self._error_format = error_format
+        self._limit = limit
         self._held_bytes = 0
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._began_s = time.perf_counter()
-        self._limit = 0
-        self._raw = False
-        self._taken = 0
+        self._started_s = time.perf_counter()
+        self._received_bytes = 0
         self._more = True
         self.status = 0
+        """HTTP status; 0 until the response has begun."""
         self.quota = UNBOUNDED
-        """Of who sends it: bounds a body that is streamed."""
+        """Quota of the sender, which limits streamed bodies."""
+        self.id = choose_request_id(scope["headers"])
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        self.id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         length = headers.get(b"content-length", b"0")
-        self.form_bytes = UNCOUNTED_BYTES if headers.get(b"content-type", b"").lower().startswith(b"multipart/") else 0
-        """What a form may have beside its file."""
-        self._announced = int(length) if length.isdigit() else 0
-        self._has_body = self._announced > 0 or b"transfer-encoding" in headers
+        self._content_length = int(length) if length.isdigit() else 0
+        self._has_body = self._content_length > 0 or b"transfer-encoding" in headers
+        is_form = limit.is_streamed and headers.get(b"content-type", b"").lower().startswith(b"multipart/")
+        self._form_bytes = UNCOUNTED_BYTES if is_form else 0
+        """Allowance for the parts of a form beside its file."""
         scope.setdefault("state", {})["request_id"] = self.id
 
-    def limit(self, limit: int, *, raw: bool) -> None:
-        self._limit, self._raw = limit, raw
-
-    def check_announced(self) -> None:
-        self._check(self._announced)
+    def check_content_length(self) -> None:
+        """Refuse a body that is too large by its Content-Length."""
+        self._check(self._content_length)
 
     async def receive(self) -> Message:
+        """Receive a message of the client, within the limits of the body."""
         try:
-            # After the last of it, what is waited for is the client's going away.
+            # After the end of the body, the only message to wait for is the disconnection.
             async with asyncio.timeout(BODY_TIMEOUT_S if self._has_body and self._more else None):
                 message = await self._receive()
         except TimeoutError:
             raise BodyRefusedError(errors.body_timeout_error(BODY_TIMEOUT_S)) from None
         if message["type"] == "http.request":
-            self._taken += len(message.get("body", b""))
+            self._received_bytes += len(message.get("body", b""))
             self._more = message.get("more_body", False)
-            self._check(self._taken)
+            self._check(self._received_bytes)
             self._hold()
         return message
 
     async def send(self, message: Message) -> None:
+        """Send a message of the app. Large bodies are sent in chunks."""
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
             headers: list[tuple[bytes, bytes]] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
@@ -196,7 +191,7 @@ class _HttpExchange:
         if len(body) <= CHUNK_BYTES:
             await self._send(message)
             return
-        # The connection takes whatever it is given, however slowly its client reads: piece by piece it waits for that.
+        # The connection accepts everything at once, however slowly the client reads. After each chunk, sending waits for the client.
         self._buffers.take_anyway(len(body))
         try:
             for at in range(0, len(body), CHUNK_BYTES):
@@ -206,18 +201,21 @@ class _HttpExchange:
             self._buffers.give(len(body))
 
     def close(self) -> None:
+        """Give the memory of the body back."""
         self._buffers.give(self._held_bytes)
         self._held_bytes = 0
 
     async def refuse(self, error: SandlotError) -> None:
+        """Send an error response, unless a response has begun."""
         if not self.status:
             errors.record_failure(self._scope, error)
             await errors.problem_response(error, self.id, error_format=self._error_format)(self._scope, self.receive, self.send)
 
     def log(self, metrics: RequestMetrics) -> None:
-        took_s = time.perf_counter() - self._began_s
+        """Count and log the request."""
+        took_s = time.perf_counter() - self._started_s
         failure = self._scope["state"].get("failure")
-        route = getattr(self._scope.get("route"), "path", None)  # a door's says nothing of the door's prefix
+        route = getattr(self._scope.get("route"), "path", None)  # without the prefix of a compatibility API
         metrics.requested(self._scope["method"], route and self._error_format.prefix + route, self.status, took_s)
         if failure is not None:
             metrics.failed(failure)
@@ -232,18 +230,18 @@ class _HttpExchange:
         )
 
     def _check(self, size_bytes: int) -> None:
-        """Refuse a body of that size."""
-        if size_bytes > self._limit:
-            raise BodyRefusedError(errors.body_too_large_error(self._limit, raw=self._raw))
-        if self._raw:
+        """Refuse a body of this size if it exceeds the limit or the quota."""
+        if size_bytes > self._limit.max_bytes + self._form_bytes:
+            raise BodyRefusedError(errors.body_too_large_error(self._limit.max_bytes, is_upload=self._limit.is_streamed))
+        if self._limit.is_streamed:
             try:
-                check_upload(self.quota, size_bytes - self.form_bytes)
+                check_upload(self.quota, size_bytes - self._form_bytes)
             except LimitError as error:
                 raise BodyRefusedError(error) from None
 
     def _hold(self) -> None:
-        """Count what was read of a body that is kept to be parsed."""
-        more = 0 if self._raw else max(0, self._taken - UNCOUNTED_BYTES) - self._held_bytes
+        """Take the memory of a body that is held to be parsed."""
+        more = 0 if self._limit.is_streamed else max(0, self._received_bytes - UNCOUNTED_BYTES) - self._held_bytes
         try:
             self._buffers.take(more)
         except UnavailableError as error:
@@ -251,6 +249,7 @@ class _HttpExchange:
         self._held_bytes += more
 
     async def _drain(self, timeout_s: float) -> None:
+        """Read and drop the rest of the body."""
         drained = 0
         try:
             async with asyncio.timeout(timeout_s):
@@ -260,9 +259,3 @@ class _HttpExchange:
                     self._more = message.get("more_body", False)
         except TimeoutError:
             pass  # the connection is closed instead
-
-
-def state(request: Request) -> dict[str, Any]:
-    """What the listener and this layer know of a request."""
-    known: dict[str, Any] = request.scope.get("state", {})
-    return known

@@ -1,6 +1,6 @@
-"""What all bodies, queries and answers have in common, ours and a vendor's. Requests are strict: no unknown field, no silent conversion.
+"""Base classes of the models of requests and responses, native and vendor. Requests are strict: no unknown field, no silent conversion.
 
-Law: However much of a request is wrong, a few of its errors are looked for: each one costs a kilobyte and more until it is told.
+Invariant: A request reports a limited number of errors, however many it has: each one takes more than a kilobyte of memory until it is reported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fastapi import Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_ERRORS = 20
-"""Of one kind in one place."""
+"""Errors of one kind in one place."""
 
 
 def _unicode(text: str) -> str:
@@ -24,61 +24,59 @@ def _unicode(text: str) -> str:
 
 
 def _is_unicode(text: object) -> bool:
-    """Whether it is text that UTF-8 can carry."""
     try:
         return isinstance(text, str) and (text.isascii() or bool(text.encode()))
     except UnicodeEncodeError:
         return False
 
 
-def _few_errors(words: object) -> object:
-    """Words as they are; where some are wrong, a few of those alone, which fail like all of them."""
-    if not isinstance(words, dict):
-        return words
-    wrong = islice((name for name, text in words.items() if not (_is_unicode(name) and _is_unicode(text))), MAX_ERRORS)
-    return {name: words[name] for name in wrong} or words
+def _few_errors(metadata: object) -> object:
+    """Return only a few of the invalid entries if there are invalid ones, otherwise all entries."""
+    if not isinstance(metadata, dict):
+        return metadata
+    invalid = islice((name for name, text in metadata.items() if not (_is_unicode(name) and _is_unicode(text))), MAX_ERRORS)
+    return {name: metadata[name] for name in invalid} or metadata
 
 
 Text = Annotated[str, AfterValidator(_unicode)]
-"""Text that UTF-8 can carry: JSON's escapes can spell lone surrogates (RFC 8259, 8.2)."""
+"""Text that UTF-8 can encode: JSON's escapes can spell lone surrogates (RFC 8259, 8.2)."""
 
 Metadata = Annotated[dict[Text, Text], BeforeValidator(_few_errors)]
-"""Names and their texts."""
+"""Key-value pairs of the user."""
 
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 
 
 class _NoExtraFields(BaseModel):
-    """What has no other fields than its own."""
-
     @model_validator(mode="before")
     @classmethod
-    def _few_unknown(cls, given: object) -> object:
-        if not isinstance(given, dict) or len(given) <= len(cls.model_fields) + MAX_ERRORS:
-            return given
-        known = {name: value for name, value in given.items() if name in cls.model_fields}
-        return known | {name: given[name] for name in islice((name for name in given if name not in known), MAX_ERRORS)}
+    def _few_unknown(cls, values: object) -> object:
+        """Drop unknown fields after the first few, so that each of the rest does not become an error."""
+        if not isinstance(values, dict) or len(values) <= len(cls.model_fields) + MAX_ERRORS:
+            return values
+        known = {name: value for name, value in values.items() if name in cls.model_fields}
+        return known | {name: values[name] for name in islice((name for name in values if name not in known), MAX_ERRORS)}
 
 
 class RequestModel(_NoExtraFields):
-    """A request's body."""
+    """Base of request bodies."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class QueryModel(_NoExtraFields):
-    """A request's query; its values are text, so they are converted."""
+    """Base of query parameters. The values arrive as text and are converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ResponseModel(BaseModel):
-    """A response's body."""
+    """Base of response bodies."""
 
     model_config = ConfigDict(frozen=True)
 
 
 def json_response(model: ResponseModel, status: int = 200) -> Response:
-    """A model as a response, encoded once."""
-    # Straight to bytes: an answer may hold megabytes of output, and model_dump_json() would make them twice.
+    """Return a response with a model as its body."""
+    # Straight to bytes: a response may contain megabytes of output, and model_dump_json() would encode them twice.
     return Response(model.__pydantic_serializer__.to_json(model), status_code=status, media_type="application/json")

@@ -1,8 +1,8 @@
-"""Uploads as forms send them: ``multipart/form-data`` (RFC 7578), taken apart while it arrives.
+"""File uploads as ``multipart/form-data`` (RFC 7578), parsed while the form arrives.
 
-Laws:
-- Nothing of a file waits here but the piece that was read last; other fields are passed over, but for short texts that somebody asks for.
-- A form that ends before its last boundary was cut, and is no upload.
+Invariants:
+- Of a file, only the last chunk that arrived is held. Other fields are skipped, except for short texts that the caller names.
+- A form that ends before its last boundary was cut. It is refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ MULTIPART = "multipart/form-data"
 
 MAX_PARTS = 100
 MAX_HEADERS = 16
-"""Of one part."""
+"""Headers of one part."""
 MAX_HEADER_BYTES = 4096
 MAX_TEXT_BYTES = 8192
-"""Of a text beside the file."""
+"""Maximum size of a text field."""
 
-_HINT = "Send it as curl -F file=@data.csv does, or as the body itself."
+_HINT = "Send the form as curl -F file=@data.csv does, or send the file as the body."
+_FORM_HINT = "Send `multipart/form-data` with the boundary of the header."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class Upload:
     """One file of a form.
 
     Args:
-        filename: As the client named it; nothing is known of it.
-        media_type: As the client said; None where it did not.
-        chunks: Its content as it arrives. Iterate it to its end, or give the request up.
+        filename: Name that the client sent, unchecked.
+        media_type: Media type that the client sent; None if it sent none.
+        chunks: Content as it arrives. Iterate to the end, or end the request.
     """
 
     filename: str
@@ -46,45 +47,44 @@ class Upload:
 
 
 def is_multipart(request: Request) -> bool:
-    """Whether a request's body is a form with files."""
+    """Return True if the body of a request is a form with files."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == MULTIPART
 
 
-async def read_uploads(request: Request, field: str = "file", *, most_parts: int = MAX_PARTS) -> AsyncIterator[Upload]:
-    """All files that a form carries, one after another, as they arrive.
+async def read_uploads(request: Request, field: str = "file", *, max_parts: int = MAX_PARTS) -> AsyncIterator[Upload]:
+    """Yield all files of a form as they arrive.
+
+    Iterate the content of each file to its end before the next file, or end the request.
 
     Args:
-        request: Its body is such a form, and nothing of it was read.
-        field: The name of the files' field.
-        most_parts: Of the form.
-
-    Yields:
-        Each; iterate its content to its end before the next is asked for, or give the request up.
+        request: Request with a form as its body, of which nothing was read.
+        field: Name of the files' field.
+        max_parts: Maximum parts of the form.
 
     Raises:
-        InvalidRequestError: It is no form, or has no such file.
-        LimitError: ``too_large``; also while a content is read.
+        InvalidRequestError: The body is not a form, or has no such file.
+        LimitError: ``too_large``; also while a file is read.
     """
     _, options = parse_options_header(request.headers.get("content-type", ""))
-    told = _FormParser(options.get(b"boundary", b""), most_parts).told(request)
+    parts = _FormParser(options.get(b"boundary", b""), max_parts).parse(request)
     found = False
-    async for part in told:
+    async for part in parts:
         if isinstance(part, _PartHeaders):
             name, filename = part.names()
             if name == field and filename is not None:
                 found = True
-                yield Upload(filename, part.media_type(), _part_content(told))
+                yield Upload(filename, part.media_type(), _part_content(parts))
     if not found:
         raise _missing_file(field)
 
 
 class FormFields:
-    """Texts of a form beside its file: those before the file are there when it is, those after it once its content was read.
+    """Text fields of a form beside its file. Those after the file are known when the file has been read.
 
-    The first of a name counts.
+    Of several fields with one name, the first counts.
 
     Args:
-        names: Which ones; others are passed over.
+        names: Names of the fields to keep. Others are skipped.
     """
 
     __slots__ = ("_names", "_texts")
@@ -94,73 +94,74 @@ class FormFields:
         self._texts: dict[str, str] = {}
 
     def get(self, name: str) -> str | None:
-        """A text; None where there is none, or none yet."""
+        """Return the text of a field; None if the form has no such field, or it has not arrived."""
         return self._texts.get(name)
 
-    async def take(self, head: _PartHeaders, told: AsyncIterator[_PartHeaders | bytes | None]) -> None:
-        """Take a part that the form is at, where it is one of these.
+    async def read(self, head: _PartHeaders, parts: AsyncIterator[_PartHeaders | bytes | None]) -> None:
+        """Read the current part if it is one of the fields.
 
         Raises:
-            InvalidRequestError: It is too long, or no UTF-8.
+            InvalidRequestError: The text is too long or not UTF-8.
         """
         name, filename = head.names()
         if name not in self._names or name in self._texts or filename is not None:
             return
         content = bytearray()
-        async for piece in _part_content(told):
+        async for piece in _part_content(parts):
             content += piece
             if len(content) > MAX_TEXT_BYTES:
-                raise InvalidRequestError(f"The form's field {name!r} has more than {MAX_TEXT_BYTES} bytes.", hint=_HINT, fields={"field": name})
+                raise InvalidRequestError(
+                    f"The form field {name!r} has more than {MAX_TEXT_BYTES} bytes.", hint="Send a shorter text.", fields={"field": name}
+                )
         try:
             self._texts[name] = content.decode()
         except UnicodeDecodeError:
-            raise InvalidRequestError(f"The form's field {name!r} is no UTF-8.", hint=_HINT, fields={"field": name}) from None
+            raise InvalidRequestError(f"The form field {name!r} is not UTF-8.", hint="Encode the text as UTF-8.", fields={"field": name}) from None
 
 
-async def read_upload(request: Request, field: str = "file", *, beside: FormFields | None = None) -> Upload:
-    """The file that a form carries; the form is read up to its content.
+async def read_upload(request: Request, field: str = "file", *, texts: FormFields | None = None) -> Upload:
+    """Return the file of a form. The form is read up to the content of the file.
 
     Args:
-        request: Its body is such a form, and nothing of it was read.
-        field: The name of the file's field.
-        beside: Is given the texts that come along.
+        request: Request with a form as its body, of which nothing was read.
+        field: Name of the file's field.
+        texts: Receives text fields of the form.
 
     Raises:
-        InvalidRequestError: It is no form, or has no such file.
-        LimitError: ``too_large``; also while the content is read.
+        InvalidRequestError: The body is not a form, or has no such file.
+        LimitError: ``too_large``; also while the file is read.
     """
     _, options = parse_options_header(request.headers.get("content-type", ""))
-    form = _FormParser(options.get(b"boundary", b""))
-    told = form.told(request)
-    async for part in told:
+    parts = _FormParser(options.get(b"boundary", b"")).parse(request)
+    async for part in parts:
         if isinstance(part, _PartHeaders):
             name, filename = part.names()
             if name == field and filename is not None:
-                return Upload(filename, part.media_type(), _file_content(told, beside))
-            if beside is not None:
-                await beside.take(part, told)
+                return Upload(filename, part.media_type(), _file_content(parts, texts))
+            if texts is not None:
+                await texts.read(part, parts)
     raise _missing_file(field)
 
 
-async def _part_content(told: AsyncIterator[_PartHeaders | bytes | None]) -> AsyncIterator[bytes]:
-    """The content of the part that the form is at."""
-    async for part in told:
+async def _part_content(parts: AsyncIterator[_PartHeaders | bytes | None]) -> AsyncIterator[bytes]:
+    """Yield the content of the current part."""
+    async for part in parts:
         if not isinstance(part, bytes):
             return
         yield part
 
 
-async def _file_content(told: AsyncIterator[_PartHeaders | bytes | None], beside: FormFields | None) -> AsyncIterator[bytes]:
-    async for piece in _part_content(told):
+async def _file_content(parts: AsyncIterator[_PartHeaders | bytes | None], texts: FormFields | None) -> AsyncIterator[bytes]:
+    async for piece in _part_content(parts):
         yield piece
-    # What comes after it is of no interest but for such texts, but it has to be whole.
-    async for part in told:
-        if isinstance(part, _PartHeaders) and beside is not None:
-            await beside.take(part, told)
+    # Only text fields are needed of the rest, but the form must be complete.
+    async for part in parts:
+        if isinstance(part, _PartHeaders) and texts is not None:
+            await texts.read(part, parts)
 
 
 class _PartHeaders:
-    """The headers of one part; so many of them as the parser allows."""
+    """The headers of one part. The parser limits their number and size."""
 
     __slots__ = ("fields",)
 
@@ -168,31 +169,33 @@ class _PartHeaders:
         self.fields: dict[str, bytes] = {}
 
     def names(self) -> tuple[str, str | None]:
-        """The field's name, and the file's where it is one.
+        """Return the name of the field, and the file name if the part is a file.
 
         Raises:
-            InvalidRequestError: They are no UTF-8.
+            InvalidRequestError: A name is not UTF-8.
         """
         _, options = parse_options_header(self.fields.get("content-disposition", b""))
         filename = options.get(b"filename")
         try:
             return options.get(b"name", b"").decode(), None if filename is None else filename.decode()
         except UnicodeDecodeError:
-            raise InvalidRequestError("The name of the file is no UTF-8.", hint=_HINT, fields={"field": "filename"}) from None
+            raise InvalidRequestError(
+                "The file name in the form is not UTF-8.", hint="Encode the file name as UTF-8.", fields={"field": "filename"}
+            ) from None
 
     def media_type(self) -> str | None:
-        """What the client says that it is."""
+        """Return the media type that the client sent."""
         return self.fields.get("content-type", b"").decode("latin-1").strip() or None
 
 
 class _FormParser:
-    """A form that arrives: heads, pieces of content, and None at the end of each part."""
+    """Parses a form into headers, chunks of content, and None at the end of each part."""
 
-    def __init__(self, boundary: bytes, most_parts: int = MAX_PARTS) -> None:
+    def __init__(self, boundary: bytes, max_parts: int = MAX_PARTS) -> None:
         if not boundary:
-            raise InvalidRequestError("The form says no boundary.", hint=_HINT)
-        self._most_parts = most_parts
-        self._told: deque[_PartHeaders | bytes | None] = deque()
+            raise InvalidRequestError("The Content-Type header of the form has no boundary.", hint=_FORM_HINT)
+        self._max_parts = max_parts
+        self._parsed: deque[_PartHeaders | bytes | None] = deque()
         self._head = _PartHeaders()
         self._name = b""
         self._value = b""
@@ -208,7 +211,7 @@ class _FormParser:
                     "on_header_end": self._on_header,
                     "on_headers_finished": self._on_headers,
                     "on_part_data": self._on_data,
-                    "on_part_end": lambda: self._told.append(None),
+                    "on_part_end": lambda: self._parsed.append(None),
                     "on_end": self._end,
                 },
                 max_header_count=MAX_HEADERS,
@@ -217,23 +220,23 @@ class _FormParser:
         except FormParserError as error:
             raise _invalid_form(error) from None
 
-    async def told(self, request: Request) -> AsyncIterator[_PartHeaders | bytes | None]:
-        """What arrives.
+    async def parse(self, request: Request) -> AsyncIterator[_PartHeaders | bytes | None]:
+        """Yield the parts of a request's form.
 
         Raises:
-            InvalidRequestError: It is no form, or is cut.
+            InvalidRequestError: The body is not a form, or was cut.
         """
-        async for piece in iter_body(request):
+        async for chunk in iter_body(request):
             try:
-                self._parser.write(piece)
+                self._parser.write(chunk)
             except FormParserError as error:
                 raise _invalid_form(error) from None
-            if self._parts > self._most_parts:
-                raise InvalidRequestError(f"The form has more than {self._most_parts} parts.", hint=_HINT)
-            while self._told:
-                yield self._told.popleft()
+            if self._parts > self._max_parts:
+                raise InvalidRequestError(f"The form has more than {self._max_parts} parts.", hint="Send the files in several requests.")
+            while self._parsed:
+                yield self._parsed.popleft()
         if not self._ended:
-            raise InvalidRequestError("The form breaks off before its end.", hint="Send it again.")
+            raise InvalidRequestError("The form ends before its last boundary.", hint="Send the whole form again.")
 
     def _begin(self) -> None:
         self._parts += 1
@@ -250,18 +253,18 @@ class _FormParser:
         self._name = self._value = b""
 
     def _on_headers(self) -> None:
-        self._told.append(self._head)
+        self._parsed.append(self._head)
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
-        self._told.append(data[start:end])
+        self._parsed.append(data[start:end])
 
     def _end(self) -> None:
         self._ended = True
 
 
 def _missing_file(field: str) -> InvalidRequestError:
-    return InvalidRequestError(f"The form has no file in a field {field!r}.", hint=_HINT, fields={"field": field})
+    return InvalidRequestError(f"The form has no file in the field {field!r}.", hint=_HINT, fields={"field": field})
 
 
 def _invalid_form(error: FormParserError) -> InvalidRequestError:
-    return InvalidRequestError("The body is no form as its head says.", hint=_HINT, fields={"body": str(error)[:200]})
+    return InvalidRequestError("The multipart body does not match its Content-Type header.", hint=_FORM_HINT, fields={"body": str(error)[:200]})

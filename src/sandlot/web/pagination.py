@@ -1,4 +1,4 @@
-"""Cursors of pages that are ordered by time: a place between two rows, as one word that clients give back unread."""
+"""Cursors of pages that are ordered by time: a position between two rows, as an opaque string. The only module that knows their format."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from sandlot.model.repositories import Position
 
 
 def encode_cursor(position: Position) -> str:
-    """A place as a cursor."""
+    """Return a position as a cursor."""
     return base64.urlsafe_b64encode(f"{position.at.isoformat(timespec='microseconds')}~{position.id}".encode()).decode()
 
 
 def decode_cursor(cursor: str | None) -> Position | None:
-    """The place that a cursor says.
+    """Return the position of a cursor.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: The cursor is not valid.
     """
     if cursor is None:
         return None
     try:
-        at, mark, id_ = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition("~")
+        at, separator, id_ = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition("~")
         moment = datetime.fromisoformat(at)
     except ValueError:
-        raise _invalid_cursor() from None
-    if not mark or moment.tzinfo is None:
-        raise _invalid_cursor()
+        raise _invalid_cursor(cursor) from None
+    if not separator or moment.tzinfo is None:
+        raise _invalid_cursor(cursor)
     return Position(moment, id_)
 
 
-def _invalid_cursor() -> InvalidRequestError:
-    return InvalidRequestError("The cursor is not one.", hint="Use next_cursor of the page before.", fields={"field": "cursor"})
+def _invalid_cursor(cursor: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"`cursor` {cursor[:64]!r} is not valid.", hint="Pass `next_cursor` from the previous page.", fields={"field": "cursor"}
+    )

@@ -1,9 +1,9 @@
-"""Parts of an answer: the Range of a request (RFC 9110, 14). Pure.
+"""The Range header of a request (RFC 9110, 14). Pure.
 
-Laws:
-- One range of bytes is understood. Any other word (several ranges, another unit, nonsense) is passed over, as the RFC wants it: then the whole
-  is answered.
-- What begins beyond the end is refused with 416 and the size.
+Invariants:
+- A header with one range of bytes selects a part. All other headers (several ranges, another unit, malformed text) are ignored, as the RFC demands:
+  the response has the whole.
+- A range that begins after the end is refused with 416 and the size.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _UNSATISFIABLE = 416
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """One part of something.
+    """One part of a file.
 
     Args:
-        start: Its first byte.
-        length: How many, at least one.
-        size: Of the whole.
+        start: Offset of the first byte.
+        length: Number of bytes, at least one.
+        size: Size of the whole file.
     """
 
     start: int
@@ -33,19 +33,19 @@ class ByteRange:
 
     @property
     def content_range(self) -> str:
-        """As the answer says it (Content-Range)."""
+        """Value of the header Content-Range."""
         return f"bytes {self.start}-{self.start + self.length - 1}/{self.size}"
 
 
 def parse_range(header: str, size: int) -> ByteRange | None:
-    """The part that a request asks for; None is the whole.
+    """Return the part that a Range header selects, or None for the whole.
 
     Args:
-        header: Its Range.
-        size: Of the whole.
+        header: Value of the header.
+        size: Size of the whole file.
 
     Raises:
-        HTTPException: 416: none of it is there.
+        HTTPException: 416: the range is outside of the file.
     """
     found = _BYTES.fullmatch(header.strip().replace(" ", ""))
     if found is None:
@@ -58,5 +58,7 @@ def parse_range(header: str, size: int) -> ByteRange | None:
         if last and int(last) < int(first):
             return None
     if start >= size or not end - start:
-        raise HTTPException(_UNSATISFIABLE, f"There is nothing in {header[:100]} of {size} bytes.", headers={"Content-Range": f"bytes */{size}"})
+        raise HTTPException(
+            _UNSATISFIABLE, f"The range {header[:64]!r} is outside of the file, which has {size} bytes.", headers={"Content-Range": f"bytes */{size}"}
+        )
     return ByteRange(start, end - start, size)

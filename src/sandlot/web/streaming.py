@@ -1,11 +1,11 @@
-"""Answers that are sent as they come into being: bytes, and events, which are server-sent (HTML standard, 9.2) or a line of JSON each (NDJSON).
+"""Streamed responses: bytes and events, as server-sent events (HTML standard, 9.2) or as lines of JSON (NDJSON).
 
-Laws:
-- Nothing is read ahead of a client: the next piece is asked for when the last one was taken.
-- A client that goes away is noticed while it is waited for, and whoever makes the pieces is closed.
-- A stream of events says how it ended: by its own last event, or by ``failure``. One that ends otherwise was cut.
-- An event is the same in both forms; the client chooses by ``Accept``.
-- A piece is sent whole before anything else is, however slowly its client reads: a beat comes between pieces, never inside of one.
+Invariants:
+- Nothing is produced ahead of the client: the next chunk is requested when the connection has accepted the last one.
+- The disconnection of a client is noticed while nothing is sent, and closes the producer.
+- An event stream reports its end, by its own last event or by ``failure``. A stream that ends otherwise was cut.
+- An event has the same content in both forms. The client selects the form by ``Accept``.
+- A chunk is sent whole, however slowly the client reads: a keep-alive is sent between chunks only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 from sandlot.model.errors import SandlotError
 from sandlot.model.executions import Channel, Output, OutputGap
 from sandlot.web import errors
+from sandlot.web.request_id import get_request_id
 
 SSE_MEDIA_TYPE = "text/event-stream"
 NDJSON_MEDIA_TYPE = "application/x-ndjson"
@@ -41,45 +42,45 @@ _log = structlog.get_logger("sandlot.http")
 
 
 class KeepAliveStreamResponse(Response):
-    """An answer whose body comes piece by piece.
+    """A response whose body is produced while it is sent.
 
     Args:
-        pieces: The body.
-        close: Called once in the end, whatever happened.
-        media_type: Its type.
-        headers: More headers.
-        beat: Sent when nothing else was for so long.
-        beat_s: How long; None is 15 s.
+        chunks: The body.
+        close: Called once at the end, also after an error or a disconnection.
+        media_type: Media type of the body.
+        headers: Additional headers.
+        keep_alive: Bytes that are sent when nothing was sent for ``keep_alive_s`` seconds; empty for none.
+        keep_alive_s: Interval in seconds; None for 15.
     """
 
     def __init__(
         self,
-        pieces: AsyncIterator[bytes],
+        chunks: AsyncIterator[bytes],
         close: Callable[[], Awaitable[None]],
         *,
         media_type: str,
         headers: Mapping[str, str] | None = None,
-        beat: bytes = b"",
-        beat_s: float | None = None,
+        keep_alive: bytes = b"",
+        keep_alive_s: float | None = None,
     ) -> None:
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-store", **(headers or {})})
         del self.headers["content-length"]
-        self._pieces = pieces
+        self._chunks = chunks
         self._close = close
-        self._beat = beat
-        self._beat_s = KEEP_ALIVE_S if beat_s is None else beat_s
+        self._keep_alive = keep_alive
+        self._keep_alive_s = KEEP_ALIVE_S if keep_alive_s is None else keep_alive_s
         self._sent_s = 0.0
         self._sending = asyncio.Lock()
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response until the body ends or the client disconnects."""
         tasks: list[asyncio.Task[None]] = []
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             body = asyncio.create_task(self._write(send))
             tasks = [body, asyncio.create_task(wait_for_disconnect(receive))]
-            if self._beat:
-                tasks.append(asyncio.create_task(self._keep_alive(send)))
+            if self._keep_alive:
+                tasks.append(asyncio.create_task(self._send_keep_alives(send)))
             await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
@@ -91,53 +92,53 @@ class KeepAliveStreamResponse(Response):
             body.result()
 
     async def _write(self, send: Send) -> None:
-        async for piece in self._pieces:
-            await self._give(send, piece, more=True)
-        await self._give(send, b"", more=False)
+        async for chunk in self._chunks:
+            await self._send_chunk(send, chunk, more=True)
+        await self._send_chunk(send, b"", more=False)
 
-    async def _keep_alive(self, send: Send) -> None:
+    async def _send_keep_alives(self, send: Send) -> None:
         while True:
-            await asyncio.sleep(self._beat_s)
-            # While a piece is being sent, the client has something to read.
-            if not self._sending.locked() and time.monotonic() - self._sent_s >= self._beat_s:
-                await self._give(send, self._beat, more=True)
+            await asyncio.sleep(self._keep_alive_s)
+            # While a chunk is being sent, the client has something to read.
+            if not self._sending.locked() and time.monotonic() - self._sent_s >= self._keep_alive_s:
+                await self._send_chunk(send, self._keep_alive, more=True)
 
-    async def _give(self, send: Send, body: bytes, *, more: bool) -> None:
+    async def _send_chunk(self, send: Send, body: bytes, *, more: bool) -> None:
         async with self._sending:
             await send({"type": "http.response.body", "body": body, "more_body": more})
             self._sent_s = time.monotonic()
 
 
 class StreamEvent(NamedTuple):
-    """One event.
+    """An event of a stream.
 
     Args:
-        name: Of its kind.
-        data: JSON-representable.
-        id: By it, if it has one, a client that was cut off says how far it was.
+        name: Kind of the event.
+        data: JSON-representable content.
+        id: Position after this event, with which a client resumes a stream that was cut; None if the stream cannot be resumed there.
     """
 
     name: str
     data: Mapping[str, Any]
     id: int | str | None = None
 
-    def sent(self) -> bytes:
-        """As a server-sent event. JSON has no bare line breaks, so its data is one line."""
+    def as_sse(self) -> bytes:
+        """Return a server-sent event. JSON contains no line breaks, so the data is one line."""
         number = "" if self.id is None else f"id: {self.id}\n"
         return f"{number}event: {self.name}\ndata: {_json(self.data)}\n\n".encode("utf-8", "replace")
 
-    def line(self) -> bytes:
-        """As a line of JSON."""
+    def as_line(self) -> bytes:
+        """Return a line of JSON."""
         number = {} if self.id is None else {"id": str(self.id)}
         return ndjson_line({"event": self.name, **number, "data": self.data})
 
 
 KEEP_ALIVE_EVENT = StreamEvent("keep-alive", {})
-"""What a stream of lines says when nothing else was said for 15 s: a blank line is none that every reader of JSON takes."""
+"""Keep-alive of streams of lines: not every reader of NDJSON accepts a blank line."""
 
 
 def ndjson_line(data: Mapping[str, Any]) -> bytes:
-    """JSON on a line of its own."""
+    """Return JSON followed by a line break."""
     return f"{_json(data)}\n".encode("utf-8", "replace")
 
 
@@ -145,69 +146,69 @@ def _json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
-def event_response(request: Request, pieces: AsyncIterator[StreamEvent], close: Callable[[], Awaitable[None]]) -> KeepAliveStreamResponse:
-    """An answer of events in the form that the client asks for; what fails on the way becomes its last event."""
-    sent = _accepted_form(request) != NDJSON_MEDIA_TYPE
+def event_response(request: Request, events: AsyncIterator[StreamEvent], close: Callable[[], Awaitable[None]]) -> KeepAliveStreamResponse:
+    """Return a response of events in the form that the client accepts. An error of the producer becomes the last event."""
+    sse = _accepted_form(request) != NDJSON_MEDIA_TYPE
     return KeepAliveStreamResponse(
-        _encoded(pieces, request, StreamEvent.sent if sent else StreamEvent.line),
+        _encoded(events, request, StreamEvent.as_sse if sse else StreamEvent.as_line),
         close,
-        media_type=SSE_MEDIA_TYPE if sent else NDJSON_MEDIA_TYPE,
+        media_type=SSE_MEDIA_TYPE if sse else NDJSON_MEDIA_TYPE,
         headers=_UNBUFFERED,
-        beat=KEEP_ALIVE if sent else KEEP_ALIVE_EVENT.line(),
+        keep_alive=KEEP_ALIVE if sse else KEEP_ALIVE_EVENT.as_line(),
     )
 
 
-def ndjson_response(request: Request, pieces: AsyncIterator[Mapping[str, Any]], close: Callable[[], Awaitable[None]]) -> KeepAliveStreamResponse:
-    """An answer of lines of JSON, each of its own shape; what fails on the way becomes the last line, a problem document."""
+def ndjson_response(request: Request, items: AsyncIterator[Mapping[str, Any]], close: Callable[[], Awaitable[None]]) -> KeepAliveStreamResponse:
+    """Return a response of lines of JSON. An error of the producer becomes the last line, a problem document."""
 
-    async def told() -> AsyncIterator[bytes]:
-        async for piece in _with_failure(pieces, request, lambda problem: problem):
-            yield ndjson_line(piece)
+    async def lines() -> AsyncIterator[bytes]:
+        async for item in _with_failure(items, request, lambda problem: problem):
+            yield ndjson_line(item)
 
-    return KeepAliveStreamResponse(told(), close, media_type=NDJSON_MEDIA_TYPE, headers=_UNBUFFERED, beat=b"\n")
-
-
-async def _encoded(pieces: AsyncIterator[StreamEvent], request: Request, form: Callable[[StreamEvent], bytes]) -> AsyncIterator[bytes]:
-    async for piece in _with_failure(pieces, request, lambda problem: StreamEvent("failure", problem)):
-        yield form(piece)
+    return KeepAliveStreamResponse(lines(), close, media_type=NDJSON_MEDIA_TYPE, headers=_UNBUFFERED, keep_alive=b"\n")
 
 
-async def _with_failure(pieces: AsyncIterator[_Item], request: Request, failure: Callable[[Mapping[str, Any]], _Item]) -> AsyncIterator[_Item]:
-    """The pieces, and what made them fail as the last one."""
-    request_id = errors.request_id(request)
+async def _encoded(events: AsyncIterator[StreamEvent], request: Request, form: Callable[[StreamEvent], bytes]) -> AsyncIterator[bytes]:
+    async for event in _with_failure(events, request, lambda problem: StreamEvent("failure", problem)):
+        yield form(event)
+
+
+async def _with_failure(items: AsyncIterator[_Item], request: Request, failure: Callable[[Mapping[str, Any]], _Item]) -> AsyncIterator[_Item]:
+    """Yield the items, and an error of their producer as the last item."""
+    request_id = get_request_id(request.scope)
     try:
-        async for piece in pieces:
-            yield piece
+        async for item in items:
+            yield item
     except SandlotError as error:
         errors.record_failure(request.scope, error)
         yield failure(errors.problem_document(error, request_id))
-    except Exception:  # noqa: BLE001 - the client is told that there was one
+    except Exception:  # noqa: BLE001 - the client gets an internal error
         _log.exception("request.defect", request=request_id)
-        errors.record_failure(request.scope, defect := errors.internal_error())
+        errors.record_failure(request.scope, defect := errors.internal_error(get_request_id(request.scope)))
         yield failure(errors.problem_document(defect, request_id))
 
 
 def accepts_events(request: Request) -> bool:
-    """Whether a client asks for events, in either form."""
+    """Return True if the client accepts events, in either form."""
     return bool(_accepted_form(request))
 
 
 def _accepted_form(request: Request) -> str:
-    """The form of events that a client asks for, the first that it names; empty where it asks for none."""
+    """Return the first media type of events in the Accept header, or an empty string."""
     accepted = request.headers.get("accept", "").lower()
     return min((form for form in (SSE_MEDIA_TYPE, NDJSON_MEDIA_TYPE) if form in accepted), key=accepted.index, default="")
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has gone away."""
+    """Wait until the client disconnects. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class TextSplitter:
-    """Bytes of one output stream as JSON-ready pieces that lose nothing.
+    """Splits the bytes of one output stream into pieces for JSON, without loss.
 
-    UTF-8 goes as text, anything else as base64. A character that is cut in two waits for its other half.
+    UTF-8 becomes text, other bytes become base64. The first part of a cut character is held until its rest arrives.
     """
 
     __slots__ = ("_decoder", "_end", "_held")
@@ -218,7 +219,7 @@ class TextSplitter:
         self._end = 0
 
     def push(self, data: bytes, offset: int) -> dict[str, Any] | None:
-        """The next bytes, which begin at ``offset``; what to tell, or None where it must wait."""
+        """Return the piece for the next bytes, which begin at ``offset``, or None if all of them are held."""
         start = offset - len(self._held)
         self._end = offset + len(data)
         whole = self._held + data
@@ -233,11 +234,11 @@ class TextSplitter:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes wait for what follows them."""
+        """Number of held bytes."""
         return len(self._held)
 
     def flush(self) -> dict[str, Any] | None:
-        """What still waits, where nothing follows, or a gap."""
+        """Return the held bytes as a piece, before a gap or the end; None if there are none."""
         if not self._held:
             return None
         held, self._held = self._held, b""
@@ -246,10 +247,10 @@ class TextSplitter:
 
 
 class OutputEvents:
-    """Standard output and error of a process or a cell, as events. Each says by its id where to go on after it: ``STDOUT-STDERR``.
+    """Standard output and error of a process or a cell as events. The id of an event is the position after it: ``STDOUT-STDERR``.
 
     Args:
-        offsets: Channel -> where its first byte is; 0 where none is given.
+        offsets: Channel -> offset of its first byte, by default 0.
     """
 
     __slots__ = ("_next", "_splitters")
@@ -260,11 +261,11 @@ class OutputEvents:
 
     @property
     def position(self) -> str:
-        """Where both streams go on after the last event: what its id says."""
+        """Offsets of both streams after the last event, as in its id."""
         return "-".join(str(at) for at in self._next.values())
 
     def feed(self, item: Output | OutputGap) -> list[StreamEvent]:
-        """The events that tell one piece."""
+        """Return the events for one piece of output or gap."""
         splitter = self._splitters[item.channel]
         if isinstance(item, OutputGap):
             flushed = self._flush(item.channel)
@@ -273,8 +274,8 @@ class OutputEvents:
         return self._piece(item.channel, piece, item.offset + len(item.data) - splitter.held_bytes)
 
     def end(self) -> list[StreamEvent]:
-        """The events that tell what still waits, at the end."""
-        return [told for channel in STREAM_NAMES for told in self._flush(channel)]
+        """Return the events for all held bytes, at the end of the output."""
+        return [event for channel in STREAM_NAMES for event in self._flush(channel)]
 
     def _flush(self, channel: int) -> list[StreamEvent]:
         end = self._next[channel] + self._splitters[channel].held_bytes
@@ -284,6 +285,5 @@ class OutputEvents:
         return [] if piece is None else [self._event(channel, "output", end, piece)]
 
     def _event(self, channel: int, name: str, end: int, data: Mapping[str, Any]) -> StreamEvent:
-        """One event; its id is where both streams go on after it."""
         self._next[channel] = end
         return StreamEvent(name, {"stream": STREAM_NAMES[channel], **data}, self.position)

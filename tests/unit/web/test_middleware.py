@@ -26,6 +26,7 @@ from sandlot.server.process import serve_in_background
 from sandlot.server.settings import Settings
 from sandlot.web import listener, middleware, streaming
 from sandlot.web.auth import OWNER
+from sandlot.web.body_limits import BodyLimits
 from tests.support.http import NO_TLS
 from tests.support.scripted_app import KnownKeys, serve_scripted
 from tests.support.scripted_node import ScriptedNode, entry
@@ -124,7 +125,9 @@ async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    framed = middleware.RequestMiddleware(app, keys=at.service.api_keys, upload_max_bytes=MIB, buffers=BufferBudget(MIB), metrics=Metrics())
+    framed = middleware.RequestMiddleware(
+        app, keys=at.service.api_keys, body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferBudget(MIB), metrics=Metrics()
+    )
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/events", "headers": [(b"x-api-key", secret.encode())]}
     request = asyncio.create_task(framed(scope, receive, send))
     await begun.wait()
@@ -244,7 +247,7 @@ async def test_a_body_that_stops_half_way_is_given_up(
 
 async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.001)
-    large = streaming.StreamEvent("output", {"data": "x" * (4 * middleware.CHUNK_BYTES)}).sent()
+    large = streaming.StreamEvent("output", {"data": "x" * (4 * middleware.CHUNK_BYTES)}).as_sse()
     sent = bytearray()
     beaten = asyncio.Event()
 
@@ -255,7 +258,7 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
             await beaten.wait()  # the client is kept waiting, and told that it was not forgotten
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await streaming.KeepAliveStreamResponse(pieces(), closed, media_type=streaming.SSE_MEDIA_TYPE, beat=streaming.KEEP_ALIVE)(
+        await streaming.KeepAliveStreamResponse(pieces(), closed, media_type=streaming.SSE_MEDIA_TYPE, keep_alive=streaming.KEEP_ALIVE)(
             scope, receive, send
         )
 
@@ -274,9 +277,9 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
 
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"peer": OWNER}}
     async with asyncio.timeout(60):
-        await middleware.RequestMiddleware(app, keys=NoKeys(), upload_max_bytes=MIB, buffers=BufferBudget(MIB), metrics=Metrics())(
-            scope, receive, send
-        )
+        await middleware.RequestMiddleware(
+            app, keys=NoKeys(), body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferBudget(MIB), metrics=Metrics()
+        )(scope, receive, send)
     told = bytes(sent)
     assert told.count(streaming.KEEP_ALIVE) >= 3
     assert told.replace(streaming.KEEP_ALIVE, b"") == 3 * large

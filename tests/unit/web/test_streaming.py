@@ -64,7 +64,7 @@ def test_a_gap_comes_after_what_was_before_it() -> None:
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=20)))
 def test_an_event_is_two_lines_whatever_it_holds(data: dict[str, str]) -> None:
-    raw = StreamEvent("output", data).sent()
+    raw = StreamEvent("output", data).as_sse()
     assert raw.endswith(b"\n\n")
     assert raw.count(b"\n") == 3
     assert b"\r" not in raw
@@ -73,11 +73,11 @@ def test_an_event_is_two_lines_whatever_it_holds(data: dict[str, str]) -> None:
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=20)))
 def test_an_event_is_one_line_of_json_as_well(data: dict[str, str]) -> None:
-    raw = StreamEvent("output", data, 7).line()
+    raw = StreamEvent("output", data, 7).as_line()
     assert raw.endswith(b"\n")
     assert raw.count(b"\n") == 1
     assert json.loads(raw) == {"event": "output", "id": "7", "data": data}
-    assert json.loads(StreamEvent("output", data).line()) == {"event": "output", "data": data}
+    assert json.loads(StreamEvent("output", data).as_line()) == {"event": "output", "data": data}
 
 
 def test_the_client_chooses_the_form_by_what_it_names_first(subtests: pytest.Subtests) -> None:

@@ -15,5 +15,4 @@ DOOR = Door(
     table=errors.TABLE,
     body=errors.body,
     help="docs/doors.md of Sandlot says which of AgentSandbox's calls there are.",
-    raw=routes.RAW,
 )

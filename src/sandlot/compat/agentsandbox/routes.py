@@ -20,12 +20,11 @@ from sandlot.compat.agentsandbox.schemas import (
     UploadQuery,
 )
 from sandlot.compat.vendor import refuse
+from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import json_response
 from sandlot.web.multipart import read_upload
 from sandlot.web.streaming import KeepAliveStreamResponse
-
-RAW = frozenset({"/v1/files"})
 
 router = APIRouter()
 
@@ -71,6 +70,7 @@ async def inject_files(session: str, body: InjectBody, request: Request) -> Resp
 
 
 @router.post("/v1/files")
+@streams_body
 async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
     """Keep a file; with ``session_id`` it is put into that session as well."""
     node, principal = get_node(request), get_principal(request)

@@ -12,7 +12,6 @@ DOOR = Door(
     table=errors.TABLE,
     body=errors.body,
     help="docs/howto/move-from-e2b.md of Sandlot says which of E2B's calls there are.",
-    raw=routes.RAW,
     at_root=routes.ROOT,
     authenticate=access.admit,
     headers=errors.headers,

@@ -9,7 +9,6 @@ from sandlot.compat.e2b.envd import routes as envd
 from sandlot.compat.e2b.interpreter import routes as interpreter
 from sandlot.compat.vendor import refuse
 
-RAW = envd.RAW
 ROOT = envd.ROOT
 
 router = APIRouter()

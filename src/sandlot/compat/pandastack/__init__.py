@@ -12,5 +12,4 @@ DOOR = Door(
     table=errors.TABLE,
     body=errors.body,
     help="docs/howto/move-from-pandastack.md of Sandlot says which of PandaStack's calls there are.",
-    raw=routes.RAW,
 )

@@ -28,6 +28,7 @@ from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOut
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S, CellSpec, User
 from sandlot.web import errors
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.request_id import get_request_id
 from sandlot.web.streaming import KEEP_ALIVE, SSE_MEDIA_TYPE, STREAM_NAMES, KeepAliveStreamResponse
 
 MOST_ENTRIES = 20_000
@@ -65,7 +66,7 @@ async def stream(request: Request, sandbox: str, body: ExecBody) -> KeepAliveStr
         events = await node.processes.stream(principal, sandbox, command.spec(), options=_label(command))
         stack.push_async_callback(events.aclose)
         close = stack.pop_all().aclose
-    return KeepAliveStreamResponse(_told(request, events, command), close, media_type=SSE_MEDIA_TYPE, headers=_UNBUFFERED, beat=KEEP_ALIVE)
+    return KeepAliveStreamResponse(_told(request, events, command), close, media_type=SSE_MEDIA_TYPE, headers=_UNBUFFERED, keep_alive=KEEP_ALIVE)
 
 
 async def run_cell(node: Node, principal: Principal, sandbox: str, session: str, body: RunBody) -> RunAnswer:
@@ -109,7 +110,7 @@ async def logs(node: Node, principal: Principal, sandbox: str, stream_: str) -> 
 async def follow(node: Node, principal: Principal, sandbox: str, stream_: str) -> KeepAliveStreamResponse:
     """What they wrote, and what they write, line by line, until the sandbox ends."""
     items = await node.history.follow_logs(principal, sandbox, LOG_CHANNELS[stream_])
-    return KeepAliveStreamResponse(_lines(items), items.aclose, media_type=SSE_MEDIA_TYPE, headers=_UNBUFFERED, beat=KEEP_ALIVE)
+    return KeepAliveStreamResponse(_lines(items), items.aclose, media_type=SSE_MEDIA_TYPE, headers=_UNBUFFERED, keep_alive=KEEP_ALIVE)
 
 
 async def _left_s(node: Node, principal: Principal, sandbox: str, default_s: float) -> float:
@@ -155,8 +156,8 @@ async def _told(request: Request, events: streams.Stream[ProcessEvent], command:
         errors.record_failure(request.scope, error)
         yield exec_protocol.event("error", {"error": str(error)})
     except Exception:  # noqa: BLE001 - the client is told that there was one
-        _log.exception("request.defect", request=errors.request_id(request))
-        errors.record_failure(request.scope, defect := errors.internal_error())
+        _log.exception("request.defect", request=get_request_id(request.scope))
+        errors.record_failure(request.scope, defect := errors.internal_error(get_request_id(request.scope)))
         yield exec_protocol.event("error", {"error": str(defect)})
 
 

@@ -34,8 +34,6 @@ from sandlot.model.specs import MIB
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import json_response
 
-RAW = frozenset({"/v1/sandboxes/{sandbox}/fs"})
-
 router = APIRouter()
 router.routes.extend(within.router.routes)
 

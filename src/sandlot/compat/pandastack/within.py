@@ -21,6 +21,7 @@ from sandlot.compat.pandastack.schemas import (
     WrittenAnswer,
 )
 from sandlot.model.specs import User
+from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
@@ -93,6 +94,7 @@ async def read(sandbox: str, query: Annotated[PathQuery, Query()], request: Requ
 
 
 @router.put("/v1/sandboxes/{sandbox}/fs")
+@streams_body
 async def write(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Write a file, and the folders above it. Where the upload breaks off, the old file stays."""
     work = get_node(request).files.write(get_principal(request), sandbox, query.path, iter_body(request), user=User.ROOT)

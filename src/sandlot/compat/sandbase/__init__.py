@@ -15,5 +15,4 @@ DOOR = Door(
     table=errors.TABLE,
     body=errors.body,
     help="docs/howto/move-from-sandbase.md of Sandlot says which of Sandbase's calls there are.",
-    raw=routes.RAW,
 )

@@ -7,8 +7,6 @@ from fastapi import APIRouter
 from sandlot.compat.sandbase import e2b_client, runtime, sandboxes, telling
 from sandlot.compat.vendor import refuse
 
-RAW = runtime.RAW
-
 router = APIRouter()
 for _part in (e2b_client, runtime, sandboxes, telling):
     router.routes.extend(_part.router.routes)

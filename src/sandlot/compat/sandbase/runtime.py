@@ -26,11 +26,10 @@ from sandlot.compat.sandbase.schemas import ContentBody, FolderBody, FolderQuery
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
 from sandlot.model.executions import ExecutionOptions
 from sandlot.model.files import Download, Entry
+from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal
 from sandlot.web.multipart import FormFields, Upload, read_upload
 from sandlot.web.streaming import KeepAliveStreamResponse
-
-RAW = frozenset({"/sandboxes/{sandbox}/files", "/sandboxes/{sandbox}/filesystem/upload"})
 
 MOST_ENTRIES = 20_000
 """Of one folder's list, which the vendor does not page."""
@@ -93,6 +92,7 @@ async def read_or_list(sandbox: str, query: Annotated[FolderQuery, Query()], req
 
 @router.post("/sandboxes/{sandbox}/files")
 @router.post("/sandboxes/{sandbox}/filesystem/upload")
+@streams_body
 async def upload(sandbox: str, request: Request) -> Response:
     """Write a file that a form carries; where the upload breaks off, the old file stays."""
     found = await live(request, sandbox)
@@ -195,7 +195,7 @@ async def envs(sandbox: str, request: Request) -> Response:
 
 async def _upload(request: Request, sandbox: str) -> Entry:
     fields = FormFields("path")
-    form = await read_upload(request, beside=fields)
+    form = await read_upload(request, texts=fields)
     path = fields.get("path")
     if path is not None:
         return await get_node(request).files.write(get_principal(request), sandbox, path, form.chunks)

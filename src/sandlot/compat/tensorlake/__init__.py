@@ -16,7 +16,6 @@ DOOR = Door(
     table=errors.TABLE,
     body=errors.body,
     help="docs/howto/move-from-tensorlake.md of Sandlot says which of Tensorlake's calls there are.",
-    raw=routes.RAW,
     at_root=routes.at_root,
     authenticate=routes.admit,
 )

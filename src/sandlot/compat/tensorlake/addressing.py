@@ -84,10 +84,6 @@ class Ways:
 
         return add
 
-    def paths(self, path: str) -> frozenset[str]:
-        """Where a call is."""
-        return frozenset(before + path for _, before in self._places)
-
 
 CONTROL = Ways((router, "/v1/namespaces/{namespace}"), (router, ""))
 INSIDE = Ways((router, f"{BELOW}/{{sandbox}}{INNER}"), (at_root, INNER))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from sandlot.compat.tensorlake.addressing import INSIDE, at_root, router
+from sandlot.compat.tensorlake.addressing import at_root, router
 from sandlot.compat.tensorlake.control import logs, pools, sandboxes, snapshots
 from sandlot.compat.tensorlake.runtime import daemon, files, processes, terminals, tunnels
 from sandlot.compat.vendor import refuse
 
-__all__ = ["RAW", "admit", "at_root", "router"]
+__all__ = ["admit", "at_root", "router"]
 
 ROOMS = (processes, files, terminals, tunnels, daemon, sandboxes, snapshots, pools, logs)
 """Each has put its routes where they are asked for."""
 
-RAW = INSIDE.paths(files.CONTENT) | INSIDE.paths(processes.STDIN)
 admit = terminals.admit
 
 _NO_IMAGES = "Use one of the templates that there are: GET /v1/templates."

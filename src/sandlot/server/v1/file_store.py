@@ -16,6 +16,7 @@ from sandlot.model.specs import User
 from sandlot.server.v1.common import PROBLEM, UserName, documented_response, raw_body
 from sandlot.server.v1.files import FileEntryResponse
 from sandlot.web import multipart
+from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal, iter_body
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
@@ -106,6 +107,7 @@ _UPLOAD["requestBody"]["content"][multipart.MULTIPART] = {
 
 
 @router.post("/v1/files", status_code=201, responses=documented_response(StoredFileResponse, "It is kept.", 201), openapi_extra=_UPLOAD)
+@streams_body
 async def upload(query: Annotated[UploadFileQuery, Query()], request: Request) -> Response:
     """Keep a file. Where the upload breaks off, nothing is left of it."""
     principal, files = get_principal(request), get_node(request).file_store

@@ -16,6 +16,7 @@ from sandlot.model.specs import User
 from sandlot.server.v1.common import PROBLEM, UserName, documented_response, raw_body
 from sandlot.web import ranges, streaming
 from sandlot.web.auth import OWNER, SIGNED_PATH
+from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
@@ -210,6 +211,7 @@ async def read(sandbox: str, query: Annotated[ReadFileQuery, Query()], request: 
     responses=documented_response(FileEntryResponse, "It was written."),
     openapi_extra=raw_body("The file's content."),
 )
+@streams_body
 async def write(sandbox: str, query: Annotated[WriteFileQuery, Query()], request: Request) -> Response:
     """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
     work = get_node(request).files.write(
@@ -291,6 +293,7 @@ async def pack(sandbox: str, query: Annotated[DownloadArchiveQuery, Query()], re
     responses=documented_response(UploadArchiveResponse, "It was unpacked."),
     openapi_extra=raw_body("A tar archive, plain or compressed by gzip.", TAR),
 )
+@streams_body
 async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Unpack a tar archive in a folder, which is made where it is not there. Where it breaks off, what came before stays."""
     work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=User(query.user))
@@ -321,6 +324,7 @@ async def read_signed(query: Annotated[SignedUrlQuery, Query()], request: Reques
 
 
 @router.put(SIGNED_PATH, responses=documented_response(FileEntryResponse, "It was written."), openapi_extra=raw_body("The file's content."))
+@streams_body
 async def write_signed(query: Annotated[SignedUrlQuery, Query()], request: Request) -> Response:
     """Write the file that a URL was signed for; the body is its content."""
     work = get_node(request).files.write(get_principal(request), query.sandbox, query.path, iter_body(request), user=User(query.user))

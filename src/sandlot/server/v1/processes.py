@@ -27,6 +27,7 @@ from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_TAG_BYTES, MAX_TE
 from sandlot.model.streams import Stream
 from sandlot.server.v1.common import PROBLEM, EventTable, Problem, UserName, documented_response, raw_body
 from sandlot.web import streaming
+from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts, json_response
 
@@ -391,6 +392,7 @@ async def output(sandbox: str, process: str, query: Annotated[ProcessOutputQuery
 
 
 @router.post("/{process}/stdin", responses=documented_response(StdinResponse, "The sandbox has it."), openapi_extra=raw_body("What to write."))
+@streams_body
 async def write_input(sandbox: str, process: str, query: Annotated[WriteStdinQuery, Query()], request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read. With an offset it can be sent again."""
     work = get_node(request).processes.write_stdin(get_principal(request), sandbox, process, iter_body(request), offset=query.offset)

@@ -36,6 +36,7 @@ from sandlot.server.v1.sandboxes import LimitsRequest
 from sandlot.web import errors, streaming
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
+from sandlot.web.request_id import get_request_id
 
 router = APIRouter(prefix="/v1/execute", tags=["execute"])
 
@@ -174,7 +175,7 @@ async def run_batch(body: RunProgramBatchRequest, request: Request) -> Response:
     node = get_node(request)
     check_batch(len(body.items), body.concurrency)
     runs = await node.programs.run_batch(get_principal(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
-    request_id = errors.request_id(request)
+    request_id = get_request_id(request.scope)
     if streaming.NDJSON_MEDIA_TYPE in request.headers.get("accept", ""):
         return streaming.ndjson_response(request, _told(runs, request_id), runs.aclose)
     return await cancel_on_disconnect(request, _together(node, runs, request_id))

@@ -12,9 +12,8 @@ from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.model.ports import Resources
 from sandlot.model.service import METRICS_MEDIA_TYPE, Capacity
 from sandlot.server.v1.common import PROBLEM, documented_response, service_of
-from sandlot.web.auth import OWNER
+from sandlot.web.auth import is_local_owner
 from sandlot.web.dependencies import get_node, get_principal
-from sandlot.web.middleware import state
 from sandlot.web.models import ResponseModel, json_response
 
 
@@ -154,7 +153,7 @@ async def capacity(request: Request) -> Response:
 @router.post("/v1/service/stop", status_code=202, responses=documented_response(ServiceStopResponse, "It ends; its sandboxes live on.", 202))
 async def stop(request: Request) -> Response:
     """End this service; only on its unix socket. Its sandboxes live on, and the next start takes them over."""
-    if state(request).get("peer") != OWNER:
+    if not is_local_owner(request.scope):
         raise ForbiddenError(
             "The service can only be stopped by its owner, on its unix socket.", code=ErrorCode.FORBIDDEN, hint="Run 'sandlot stop' on the server."
         )

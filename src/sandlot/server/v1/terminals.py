@@ -38,6 +38,7 @@ from sandlot.server.v1.processes import ProcessOutcomeResponse, ProcessSignalRes
 from sandlot.web import errors, websocket
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import QueryModel, json_response
+from sandlot.web.request_id import get_request_id
 
 
 class TerminalQuery(QueryModel):
@@ -85,7 +86,7 @@ async def plain_request(sandbox: str, process: str, request: Request) -> Respons
     """Say to somebody who asks without a WebSocket what it takes."""
     await get_node(request).processes.get(get_principal(request), sandbox, process)
     error = InvalidRequestError("A terminal is used over a WebSocket.", hint="Ask with a WebSocket client, or read .../output and write .../stdin.")
-    return errors.problem_response(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
+    return errors.problem_response(error, get_request_id(request.scope), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
 
 async def _serve(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent], *, offset: int) -> None:

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Request, Response, WebSocket
 from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.web import duplex, errors, websocket
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.request_id import get_request_id
 
 _SAID = "Send bytes as binary messages, and {'end': true} as text after the last."
 
@@ -47,7 +48,7 @@ async def plain_request(sandbox: str, port: int, request: Request) -> Response:
     """Say to somebody who asks without a WebSocket what it takes."""
     await get_node(request).sandboxes.get(get_principal(request), sandbox)
     error = InvalidRequestError(f"Port {port} is reached over a WebSocket.", hint="Ask with a WebSocket client, or use `sandlot forward`.")
-    return errors.problem_response(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
+    return errors.problem_response(error, get_request_id(request.scope), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
 
 class _Client:

@@ -65,7 +65,7 @@ async def _form(request: Request, sandbox: SandboxId, user: User, path: str | No
             "A form cannot come compressed.", code=ErrorCode.UNSUPPORTED, hint="Send one file at a time, as application/octet-stream."
         )
     written: list[dict[str, Any]] = []
-    async for upload in read_uploads(request, most_parts=MOST_FILES):
+    async for upload in read_uploads(request, max_parts=MOST_FILES):
         if path and written:
             raise InvalidRequestError("There are several files for one path.", hint="Leave out the query's path, and name each file by its own.")
         written.append(await _one(request, sandbox, user, path or upload.filename, upload.chunks))

@@ -24,12 +24,10 @@ from sandlot.compat.e2b.envd.schemas import (
     WatcherMessage,
     WatchMessage,
 )
+from sandlot.web.body_limits import streams_body
 
 _PROCESS, _FILESYSTEM = "/process.Process", "/filesystem.Filesystem"
 _STREAM_INPUT = f"{_PROCESS}/StreamInput"
-
-RAW = frozenset({access.FILES, _STREAM_INPUT})
-"""Paths below the prefix whose bodies are used as they come."""
 
 router = APIRouter()
 
@@ -55,6 +53,7 @@ async def read_file(query: Annotated[FilesQuery, Query()], request: Request) -> 
 
 @router.post(access.FILES)
 @ROOT.post(access.FILES)
+@streams_body
 async def write_files(query: Annotated[FilesQuery, Query()], request: Request) -> Response:
     """Write one file, or several of a form."""
     return await files.write(request, query)

@@ -27,8 +27,10 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, T
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import KIB, User
 from sandlot.web import errors as web_errors
+from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import MAX_ERRORS
+from sandlot.web.request_id import get_request_id
 from sandlot.web.streaming import KeepAliveStreamResponse
 
 FREE_BYTES = 64 * KIB
@@ -135,7 +137,9 @@ def streaming(router: APIRouter, method: str, kind: type[_Asked], work: Callable
             web_errors.record_failure(request.scope, error)
             return Response(connect_rpc.end(errors.told(error)), media_type=connect_rpc.STREAM)
         pieces = _enveloped(request, told.messages, call.timeout_s if bounded else None)
-        return KeepAliveStreamResponse(pieces, told.close, media_type=connect_rpc.STREAM, beat=connect_rpc.envelope(told.beat), beat_s=call.ping_s)
+        return KeepAliveStreamResponse(
+            pieces, told.close, media_type=connect_rpc.STREAM, keep_alive=connect_rpc.envelope(told.beat), keep_alive_s=call.ping_s
+        )
 
     router.add_api_route(method, answered, methods=["POST"])
 
@@ -150,6 +154,7 @@ def taking(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[C
         work: Does it; iterates to the end.
     """
 
+    @streams_body
     async def answered(request: Request) -> Response:
         try:
             connect_rpc.check_type(request.headers.get("content-type", ""), connect_rpc.STREAM)
@@ -221,8 +226,8 @@ async def _enveloped(request: Request, told: AsyncIterator[Mapping[str, Any]], t
         web_errors.record_failure(request.scope, error)
         yield connect_rpc.end(errors.told(error))
     except Exception:  # noqa: BLE001 - the client is told that there was one
-        _log.exception("request.defect", request=web_errors.request_id(request))
-        web_errors.record_failure(request.scope, defect := web_errors.internal_error())
+        _log.exception("request.defect", request=get_request_id(request.scope))
+        web_errors.record_failure(request.scope, defect := web_errors.internal_error(get_request_id(request.scope)))
         yield connect_rpc.end(errors.told(defect))
     else:
         yield connect_rpc.end()

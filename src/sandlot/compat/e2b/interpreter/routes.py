@@ -40,7 +40,7 @@ async def execute(body: ExecuteBody, request: Request) -> Response:
     context, default = operations.context_of(body.context_id, body.language)
     work = operations.start(get_node(request), get_principal(request), sandbox, body.code, context, default, body.env_vars or {})
     events = await cancel_on_disconnect(request, work)
-    return KeepAliveStreamResponse(operations.lines(events), events.aclose, media_type=NDJSON_MEDIA_TYPE, beat=BEAT)
+    return KeepAliveStreamResponse(operations.lines(events), events.aclose, media_type=NDJSON_MEDIA_TYPE, keep_alive=BEAT)
 
 
 @router.post("/contexts")

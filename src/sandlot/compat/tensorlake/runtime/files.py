@@ -12,6 +12,7 @@ from sandlot.compat.tensorlake.runtime import translate
 from sandlot.compat.tensorlake.runtime.schemas import EntryAnswer, ListingAnswer, PathQuery
 from sandlot.model.errors import ErrorCode, LimitError
 from sandlot.model.specs import WORKSPACE
+from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
@@ -31,6 +32,7 @@ async def read(query: Annotated[PathQuery, Query()], request: Request) -> Respon
 
 
 @INSIDE.route("PUT", CONTENT)
+@streams_body
 async def write(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
     files, principal, sandbox = get_node(request).files, get_principal(request), await inside(request)

@@ -27,6 +27,7 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.ports import ExitReason
 from sandlot.model.streams import Stream
 from sandlot.web import streaming
+from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import json_response
 
@@ -98,6 +99,7 @@ async def send_signal(process: str, body: SignalBody, request: Request) -> Respo
 
 
 @INSIDE.route("POST", STDIN)
+@streams_body
 async def write_input(process: str, request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read."""
     sandbox = await inside(request)
