@@ -37,7 +37,7 @@ def create(  # noqa: PLR0913 - one for each option
     persistent: Annotated[bool, typer.Option("--persistent", help="Let it live until it is removed, without a timeout.")] = False,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment of everything in it; may be given again.")] = None,
     metadata: Metadata = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="A name for people.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the sandbox, unique among your live sandboxes.")] = None,
     cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Cores. (default: 1)")] = None,
     memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Such as 512M or 2G. (default: 1G)")] = None,
     disk: Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="What may be written. (default: 5G)")] = None,

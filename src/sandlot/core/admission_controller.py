@@ -160,7 +160,7 @@ class AdmissionController:
         admission.check_host(capabilities, volumes=bool(volumes))
         quotas.check_lifetime(principal.quota, params.timeout_s)
         quotas.check_network(principal.quota, spec.network)
-        files = await self._file_store.get_many(principal, params.files)
+        files = await self._file_store.get_many(principal, params.file_ids)
         setup = [functools.partial(inject, blobs=self._blobs, records=files)] if files else []
         takes = self._drivers[spec.isolation].max_resources(limits)
         pool_spec = PoolSpec(spec.template, spec.isolation, limits)

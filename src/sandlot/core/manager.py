@@ -5,7 +5,8 @@ The manager recovers sandboxes when the service starts. When the service stops, 
 Invariants:
 - A sandbox counts against the limit of the service and against the host's resources (:mod:`sandlot.core.resources.reservations`) from its create
   request until nothing of it is left on the host. A hibernated sandbox counts only against the host's disk space.
-- If the client of a create request disconnects before the response, the sandbox is ended and nothing of it is left.
+- If the client of a create request disconnects before the response, the sandbox is ended and nothing of it is left, unless another client has got the
+  sandbox by its name.
 - A create request with an idempotency key creates one sandbox, even if the request is repeated or the service restarts in between.
 - A service that stops leaves its sandboxes to the next service (:mod:`sandlot.core.lifecycle.recovery`), or ends them: see
   :meth:`SandboxManager.aclose`.
@@ -138,7 +139,7 @@ class SandboxManager:
             UnsupportedError: The isolation cannot enforce a property of the request.
             NotFoundError: The template or a file does not exist; code ``template_not_found`` or ``file_not_found``.
             LimitError: The sandbox would exceed the caller's quota; code ``quota_exceeded``.
-            ConflictError: The idempotency key was used for a different request.
+            ConflictError: The idempotency key was used for a different request, or the name is taken.
             HostError: This host cannot start the sandbox; the message gives the reason.
             UnavailableError: There is no room for the sandbox now, or the service is stopping.
             SandboxEndedError: The sandbox was killed while it was created.
@@ -173,7 +174,7 @@ class SandboxManager:
     async def _create(
         self, params: CreateSandboxParams, principal: Principal, request: IdempotencyKey | None, source: StartSource | None, *, single_use: bool
     ) -> Sandbox:
-        with self._registry.reserve_name(principal.owner, params.name) if params.unique_name else contextlib.nullcontext():
+        with self._registry.reserve_name(principal.owner, params.name):
             constraints = source.constraints if source else None
             reservation = source.reservations.pop() if source and source.reservations else None
             try:
@@ -193,7 +194,8 @@ class SandboxManager:
         try:
             await asyncio.shield(sandbox.ready)
         except asyncio.CancelledError:
-            sandbox.request_end(Exit(ExitReason.KILLED, "the client that created it disconnected"))
+            if not self._registry.is_shared(sandbox):
+                sandbox.request_end(Exit(ExitReason.KILLED, "the client that created it disconnected"))
             raise
         except SandboxEndedError:
             self._admission.check_open()  # while the service stops, the error is retryable: no client knows the sandbox yet
@@ -236,15 +238,8 @@ class SandboxManager:
         """End a sandbox and return when its processes are dead, or at once if ``wait`` is False. Idempotent."""
         sandbox = await self._registry.load(id_, principal)
         sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
-        if not wait:
-            return
-        task = self._registry.tasks.get(sandbox.id)
-        if task is not None:
-            ended = asyncio.ensure_future(sandbox.ended.wait())
-            await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
-            ended.cancel()
-        if not sandbox.ended.is_set():
-            raise sandbox.stopping_error()
+        if wait:
+            await self._registry.wait_ended(sandbox)
 
     async def update(self, principal: Principal, id_: str, params: UpdateSandboxParams) -> Sandbox:
         """Apply all changes to a sandbox, or none.
@@ -253,13 +248,13 @@ class SandboxManager:
             LimitError: The changes would exceed the caller's quota; code ``quota_exceeded``.
             InvalidRequestError: A value is out of bounds.
             UnsupportedError: A limit cannot be changed while the sandbox runs.
-            ConflictError: The sandbox uses more than the new limits allow, or is still being created.
+            ConflictError: The sandbox uses more than the new limits allow, is still being created, or the name is taken.
             UnavailableError: The node does not have enough free resources now; code ``busy``.
         """
         sandbox = self._registry.find(id_, principal)
         with contextlib.ExitStack() as held:  # until the operation has ended, which may be later than its client leaves
             held.callback(Hold(sandbox.activity).release)
-            held.enter_context(self._registry.reserve_name(sandbox.owner, params.name if params.unique_name else None, besides=sandbox))
+            held.enter_context(self._registry.reserve_name(sandbox.owner, params.name, renamed=sandbox))
             await sandbox.recovered.wait()
             sandbox.check_live()
             return await self._submit(sandbox, functools.partial(update, principal=principal, params=params), held)

@@ -2,7 +2,8 @@
 
 Invariants:
 - A sandbox of another owner is not found, as if it did not exist.
-- A unique name belongs to at most one live sandbox of an owner, including sandboxes that are being created or renamed.
+- A name belongs to at most one live sandbox of an owner. A create or rename reserves the name before it begins. The name of a sandbox is free once
+  the processes of the sandbox are dead.
 - A limited number of ended sandboxes is kept in memory, without their environment. The store keeps the records of ended sandboxes for longer.
 - A page begins directly after the last sandbox of the previous page, even if sandboxes were created or ended meanwhile. Sandboxes are ordered by
   ``created_at`` and id, which never change.
@@ -15,6 +16,7 @@ import dataclasses
 from collections import ChainMap, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from sandlot.core.ports import Clock
 from sandlot.core.records.sandboxes import SandboxRecorder, from_record
@@ -38,6 +40,33 @@ def sort_key(sandbox: Sandbox) -> tuple[str, str]:
     return sandbox.created_at.isoformat(timespec="microseconds"), sandbox.id
 
 
+class NameTakenError(ConflictError):
+    """The name belongs to another live sandbox of the owner, or to one that is being created or renamed."""
+
+    @classmethod
+    def of(cls, name: str, holder: Sandbox | SandboxRecord | None) -> NameTakenError:
+        """Return the error for a name. ``holder`` is None while the sandbox with the name is being admitted or renamed."""
+        return cls(
+            f"The name {name!r} belongs to another live sandbox{'' if holder is None else f', {holder.id}'}.",
+            hint="Use that sandbox, kill it first, or choose another name.",
+            fields={"name": name, **({} if holder is None else {"sandbox": holder.id})},
+        )
+
+
+@dataclass(eq=False, slots=True)
+class _NameReservation:
+    """Reservation of a name by creates or renames in progress.
+
+    Args:
+        renamed: Sandbox that is renamed. None: a sandbox is created.
+        count: Number of renames that reserve the name; 1 for a create.
+    """
+
+    renamed: Sandbox | None
+    count: int = 0
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class SandboxRegistry:
     """The live and the recently ended sandboxes of this service, in memory.
 
@@ -58,7 +87,8 @@ class SandboxRegistry:
         self._live: dict[SandboxId, Sandbox] = {}
         self._detached: dict[SandboxId, Sandbox] = {}
         self._ended: OrderedDict[SandboxId, Sandbox] = OrderedDict()
-        self._reserved_names: set[tuple[OwnerId, str]] = set()
+        self._reserved_names: dict[tuple[OwnerId, str], _NameReservation] = {}
+        self._shared: set[SandboxId] = set()
         self._empty_since_monotonic_s = clock.monotonic_s()
         self.known: Mapping[SandboxId, Sandbox] = ChainMap(self._live, self._detached, self._ended)
         self.tasks: dict[SandboxId, asyncio.Task[None]] = {}
@@ -112,15 +142,16 @@ class SandboxRegistry:
                 return sandbox
         return self.find(id_, principal)
 
-    def named(self, name: str, principal: Principal) -> Sandbox:
-        """Return the newest of the principal's own live sandboxes with a name. If there is none, return the sandbox whose id equals the name.
+    def find_by_name(self, name: str, principal: Principal) -> Sandbox:
+        """Return the principal's own live sandbox with a name.
 
         Raises:
-            NotFoundError: The principal can see no such sandbox (code ``sandbox_not_found``).
+            NotFoundError: The principal has no such sandbox (code ``sandbox_not_found``).
         """
-        owner = principal.owner
-        found = [sandbox for sandbox in self._present() if sandbox.name == name and sandbox.owner == owner and not is_terminal(sandbox.state)]
-        return max(found, key=sort_key) if found else self.find(name, principal)
+        holder = self._holder(principal.owner, name)
+        if isinstance(holder, Sandbox):
+            return holder
+        raise sandbox_not_found(name)
 
     def list(self, principal: Principal, *, ended: bool = False) -> Sequence[Sandbox]:
         """Return the sandboxes that a principal may see, oldest first.
@@ -160,34 +191,97 @@ class SandboxRegistry:
     # Add and remove -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def reserve_name(self, owner: OwnerId, name: str | None, *, besides: Sandbox | None = None) -> Iterator[None]:
-        """Reserve a unique name while the body of the ``with`` block creates or renames a sandbox.
+    def reserve_name(self, owner: OwnerId, name: str | None, *, renamed: Sandbox | None = None) -> Iterator[None]:
+        """Reserve a name while the body of the ``with`` block creates or renames a sandbox.
+
+        A rename also reserves every other name that the sandbox has or is getting: the sandbox keeps its name if the new name cannot be recorded.
 
         Args:
             owner: Owner of the sandbox.
-            name: The unique name. None: nothing is reserved.
-            besides: Sandbox that is renamed. None: the sandbox is new.
+            name: The name. None: nothing is reserved.
+            renamed: Sandbox that is renamed. None: the sandbox is new.
 
         Raises:
-            ConflictError: Another live sandbox of the owner has the name or is getting the name.
+            NameTakenError: Another live sandbox of the owner has the name or is getting the name.
         """
         if name is None:
             yield
             return
-        present = (sandbox for sandbox in self._present() if sandbox is not besides and not is_terminal(sandbox.state))
-        others: Sequence[Sandbox | SandboxRecord] = [*present, *self.without_driver.values()]
-        existing = next((other.id for other in others if other.owner == owner and other.name == name), None)
-        if existing is not None or (owner, name) in self._reserved_names:
-            raise ConflictError(
-                f"The name {name!r} belongs to another live sandbox{'' if existing is None else f', {existing}'}.",
-                hint="Use that sandbox, kill it first, or choose another name.",
-                fields={"name": name, **({} if existing is None else {"sandbox": existing})},
-            )
-        self._reserved_names.add((owner, name))
+        holder, reservation = self._holder(owner, name), self._reserved_names.get((owner, name))
+        if (holder is not None and holder is not renamed) or (reservation is not None and (renamed is None or reservation.renamed is not renamed)):
+            raise NameTakenError.of(name, holder)
+        keys = {(owner, name)}
+        if renamed is not None:
+            keys |= {key for key, other in self._reserved_names.items() if other.renamed is renamed}
+            keys |= set() if renamed.name is None else {(owner, renamed.name)}
+        for key in keys:
+            self._reserved_names.setdefault(key, _NameReservation(renamed)).count += 1
         try:
             yield
         finally:
-            self._reserved_names.discard((owner, name))
+            for key in keys:
+                reservation = self._reserved_names[key]
+                reservation.count -= 1
+                if reservation.count == 0:
+                    del self._reserved_names[key]
+                    reservation.released.set()
+
+    async def share_by_name(self, owner: OwnerId, name: str) -> Sandbox | None:
+        """Return an owner's live sandbox with a name, or None if the name is free.
+
+        Waits while a sandbox with the name is created, renamed, recovered or ended. The sandbox is shared from now on: it stays when the client that
+        creates it disconnects.
+
+        Raises:
+            NameTakenError: This service does not have the driver of the sandbox.
+            UnavailableError: The service is stopping; code ``service_stopping``.
+        """
+        while True:
+            if (reservation := self._reserved_names.get((owner, name))) is not None:
+                await reservation.released.wait()
+                continue
+            holder = self._holder(owner, name)
+            if holder is None:
+                return None
+            if not isinstance(holder, Sandbox):
+                raise NameTakenError.of(name, holder)
+            if holder.end_requested.is_set():
+                await self.wait_ended(holder)
+            elif holder.detaching.is_set():
+                raise holder.stopping_error()
+            elif not holder.recovered.is_set():
+                await holder.recovered.wait()
+            elif not holder.is_announced:
+                await asyncio.wait({holder.ready})
+            else:
+                self._shared.add(holder.id)
+                return holder
+
+    def is_shared(self, sandbox: Sandbox) -> bool:
+        """Return True if :meth:`share_by_name` has returned a live sandbox."""
+        return sandbox.id in self._shared
+
+    async def wait_ended(self, sandbox: Sandbox) -> None:
+        """Wait until the processes of a sandbox whose end is requested are dead.
+
+        Raises:
+            UnavailableError: The service stops and leaves the sandbox to the next service; code ``service_stopping``.
+        """
+        task = self.tasks.get(sandbox.id)
+        if task is not None:
+            ended = asyncio.ensure_future(sandbox.ended.wait())
+            try:
+                await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ended.cancel()
+        if not sandbox.ended.is_set():
+            raise sandbox.stopping_error()
+
+    def _holder(self, owner: OwnerId, name: str) -> Sandbox | SandboxRecord | None:
+        """Return the live sandbox of an owner that has a name."""
+        live = (sandbox for sandbox in self._present() if not is_terminal(sandbox.state))
+        others: Sequence[Sandbox | SandboxRecord] = [*live, *self.without_driver.values()]
+        return next((other for other in others if other.owner == owner and other.name == name), None)
 
     def add(self, sandbox: Sandbox, task: asyncio.Task[None]) -> None:
         """Add a live sandbox and the task that owns the sandbox."""
@@ -202,6 +296,7 @@ class SandboxRegistry:
         An ended sandbox that was never announced is forgotten: its creator got the error, and no other client knows its id.
         """
         del self._live[sandbox.id], self.tasks[sandbox.id]
+        self._shared.discard(sandbox.id)
         self._empty_since_monotonic_s = self._clock.monotonic_s()
         if sandbox.exit is None:
             self._detached[sandbox.id] = sandbox

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 
-from sandlot.core.access.idempotency import IdempotencyKey, request_digest
+from sandlot.core.access.idempotency import IdempotencyKey, check_key, request_digest
 from sandlot.core.concurrency import TaskSet
 from sandlot.core.forwarding import listening
 from sandlot.core.lifecycle.mounts import MountManager
 from sandlot.core.manager import SandboxManager
-from sandlot.core.registry import SandboxRegistry
+from sandlot.core.registry import NameTakenError, SandboxRegistry
 from sandlot.core.resources.drivers import Drivers
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.forks import ForkManager
@@ -21,7 +21,7 @@ from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.snapshots.sources import SnapshotSources
 from sandlot.model.access import Principal
-from sandlot.model.errors import NotFoundError
+from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.ids import SANDBOX_ID
 from sandlot.model.ports import DriverCapability
 from sandlot.model.repositories import Position, SandboxRepository
@@ -87,21 +87,62 @@ class SandboxService:
         Raises:
             NotFoundError: The template, the snapshot, a volume or a file does not exist.
             LimitError: The sandbox would exceed the caller's quota; code ``quota_exceeded``.
-            ConflictError: The idempotency key was used for a different request, the unique name is taken, or the snapshot cannot be restored on this
-                node or with these limits; code ``snapshot_unusable``.
+            ConflictError: The idempotency key was used for a different request, or another live sandbox of the caller has the name. Or the snapshot
+                cannot be restored on this node or with these limits; code ``snapshot_unusable``.
             UnavailableError: There is no room for the sandbox now; code ``busy``.
         """
         create = self._manager.create if params.snapshot is None else self._create_from_snapshot
         return (await create(principal, params, key=idempotency_key, single_use=single_use)).info()
 
+    async def get_or_create(
+        self, principal: Principal, params: CreateSandboxParams, *, idempotency_key: str | None = None
+    ) -> tuple[SandboxInfo, bool]:
+        """Return the caller's live sandbox with a name, or create it. If several calls race, one of them creates the sandbox and all return it.
+
+        The call waits while a sandbox with the name is being created or ended, and resumes a suspended sandbox. If the sandbox exists, the parameters
+        other than the name have no effect. If the call that creates the sandbox is cancelled, the sandbox is ended, and another waiting call creates
+        it again.
+
+        Args:
+            principal: Caller.
+            params: Parameters of the sandbox, with a name.
+            idempotency_key: A repeated call with this key returns the sandbox that the first call created, even if the sandbox has ended.
+
+        Returns:
+            The sandbox, and True if the call with this idempotency key created it.
+
+        Raises:
+            InvalidRequestError: The parameters have no name.
+            ConflictError: The suspended sandbox can no longer be restored, or this service does not have its driver. For a new sandbox, the errors
+                are those of :meth:`create`.
+        """
+        if params.name is None:
+            raise InvalidRequestError("`if_exists` is 'return' without `name`.", hint="Set `name`.", fields={"field": "name"})
+        key = None if idempotency_key is None else check_key(idempotency_key)
+        while True:
+            is_repeated = key is not None and await self._records.get_by_idempotency_key(principal.owner, key) is not None
+            found = None if is_repeated else await self._registry.share_by_name(principal.owner, params.name)
+            try:
+                if found is None or (found.idempotency_key is not None and found.idempotency_key.key == key):
+                    return await self.create(principal, params, idempotency_key=key), True
+                if not found.awake.is_set():
+                    await self._manager.resume(principal, found.id)
+                found.check_live()
+                return found.info(), False
+            except NameTakenError:
+                continue  # a create or rename was faster
+            except SandboxEndedError:
+                if found is None:
+                    raise
+
     async def get(self, principal: Principal, id_or_name: str) -> SandboxInfo:
-        """Return a sandbox by its id, or the newest of the caller's own live sandboxes with a name.
+        """Return a sandbox by its id, or the caller's own live sandbox with a name.
 
         Ended sandboxes are found by their ids as long as the store keeps their records.
         """
         if SANDBOX_ID.fullmatch(id_or_name):
             return (await self._registry.load(id_or_name, principal)).info()
-        return self._registry.named(id_or_name, principal).info()
+        return self._registry.find_by_name(id_or_name, principal).info()
 
     async def list(self, principal: Principal, wanted: SandboxFilter, *, after: Position | None, limit: int) -> Page[SandboxInfo]:
         """Return a page of the sandboxes that a caller may see, oldest first.
@@ -121,7 +162,7 @@ class SandboxService:
         Raises:
             LimitError: The changes would exceed the caller's quota; code ``quota_exceeded``.
             UnsupportedError: A limit cannot be changed while the sandbox runs.
-            ConflictError: The sandbox uses more than the new limits allow, or is still being created.
+            ConflictError: The sandbox uses more than the new limits allow, is still being created, or another live sandbox of its owner has the name.
             UnavailableError: The node does not have enough free resources now; code ``busy``.
         """
         return (await self._manager.update(principal, sandbox, params)).info()
@@ -213,7 +254,8 @@ class SandboxService:
             idempotency_key: A repeated call with this key returns the children of the first call, even if they have ended.
 
         Raises:
-            ConflictError: The key was used for a different request, or the parent has writable volumes and ``share_volumes`` is not set.
+            ConflictError: The key was used for a different request, a name of a child is taken, or the parent has writable volumes and
+                ``share_volumes`` is not set.
             LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``node_disk_full``).
             UnavailableError: There is no room for all children (``busy``).
         """

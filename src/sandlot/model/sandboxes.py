@@ -15,7 +15,7 @@ from typing import Final
 
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
-from sandlot.model.ids import SandboxId, node_of
+from sandlot.model.ids import SANDBOX_ID, SandboxId, node_of
 from sandlot.model.network import NetworkPolicy
 from sandlot.model.ports import Exit, Usage
 from sandlot.model.specs import (
@@ -171,7 +171,7 @@ class CreateSandboxParams:
     Args:
         template: Name of the template. None: the default template, or that of the snapshot.
         snapshot: Id or name of a snapshot to start from instead of a template. The snapshot decides template and isolation. None: a template.
-        name: Name that the client chose. None: no name.
+        name: Name of the sandbox, unique among the live sandboxes of its owner. None: no name.
         env: Environment variables of every process in the sandbox.
         metadata: Metadata that the client chose: at most 64 entries, 16 KiB, and 255 bytes for each name.
         limits: Limits that replace the default limits, or those of the snapshot.
@@ -180,11 +180,10 @@ class CreateSandboxParams:
         isolation: ``auto`` or the name of a driver.
         network: Network policy. None: the policy of the snapshot; without a snapshot, mode ``packages``, or ``none`` if the operator or the quota of
             the API key does not allow ``packages``.
-        files: Ids of stored files to copy into the working directory.
+        file_ids: Ids of stored files to copy into the working directory.
         on_timeout: Action when the timeout or the idle timeout passes.
         auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
         volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
-        unique_name: True to refuse the request if the owner has a live sandbox of the same name.
     """
 
     template: str | None = None
@@ -197,11 +196,10 @@ class CreateSandboxParams:
     idle_timeout_s: float | None = None
     isolation: str = AUTO
     network: NetworkPolicy | None = None
-    files: tuple[str, ...] = ()
+    file_ids: tuple[str, ...] = ()
     on_timeout: OnTimeout = OnTimeout.KILL
     auto_resume: bool = True
     volumes: tuple[VolumeMount, ...] = ()
-    unique_name: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields whose valid values depend neither on the operator's policy nor on the host.
@@ -209,21 +207,20 @@ class CreateSandboxParams:
         Raises:
             InvalidRequestError: The name, the metadata, the idle timeout or a volume is invalid.
         """
-        check_properties(self.name, self.metadata, self.idle_timeout_s, unique_name=self.unique_name)
+        check_properties(self.name, self.metadata, self.idle_timeout_s)
         check_mounts(self.volumes)
 
 
-def check_properties(name: str | None, metadata: Mapping[str, str], idle_timeout_s: float | None, *, unique_name: bool) -> None:
+def check_properties(name: str | None, metadata: Mapping[str, str], idle_timeout_s: float | None) -> None:
     """Check the properties of a sandbox that both a create request and an update can set.
 
     Args:
         name: Name of the sandbox. None: the sandbox has no name, or an update keeps the name.
         metadata: Metadata that the client chose.
         idle_timeout_s: Idle timeout in seconds. None: the sandbox has no idle timeout, or an update keeps the idle timeout.
-        unique_name: True if no other live sandbox of the owner may have the name.
 
     Raises:
-        InvalidRequestError: A value is invalid, or ``unique_name`` is set without a name.
+        InvalidRequestError: A value is invalid.
     """
     if name is not None and NAME.fullmatch(name) is None:
         raise InvalidRequestError(
@@ -231,8 +228,8 @@ def check_properties(name: str | None, metadata: Mapping[str, str], idle_timeout
             hint="Use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit.",
             fields={"field": "name"},
         )
-    if name is None and unique_name:
-        raise InvalidRequestError("`unique_name` is set without `name`.", hint="Set `name`.", fields={"field": "unique_name"})
+    if name is not None and SANDBOX_ID.fullmatch(name) is not None:
+        raise InvalidRequestError(f"The name {name!r} has the form of a sandbox id.", hint="Choose another name.", fields={"field": "name"})
     if idle_timeout_s is not None and not MIN_IDLE_TIMEOUT_S <= idle_timeout_s <= MAX_TIMEOUT_S:
         raise InvalidRequestError(
             f"`idle_timeout` is {idle_timeout_s:g}; {MIN_IDLE_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g} seconds are allowed.",
@@ -309,7 +306,7 @@ class UpdateSandboxParams:
         metadata: New metadata. Entries with reserved names, which the service has set, stay.
         on_timeout: Action when the timeout or the idle timeout passes.
         auto_resume: True to resume the suspended sandbox when a request needs it.
-        unique_name: True to refuse the update if another live sandbox of the owner has the name.
+        name: New name, unique among the live sandboxes of the owner.
     """
 
     timeout_s: float | None = None
@@ -320,7 +317,6 @@ class UpdateSandboxParams:
     on_timeout: OnTimeout | None = None
     auto_resume: bool | None = None
     name: str | None = None
-    unique_name: bool = False
 
     def __post_init__(self) -> None:
         """Check that the values are within their bounds and do not contradict each other.
@@ -330,7 +326,7 @@ class UpdateSandboxParams:
         """
         if self.persistent and self.timeout_s is not None:
             raise InvalidRequestError("`persistent` and `timeout` are both set.", hint="Set one of them.", fields={"field": "timeout"})
-        check_properties(self.name, self.metadata or {}, self.idle_timeout_s or None, unique_name=self.unique_name)
+        check_properties(self.name, self.metadata or {}, self.idle_timeout_s or None)
 
     @property
     def moves_deadline(self) -> bool:
@@ -398,7 +394,8 @@ class ForkParams:
 
     Args:
         count: Number of children, 1 to 100.
-        name: Name of the child. If there are several children, ``-1``, ``-2`` and so on are appended.
+        name: Name of the child. If there are several children, ``-1``, ``-2`` and so on are appended. No other live sandbox of the owner may have
+            one of these names.
         metadata: Metadata of the children. None: the parent's metadata without the entries that the service adds.
         env: Environment variables that are added to those of the parent.
         timeout_s: Seconds until the children end. None: no timeout. :data:`SAME`: the parent's timeout.

@@ -171,7 +171,6 @@ def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
     on_timeout: str | None = None,
     auto_resume: bool | None = None,
     volumes: Mapping[str, str] | None = None,
-    unique_name: bool = False,
 ) -> dict[str, Any]:
     """The body that creates a sandbox."""
     return omit_none(
@@ -190,7 +189,6 @@ def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
         on_timeout=on_timeout,
         auto_resume=auto_resume,
         volumes=None if volumes is None else mounts_body(volumes),
-        unique_name=unique_name or None,
     )
 
 

@@ -9,7 +9,7 @@ from sandlot.model.access import Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.network import NetworkEntry, NetworkMode, NetworkPolicy
 from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
-from sandlot.model.sandboxes import CreateSandboxParams, check_reserved_names
+from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams, check_reserved_names
 
 POLICY = AdmissionPolicy()
 CONTAINERS = AdmissionPolicy(isolation_default="container", isolation_allowed=("gvisor", "container"))
@@ -152,9 +152,11 @@ def test_valid_name_is_accepted(name: str) -> None:
     assert CreateSandboxParams(name=name).name == name
 
 
-def test_unique_name_needs_a_name() -> None:
-    with pytest.raises(InvalidRequestError):
-        CreateSandboxParams(unique_name=True)
+def test_name_in_the_form_of_a_sandbox_id_is_refused() -> None:
+    for params in (CreateSandboxParams, UpdateSandboxParams):
+        with pytest.raises(InvalidRequestError):
+            params(name="sb-abcd-" + "a2" * 8)
+        assert params(name="sb-abcd").name == "sb-abcd"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from sandlot.model.errors import (
     UnavailableError,
 )
 from sandlot.model.ports import HostReading, Resources
-from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
+from sandlot.model.sandboxes import LimitsChange
 from sandlot.model.specs import GIB
 from sandlot.model.states import State
 from sandlot.server.settings import Settings
@@ -84,26 +84,39 @@ async def test_driver_is_probed_again_after_the_host_was_repaired(at: Bench) -> 
     assert (await at.sandbox()).state is State.RUNNING
 
 
-async def test_unique_name_belongs_to_one_live_sandbox_of_an_owner(at: Bench, clock: ManualClock) -> None:
-    named = replace(BASE, name="worker", unique_name=True)
-    made = await asyncio.gather(*(at.sandboxes.create(OPERATOR, named) for _ in range(3)), return_exceptions=True)
-    assert sorted(isinstance(each, ConflictError) for each in made) == [False, True, True]
-    (sandbox,) = [each for each in made if isinstance(each, Sandbox)]
-    assert at.sandboxes.named("worker", OPERATOR) is sandbox
+async def test_name_belongs_to_one_live_sandbox_of_an_owner(at: Bench) -> None:
+    named = replace(BASE, name="worker")
+    results = await asyncio.gather(*(at.sandboxes.create(OPERATOR, named) for _ in range(3)), return_exceptions=True)
+    assert sorted(isinstance(each, ConflictError) for each in results) == [False, True, True]
+    (sandbox,) = [each for each in results if isinstance(each, Sandbox)]
+    assert at.sandboxes.find_by_name("worker", OPERATOR) is sandbox
     other = replace(OPERATOR, owner=OwnerId("0" * 12), operator=False)
     with pytest.raises(NotFoundError):
-        at.sandboxes.named("worker", other)
+        at.sandboxes.find_by_name("worker", other)
     assert (await at.sandboxes.create(other, named)).owner == other.owner
-    clock.advance(1)
-    same = await at.sandboxes.create(OPERATOR, replace(named, unique_name=False))
-    assert at.sandboxes.named("worker", OPERATOR) is same
-    for one in (same, sandbox):
-        await at.sandboxes.kill(OPERATOR, one.id)
+    with pytest.raises(ConflictError) as taken:
+        await at.sandboxes.create(OPERATOR, named)
+    assert taken.value.fields == {"name": "worker", "sandbox": sandbox.id}
+    await at.sandboxes.kill(OPERATOR, sandbox.id)
     with pytest.raises(NotFoundError):
-        at.sandboxes.named("worker", OPERATOR)
+        at.sandboxes.find_by_name("worker", OPERATOR)
     assert (await at.sandboxes.create(OPERATOR, named)).name == "worker"
-    with pytest.raises(InvalidRequestError):
-        CreateSandboxParams(unique_name=True)
+
+
+async def test_name_is_free_after_a_failed_create_and_taken_until_the_end_of_its_sandbox(at: Bench) -> None:
+    named = replace(BASE, name="worker")
+    at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
+    with pytest.raises(HostError):
+        await at.sandboxes.create(OPERATOR, named)
+    sandbox = await at.sandboxes.create(OPERATOR, named)
+    release = at.driver.faults.hold("destroy")
+    await at.sandboxes.kill(OPERATOR, sandbox.id, wait=False)
+    await at.driver.faults.reach("destroy")
+    with pytest.raises(ConflictError):
+        await at.sandboxes.create(OPERATOR, named)
+    release.set()
+    await at.sandboxes.kill(OPERATOR, sandbox.id)
+    assert (await at.sandboxes.create(OPERATOR, named)).name == "worker"
 
 
 async def test_service_is_empty_from_the_removal_of_the_last_sandbox_on(at: Bench, clock: ManualClock) -> None:

@@ -181,10 +181,10 @@ def test_a_list_that_leads_to_itself_ends(service: Script, client: Client) -> No
     assert len(service.seen) == 2
 
 
-def test_a_name_is_asked_for_as_the_only_one_and_found_and_a_process_started_again(service: Script, sandbox: Sandbox) -> None:
+def test_sandbox_is_created_and_listed_with_a_name_and_its_process_restarted(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(201, SANDBOX), Reply(200, {"sandboxes": [SANDBOX], "next_cursor": None}), Reply(201, {"process": "new", "pid": 7}))
-    Sandbox.create(name="n", unique_name=True, url=service.url).close()
-    assert service.seen[-1].json() == {"name": "n", "unique_name": True}
+    Sandbox.create(name="n", url=service.url).close()
+    assert service.seen[-1].json() == {"name": "n"}
     assert [each.id for each in Sandbox.list(name="n", url=service.url)] == [SANDBOX["id"]]
     assert service.seen[-1].query == "name=n"
     assert sandbox.commands.restart("old") == "new"

@@ -18,7 +18,10 @@ def fork(
     *,
     sandbox: SandboxId,
     count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, max=100, help="How many. (default: 1)")] = 1,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="A name for people.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name of the fork, unique among your live sandboxes; of several, NAME-1, NAME-2 and so on."),
+    ] = None,
     metadata: Metadata = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Added to its environment; may be given again.")] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="End them after that long. (default: as its own)")] = None,

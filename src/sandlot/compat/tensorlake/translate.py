@@ -174,7 +174,6 @@ def new_sandbox(body: CreateBody) -> CreateSandboxParams:
         template=template(body.image or ""),
         snapshot=body.snapshot_id,
         name=body.name,
-        unique_name=body.name is not None,
         metadata=metadata,
         limits=change(body.resources) or LimitsChange(),
         timeout_s=timeout_s(body.timeout_secs),
@@ -195,9 +194,7 @@ def update(body: UpdateBody, sandbox: SandboxInfo) -> UpdateSandboxParams:
         raise refuse("network", "What a sandbox may reach is decided when it is made: make another one.")
     if not body.model_fields_set:
         raise InvalidRequestError("Nothing is to be changed.", hint="Say what: name, resources or auto_resume.")
-    return UpdateSandboxParams(
-        name=body.name, unique_name=body.name is not None, limits=change(body.resources) or LimitsChange(), auto_resume=body.auto_resume
-    )
+    return UpdateSandboxParams(name=body.name, limits=change(body.resources) or LimitsChange(), auto_resume=body.auto_resume)
 
 
 def kind(word: str | None) -> SnapshotKind:

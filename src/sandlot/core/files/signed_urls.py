@@ -133,16 +133,16 @@ class TokenService:
 
         Args:
             token: The token, as received.
-            id_or_name: Id of the sandbox, or its name: the token must be that of the newest live sandbox of its owner with this name.
+            id_or_name: Id of the sandbox, or its name: the token must be that of the live sandbox of its owner with this name.
         """
         owner = OwnerId(token.partition(".")[0])
         principal = self._principal_of(owner)
         if principal is None:
             return None
         id_ = SandboxId(id_or_name)
-        if SANDBOX_ID.fullmatch(id_or_name) is None:  # an id is never looked up as a name, as in requests about the sandbox
+        if SANDBOX_ID.fullmatch(id_or_name) is None:
             with suppress(NotFoundError):  # the caller reports that there is no such sandbox
-                id_ = self._registry.named(id_or_name, principal).id
+                id_ = self._registry.find_by_name(id_or_name, principal).id
         return principal if hmac.compare_digest(self._token(owner, id_).encode(), token.encode("utf-8", "replace")) else None
 
     def _token(self, owner: OwnerId, sandbox: SandboxId) -> str:

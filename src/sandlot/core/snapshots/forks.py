@@ -152,7 +152,8 @@ class ForkManager:
 
         Raises:
             InvalidRequestError: A parameter or the key is invalid, or the children can never fit on this node.
-            ConflictError: The key was used for a different request, or the parent has writable volumes and ``share_volumes`` is not set.
+            ConflictError: The key was used for a different request, a name of a child is taken, or the parent has writable volumes and
+                ``share_volumes`` is not set.
             LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``node_disk_full``).
             UnsupportedError: The isolation cannot save the memory of a sandbox; the message gives the reason.
             UnavailableError: There is no room for all children (``busy``).

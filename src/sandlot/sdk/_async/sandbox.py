@@ -77,7 +77,6 @@ class AsyncSandbox:
         isolation: str | None = None,
         network: Network | None = None,
         name: str | None = None,
-        unique_name: bool = False,
         files: Iterable[str] | None = None,
         snapshot: str | None = None,
         on_timeout: str | None = None,
@@ -103,8 +102,7 @@ class AsyncSandbox:
             pids: Processes and threads, 512 by default.
             isolation: ``auto`` (the default), or a driver by name.
             network: Network policy, as in ``Network("none")``; by default ``Network("packages")``: the package indexes of the service's host.
-            name: A name for people.
-            unique_name: Whether it is refused while you have a live sandbox of that name.
+            name: Name of the sandbox, unique among your live sandboxes.
             files: Ids of files of the file store, which are in ``/workspace`` when this returns.
             snapshot: Id or name of a snapshot to start from; template, limits, isolation and network are its own then.
             on_timeout: What becomes of it at its timeout: ``kill`` (the default), ``pause`` or ``hibernate``.
@@ -134,7 +132,6 @@ class AsyncSandbox:
             isolation=isolation,
             network=network,
             name=name,
-            unique_name=unique_name,
             files=files,
             snapshot=snapshot,
             on_timeout=on_timeout,
@@ -299,9 +296,9 @@ class AsyncSandbox:
         """End it once it has done nothing for this many seconds; with None it may idle until its timeout."""
         await self._change({"idle_timeout": 0 if idle_timeout is None else idle_timeout})
 
-    async def rename(self, name: str, *, unique: bool = False) -> None:
-        """Give it another name; with ``unique`` none that another live sandbox of its owner has."""
-        await self._change({"name": name, "unique_name": unique})
+    async def rename(self, name: str) -> None:
+        """Give the sandbox a name that no other live sandbox of its owner has."""
+        await self._change({"name": name})
 
     async def update_metadata(self, metadata: Mapping[str, str]) -> Mapping[str, str]:
         """Give it other words of yours, in place of all that it had; they are returned as they are now."""
@@ -666,7 +663,7 @@ class AsyncSandbox:
 
         Args:
             count: How many, 1 to 100.
-            name: A name for people; of several, ``-1``, ``-2`` and so on are added to it.
+            name: Name of the fork, unique among your live sandboxes; of several forks, ``-1``, ``-2`` and so on are appended.
             metadata: Words of yours, in place of its own.
             envs: Added to its environment, for what is started in the forks.
             timeout: Seconds until they end, by default its own.

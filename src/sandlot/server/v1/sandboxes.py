@@ -81,8 +81,14 @@ class CreateSandboxRequest(RequestModel):
     """A sandbox to create."""
 
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What it starts from; GET /v1/templates lists them.")
-    name: Text | None = Field(default=None, description="A name for people; need not be unique.")
-    unique_name: bool = Field(default=False, description="Refuse it (409) while there is a live sandbox of your own with that name.")
+    name: Text | None = Field(
+        default=None, description="Name of the sandbox, which no other live sandbox of its owner may have. It must not have the form of a sandbox id."
+    )
+    if_exists: Literal["error", "return"] = Field(
+        default="error",
+        description="What to do if a live sandbox of your own has the name: `error` refuses the request with 409; `return`, which needs a name, "
+        "returns the sandbox with 200. A suspended sandbox is resumed. The other fields have no effect then.",
+    )
     env: Metadata = Field(default_factory=dict, description="Environment of every process in it.")
     metadata: Metadata = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
     limits: LimitsRequest = Field(default_factory=LimitsRequest, description="What it may use.")
@@ -127,11 +133,10 @@ class CreateSandboxRequest(RequestModel):
         timeout_s = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
         return CreateSandboxParams(
             snapshot=self.snapshot,
-            files=tuple(self.files),
+            file_ids=tuple(self.files),
             idle_timeout_s=self.idle_timeout,
             template=self.template if self.snapshot is None else None,
             name=self.name,
-            unique_name=self.unique_name,
             env=self.env,
             metadata=self.metadata,
             limits=self.limits.change(),
@@ -157,8 +162,7 @@ class UpdateSandboxRequest(RequestModel):
     idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; 0 is never.")
     metadata: Metadata | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
     limits: LimitsRequest | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
-    name: Text | None = Field(default=None, description="A name for people.")
-    unique_name: bool = Field(default=False, description="Refuse that name (409) while another live sandbox of its owner has it.")
+    name: Text | None = Field(default=None, description="New name, which no other live sandbox of the owner may have.")
 
     def asked(self) -> UpdateSandboxParams:
         """What core makes of it."""
@@ -171,7 +175,6 @@ class UpdateSandboxRequest(RequestModel):
             on_timeout=None if self.on_timeout is None else OnTimeout(self.on_timeout),
             auto_resume=self.auto_resume,
             name=self.name,
-            unique_name=self.unique_name,
         )
 
 
@@ -367,7 +370,10 @@ class VolumeMountResponse(ResponseModel):
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 
 
-@router.post("", status_code=201, responses=documented_response(SandboxResponse, "It runs.", 201))
+_FOUND = documented_response(SandboxResponse, "The live sandbox that has the name; only with `if_exists` `return`.")
+
+
+@router.post("", status_code=201, responses=_FOUND | documented_response(SandboxResponse, "The new sandbox.", 201))
 async def create(
     body: CreateSandboxRequest,
     request: Request,
@@ -375,9 +381,18 @@ async def create(
         str | None, Header(description="Your own name for this request, for example a UUID: sent again, it gives the sandbox that it gave.")
     ] = None,
 ) -> Response:
-    """Create a sandbox and wait until it runs. A client that goes away meanwhile leaves none behind."""
-    work = get_node(request).sandboxes.create(get_principal(request), body.asked(), idempotency_key=idempotency_key)
-    return json_response(SandboxResponse.of(await cancel_on_disconnect(request, work)), 201)
+    """Create a sandbox and wait until it runs. If the client disconnects before, the sandbox is ended.
+
+    With `if_exists` `return`, the live sandbox of your own that has the name is returned instead. If several such requests race, one of them creates
+    the sandbox.
+    """
+    sandboxes, principal = get_node(request).sandboxes, get_principal(request)
+    if body.if_exists == "return":
+        work = sandboxes.get_or_create(principal, body.asked(), idempotency_key=idempotency_key)
+        sandbox, created = await cancel_on_disconnect(request, work)
+        return json_response(SandboxResponse.of(sandbox), 201 if created else 200)
+    sandbox = await cancel_on_disconnect(request, sandboxes.create(principal, body.asked(), idempotency_key=idempotency_key))
+    return json_response(SandboxResponse.of(sandbox), 201)
 
 
 @router.get("", responses=documented_response(SandboxesResponse, "A page of them, oldest first."))

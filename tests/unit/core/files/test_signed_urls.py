@@ -155,9 +155,3 @@ async def test_token_is_refused_for_another_sandbox_of_the_same_name(node: Memor
     again = await make(node, "worker")
     assert rig.tokens.principal_of_token(token, "worker") is None
     assert rig.tokens.principal_of_token(rig.tokens.sandbox_token(SIGNER, again), "worker") == SIGNER
-
-
-async def test_token_is_refused_for_the_id_that_its_sandbox_has_as_its_name(node: MemoryNode, rig: Rig) -> None:
-    named = await make(node, name=rig.sandbox)
-    assert rig.tokens.principal_of_token(rig.tokens.sandbox_token(SIGNER, named), rig.sandbox) is None
-    assert rig.tokens.principal_of_token(rig.tokens.sandbox_token(SIGNER, rig.sandbox), rig.sandbox) == SIGNER

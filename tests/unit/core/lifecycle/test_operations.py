@@ -15,7 +15,7 @@ from sandlot.core.lifecycle import mounts
 from sandlot.core.lifecycle.supervisor import CUT_S
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandboxEndedError, SandlotError
 from sandlot.model.ports import Exit, ExitReason, HostReading
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange, UpdateSandboxParams
@@ -318,7 +318,7 @@ async def test_queued_update_is_withdrawn_when_its_client_leaves(node: MemoryNod
 
 # Names ----------------------------------------------------------------------------------------------------------------
 
-RENAMED = UpdateSandboxParams(name="name", unique_name=True)
+RENAMED = UpdateSandboxParams(name="name")
 
 
 async def test_name_is_reserved_while_its_update_is_queued_and_free_once_it_is_withdrawn(node: MemoryNode, sandbox: Sandbox) -> None:
@@ -326,11 +326,11 @@ async def test_name_is_reserved_while_its_update_is_queued_and_free_once_it_is_w
     updating = update(node, sandbox, RENAMED)
     await run_pending()
     with pytest.raises(ConflictError):
-        await create(node, name="name", unique_name=True)
+        await create(node, name="name")
 
     updating.cancel()
     await asyncio.wait({updating})
-    assert (await create(node, name="name", unique_name=True)).name == "name"
+    assert (await create(node, name="name")).name == "name"
     blocker.released.set()
     await blocker.task
 
@@ -342,12 +342,89 @@ async def test_name_stays_reserved_until_its_update_ends_although_the_client_has
     updating.cancel()
     await asyncio.wait({updating})
     with pytest.raises(ConflictError):
-        await create(node, name="name", unique_name=True)
+        await create(node, name="name")
 
     hold.release()
     await settled(lambda: sandbox.name == "name")
     with pytest.raises(ConflictError):
-        await create(node, name="name", unique_name=True)
+        await create(node, name="name")
+
+
+async def test_sandbox_keeps_its_names_until_the_last_of_several_renames_ends(node: MemoryNode) -> None:
+    sandbox = await create(node, name="first")
+    blocker = Blocker(sandbox)
+    renames = [update(node, sandbox, UpdateSandboxParams(name=name)) for name in ("second", "third", "third")]
+    await run_pending()
+    for name in ("first", "second", "third"):
+        with pytest.raises(ConflictError):
+            await create(node, name=name)
+
+    blocker.released.set()
+    await asyncio.wait(renames)
+    assert (sandbox.name, [task.exception() for task in renames]) == ("third", [None, None, None])
+    for name in ("first", "second"):
+        assert (await create(node, name=name)).name == name
+    with pytest.raises(ConflictError):
+        await create(node, name="third")
+
+
+async def test_name_is_not_free_while_its_sandbox_may_have_to_keep_it(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = await create(node, name="old")
+    saving, refused = asyncio.Event(), asyncio.Event()
+
+    async def refuse(*_: object) -> None:
+        saving.set()
+        await refused.wait()
+        raise HostError("The store failed.")
+
+    monkeypatch.setattr(SandboxRecorder, "save_update", refuse)
+    updating = update(node, sandbox, UpdateSandboxParams(name="new"))
+    await saving.wait()
+    with pytest.raises(ConflictError):
+        await create(node, name="old")
+
+    refused.set()
+    await asyncio.wait({updating})
+    assert (sandbox.name, isinstance(updating.exception(), HostError)) == ("old", True)
+    assert (await create(node, name="new")).name == "new"
+
+
+async def test_name_of_an_earlier_rename_is_not_free_while_its_sandbox_may_have_to_keep_it(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = await create(node, name="first")
+    save, saving, refused = SandboxRecorder.save_update, asyncio.Event(), asyncio.Event()
+
+    async def refuse_third(recorder: SandboxRecorder, changed: Sandbox, *names: str) -> None:
+        if changed.name == "third":
+            saving.set()
+            await refused.wait()
+            raise HostError("The store failed.")
+        await save(recorder, changed, *names)
+
+    monkeypatch.setattr(SandboxRecorder, "save_update", refuse_third)
+    blocker = Blocker(sandbox)
+    renames = [update(node, sandbox, UpdateSandboxParams(name=name)) for name in ("second", "third")]
+    await run_pending()
+    blocker.released.set()
+    await saving.wait()
+    with pytest.raises(ConflictError):
+        await create(node, name="second")
+
+    refused.set()
+    await asyncio.wait(renames)
+    assert (sandbox.name, isinstance(renames[1].exception(), HostError)) == ("second", True)
+    assert (await create(node, name="first")).name == "first"
+
+
+async def test_rename_to_the_own_name_or_to_a_name_of_another_owner_is_allowed(node: MemoryNode) -> None:
+    sandbox = await create(node, name="own")
+    alice = Principal(OwnerId("a" * 12), "alice")
+    hers = await node.sandboxes.create(alice, replace(BASE, name="hers"))
+    assert (await update(node, sandbox, UpdateSandboxParams(name="own"))).name == "own"
+    assert (await update(node, sandbox, UpdateSandboxParams(name="hers"))).name == "hers"
+    other = await node.sandboxes.create(alice, replace(BASE, name="other"))
+    with pytest.raises(ConflictError) as taken:  # the operator renames the sandbox of another owner: her names count
+        await update(node, other, UpdateSandboxParams(name="hers"))
+    assert taken.value.fields["sandbox"] == hers.id
 
 
 # Order ----------------------------------------------------------------------------------------------------------------

@@ -284,7 +284,7 @@ async def test_hibernation_image_of_a_missing_driver_is_kept(tmp_path: Path) -> 
 async def test_sandbox_of_a_missing_driver_keeps_its_reservation_volumes_name_and_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mounts, "ask", answer_mounts)
     state, disks = NodeState(tmp_path), Disks()
-    params = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB), name="mine", unique_name=True)
+    params = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB), name="mine")
     async with open_node(state, keep_sandboxes=True) as node:
         node.use_disks(disks)
         record, _secret = await node.keys.create("anne", quota=Quota(memory_bytes=GIB))

@@ -75,7 +75,7 @@ async def test_create_refuses_a_volume_that_was_deleted_while_it_waited(tmp_path
         file = await node.services.file_store.upload(OPERATOR, content(), filename="file")
         lookup = node.state.database.faults.hold("files.get")
 
-        creating = asyncio.create_task(node.sandboxes.create(OPERATOR, replace(WITH_DATA, files=(file.id,))))
+        creating = asyncio.create_task(node.sandboxes.create(OPERATOR, replace(WITH_DATA, file_ids=(file.id,))))
         await lookup.reached()
         await node.services.volumes.delete(OPERATOR, "data")
         lookup.release()

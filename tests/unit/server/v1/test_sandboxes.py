@@ -235,17 +235,17 @@ async def test_one_that_is_persistent_has_no_timeout_until_it_is_given_one(http:
     problem(await http.patch(url, json={"persistent": True, "timeout": 1}), 400, "invalid_request")
 
 
-async def test_a_name_is_its_owners_only_one_where_that_is_asked_for_and_found_by_the_list(http: httpx.AsyncClient) -> None:
-    asked = {"template": "base", "name": "worker", "unique_name": True, "limits": {"pids": 32768}}
+async def test_name_belongs_to_one_live_sandbox_and_is_found_by_the_list(http: httpx.AsyncClient) -> None:
+    asked = {"template": "base", "name": "worker", "limits": {"pids": 32768}}
     made = (await http.post("/v1/sandboxes", json=asked)).json()
     assert problem(await http.post("/v1/sandboxes", json=asked), 409, "conflict")["fields"] == {"name": "worker", "sandbox": made["id"]}
     other = (await http.post("/v1/sandboxes", json={**asked, "name": "other"})).json()
     listed = (await http.get("/v1/sandboxes", params={"name": "worker"})).json()["sandboxes"]
     assert [box["id"] for box in listed] == [made["id"]]
     url = f"/v1/sandboxes/{other['id']}"
-    problem(await http.patch(url, json={"name": "worker", "unique_name": True}), 409, "conflict")
-    assert (await http.patch(url, json={"name": "renamed", "unique_name": True})).json()["name"] == "renamed"
-    problem(await http.patch(url, json={"unique_name": True}), 400, "invalid_request")
+    problem(await http.patch(url, json={"name": "worker"}), 409, "conflict")
+    assert (await http.patch(url, json={"name": "renamed"})).json()["name"] == "renamed"
+    problem(await http.patch(url, json={"name": made["id"]}), 400, "invalid_request")
     await http.delete(f"/v1/sandboxes/{made['id']}")
     assert (await http.get("/v1/sandboxes", params={"name": "worker"})).json()["sandboxes"] == []
     ended = (await http.get("/v1/sandboxes", params={"name": "worker", "all": "true"})).json()["sandboxes"]
@@ -284,3 +284,19 @@ async def test_what_listens_inside_is_told(http: httpx.AsyncClient, url: str) ->
                 break
         assert (await http.get(f"{url}/ports")).json() == {"ports": [{"port": 8000, "address": "127.0.0.1"}]}
     assert (await http.get("/v1/sandboxes/sb-none/ports")).status_code == 404
+
+
+async def test_live_sandbox_of_a_name_is_returned_instead_of_created(http: httpx.AsyncClient) -> None:
+    request = {"template": "base", "name": "worker", "if_exists": "return", "limits": {"pids": 32768}}
+    answers = await asyncio.gather(*(http.post("/v1/sandboxes", json=request) for _ in range(10)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 9 + [201]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    url = f"/v1/sandboxes/{answers[0].json()['id']}"
+    assert (await http.post(f"{url}/pause")).json()["state"] == "paused"
+    again = await http.post("/v1/sandboxes", json={**request, "template": "none", "metadata": {"a": "b"}})
+    assert (again.status_code, again.json()["state"], again.json()["metadata"]) == (200, "running", {})
+    await http.delete(url)
+    assert (await http.post("/v1/sandboxes", json=request, headers={"Idempotency-Key": "k"})).status_code == 201
+    assert (await http.post("/v1/sandboxes", json=request, headers={"Idempotency-Key": "k"})).status_code == 201, "repeated"
+    for invalid in ({**request, "name": None}, {**request, "if_exists": "ignore"}):
+        problem(await http.post("/v1/sandboxes", json=invalid), 400, "invalid_request")
