@@ -136,7 +136,7 @@ def test_the_disk_is_used_up(targets: Targets, isolation: str, bombs: Sequence[B
 
 def test_a_file_that_looks_like_a_tebibyte_costs_nobody_one(service: LocalService, bombed: Sandbox) -> None:
     bombed.commands.run(["truncate", "-s", str(TEBIBYTE), "/workspace/sparse"])
-    assert bombed.files.stat("/workspace/sparse").size == TEBIBYTE
+    assert bombed.files.stat("/workspace/sparse").size_bytes == TEBIBYTE
     before = memory_bytes(service.pid)
     # Read by the piece, as far as one likes.
     with bombed.files.read("/workspace/sparse", "stream") as stream:

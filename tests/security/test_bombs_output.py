@@ -51,7 +51,7 @@ def test_a_command_that_writes_without_end(bombed: Sandbox) -> None:
         assert done.reason == "timeout", name
         kept = len(done.stdout.encode()) + len(done.stderr.encode())
         assert 0 < kept <= 3 * 2 * KEPT, name  # a byte that is no text becomes a character of three
-        assert done.stdout_omitted + done.stderr_omitted > 0, name
+        assert done.stdout_omitted_bytes + done.stderr_omitted_bytes > 0, name
     check_serves(bombed)
 
 
@@ -61,14 +61,14 @@ def test_a_cell_that_writes_without_end(bombed: Sandbox) -> None:
         assert done.status in {"timeout", "killed"}, code
         assert len(done.stdout) <= 3 * KEPT, code
         assert len(done.stderr) <= 3 * KEPT, code
-        assert done.stdout_omitted + done.stderr_omitted > 0, code
+        assert done.stdout_omitted_bytes + done.stderr_omitted_bytes > 0, code
     check_serves(bombed)
 
 
 def test_a_cell_that_writes_much_comes_to_its_end(bombed: Sandbox) -> None:
     done = bombed.run_code("for _ in range(5): print('x' * 999_999)\n'done'", timeout=120)
     assert (done.status, done.text) == ("ok", "'done'")
-    assert len(done.stdout) + done.stdout_omitted - 5_000_000 in range(100), "and the line that says so"
+    assert len(done.stdout) + done.stdout_omitted_bytes - 5_000_000 in range(100), "and the line that says so"
 
 
 def test_background_processes_that_nobody_reads_keep_a_little_each(bombed: Sandbox) -> None:

@@ -126,6 +126,6 @@ def test_the_service_is_as_it_was(service: LocalService, neighbours: list[Sandbo
     memory_before = memory_bytes(service.pid)
     for sandbox in neighbours:
         assert sandbox.run_code("mine").text == "42"
-        assert sandbox.commands.run("yes | head -c 3000000").stdout_omitted
+        assert sandbox.commands.run("yes | head -c 3000000").stdout_omitted_bytes
     settle(service.descriptors, opened)
     assert memory_bytes(service.pid) - memory_before < FLAT_BYTES

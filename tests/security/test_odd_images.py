@@ -106,7 +106,7 @@ def test_files_come_and_go(sandbox: Sandbox, tmp_path: Path) -> None:
     for path in ("/workspace/a/b.txt", "/tmp/c.txt"):
         files.write(path, "hällo")
         assert files.read(path) == "hällo"
-        assert (files.stat(path).uid, files.stat(path).size) == (1000, 6)
+        assert (files.stat(path).uid, files.stat(path).size_bytes) == (1000, 6)
     files.move("/workspace/a/b.txt", "/workspace/d.txt")
     assert [entry.name for entry in files.list("/workspace")] == ["a", "d.txt"]
     files.write("/etc/of-root", b"\0\xff", user="root")

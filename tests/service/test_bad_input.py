@@ -118,7 +118,7 @@ def test_code_and_files_of_the_largest_size_are_accepted(sandbox: Sandbox) -> No
     assert sandbox.run_code(code).text == str(MAX_CODE_BYTES - len(head) - 2)
     for size in (0, 1, 4083, 4084, 65535, 65536, 70_000, 300_000, 10_000_000):
         sandbox.files.write("/workspace/of-any-size", bytes(size))
-        assert sandbox.files.stat("/workspace/of-any-size").size == size
+        assert sandbox.files.stat("/workspace/of-any-size").size_bytes == size
 
 
 def _problems(mistake: str, code: ErrorCode, call: Callable[[], object]) -> list[str]:

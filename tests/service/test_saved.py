@@ -86,7 +86,7 @@ def test_hibernated_sandbox_is_woken_by_the_next_request(service: LocalService, 
     full.pause()
     full.hibernate()
     full.wake(timeout=500)
-    assert (full.info().state, full.info().timeout_s) == ("running", 500)
+    assert (full.info().state, full.info().timeout) == ("running", 500)
     has_it_all(full)
     assert happened(service, full) == [
         "sandbox.created",
@@ -147,7 +147,7 @@ def test_sandbox_without_auto_resume_is_resumed_explicitly_also_after_its_timeou
             again.commands.run("true")
         assert Sandbox.connect(sandbox.id, timeout=300, client=service.client).run_code("print(n)").stdout == "41\n"
         info = sandbox.info()
-        assert (info.state, info.timeout_s, info.on_timeout) == ("running", 300, "hibernate")
+        assert (info.state, info.timeout, info.on_timeout) == ("running", 300, "hibernate")
         assert happened(service, sandbox) == [f"sandbox.{what}" for what in ("created", "paused", "resumed", "updated", "hibernated", "woken")]
 
 
@@ -166,7 +166,7 @@ def test_snapshot_starts_sandboxes_also_after_its_source_is_killed(service: Loca
         has_it_all(sandbox)
         assert sandbox.commands.run("echo $OWN").stdout == "child\n"
         info = sandbox.info()
-        assert (info.snapshot, info.restored, info.template, info.timeout_s) == (taken.id, "memory", "base", 100)
+        assert (info.snapshot, info.restored, info.template, info.timeout) == (taken.id, "memory", "base", 100)
     assert draws(made[0]) != draws(made[1])
     assert service.client.snapshots.get("whole") in service.client.snapshots.list()
     service.client.snapshots.delete("whole")
@@ -191,7 +191,7 @@ def test_forks_continue_from_their_parent_and_are_independent(service: LocalServ
         has_it_all(fork)
         assert fork.commands.run("echo $OWN; hostname").stdout == f"fork\n{fork.id}\n"
     infos = [fork.info() for fork in forks]
-    assert {(info.parent, info.restored, info.timeout_s) for info in infos} == {(full.id, "memory", 100)}
+    assert {(info.parent, info.restored, info.timeout) for info in infos} == {(full.id, "memory", 100)}
     assert [(info.name, dict(info.metadata)) for info in infos] == [(f"f-{number}", {"a": "b"}) for number in (1, 2)]
     has_it_all(full)
     assert len({draws(sandbox) for sandbox in (full, *forks)}) == 3

@@ -28,7 +28,7 @@ async def async_sandbox(service: LocalService, sandbox: Sandbox) -> AsyncIterato
 def test_sandbox_is_created_inspected_changed_and_killed(service: LocalService) -> None:
     with service.create(name="mine", metadata={"job": "7"}, timeout=100, cpus=0.5, memory="256M", disk=64 * MIB, pids=64, envs={"A": "b"}) as made:
         info = made.info()
-        assert (info.state, info.template, info.name, info.metadata, info.timeout_s) == ("running", "base", "mine", {"job": "7"}, 100)
+        assert (info.state, info.template, info.name, info.metadata, info.timeout) == ("running", "base", "mine", {"job": "7"}, 100)
         assert (info.limits.cpus, info.limits.memory_bytes, info.limits.disk_bytes, info.limits.pids) == (0.5, 256 * MIB, 64 * MIB, 64)
         assert (info.isolation, info.network) == ("gvisor", Network("packages"))
         assert made.is_running()
@@ -137,7 +137,7 @@ def test_long_output_is_truncated_alike_streamed_and_collected(sandbox: Sandbox)
     streamed = sandbox.commands.run(command, on_output=count)
     collected = sandbox.commands.run(command)
     assert received == 3_000_004
-    assert streamed.stdout_omitted == collected.stdout_omitted == 3_000_004 - 2 * MIB
+    assert streamed.stdout_omitted_bytes == collected.stdout_omitted_bytes == 3_000_004 - 2 * MIB
     assert streamed.stdout == collected.stdout
     assert collected.stdout.endswith("xend\n")
 
@@ -179,14 +179,14 @@ def test_commands_and_terminals_are_found_by_their_tag(sandbox: Sandbox) -> None
 
 def test_file_is_written_appended_to_read_and_listed(sandbox: Sandbox) -> None:
     entry = sandbox.files.write("/workspace/notes/ü.txt", "zwölf\n", mode=0o600)
-    assert (entry.name, entry.kind, entry.size, entry.mode & 0o777) == ("ü.txt", "file", 7, 0o600)
+    assert (entry.name, entry.kind, entry.size_bytes, entry.mode & 0o777) == ("ü.txt", "file", 7, 0o600)
     assert sandbox.files.read(entry.path) == "zwölf\n"
     assert sandbox.files.read(entry.path, "bytes") == "zwölf\n".encode()
     sandbox.files.write(entry.path, b"more", append=True)
     assert b"".join(sandbox.files.read(entry.path, "stream")) == "zwölf\nmore".encode()
     assert [each.name for each in sandbox.files.list("/workspace/notes")] == ["ü.txt"]
     stat = sandbox.files.stat(entry.path)
-    assert (stat.size, stat.uid, stat.is_dir) == (11, 1000, False)
+    assert (stat.size_bytes, stat.uid, stat.is_dir) == (11, 1000, False)
     assert stat.modified_at is not None
     assert sandbox.commands.run("cat /workspace/notes/*").stdout == "zwölf\nmore"
     assert sandbox.files.write("/etc/motd", "hello", user="root").uid == 0

@@ -159,7 +159,7 @@ def explode_all(targets: Targets, bombs: Iterable[Bomb], isolation: str) -> None
 
 def serves_root(sandbox: Sandbox) -> bool:
     """Whether files and commands of root work."""
-    assert sandbox.files.stat("/etc/passwd", user="root").size
+    assert sandbox.files.stat("/etc/passwd", user="root").size_bytes
     return sandbox.commands.run(["echo", "alive"], user="root", timeout=60).stdout == "alive\n"
 
 

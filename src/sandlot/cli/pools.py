@@ -105,7 +105,7 @@ def remove_pools(*, names: Annotated[list[str], typer.Argument(metavar="ID|TEMPL
 
 def _row(info: PoolInfo) -> list[str]:
     missed = sum(number for path, number in info.claims.items() if path != "hot")
-    snapshot = "-" if info.snapshot_bytes is None else size(info.snapshot_bytes)
+    snapshot = "-" if info.snapshot is None else size(info.snapshot.size_bytes)
     return [
         info.id,
         info.template,

@@ -145,7 +145,7 @@ def info(*, sandbox: SandboxId, in_json: InJson = False) -> None:
         "ends in": "" if found.exit_reason else _ends_in(found),
         "on timeout": found.on_timeout,
         "auto resume": "yes" if found.auto_resume else "no",
-        "idle timeout": "" if found.idle_timeout_s is None else f"{found.idle_timeout_s:g}s",
+        "idle timeout": "" if found.idle_timeout is None else f"{found.idle_timeout:g}s",
         "node": found.node,
         **{f"metadata {name}": value for name, value in found.metadata.items()},
     }

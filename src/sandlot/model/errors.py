@@ -197,6 +197,26 @@ class UnavailableError(SandlotError):
     """The service cannot handle the request now."""
 
 
+class ExecutionFailedError(SandlotError):
+    """A run failed, and its caller asked the SDK for an exception with ``check``.
+
+    Args:
+        result: Result of the run. The other arguments are those of :class:`SandlotError`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: ErrorCode | None = None,
+        hint: str = "",
+        fields: Mapping[str, Any] | None = None,
+        result: Any = None,  # noqa: ANN401 - the SDK has several types of results
+    ) -> None:
+        super().__init__(message, code=code, hint=hint, fields=fields)
+        self.result = result
+
+
 class InternalError(SandlotError):
     """A defect in Sandlot caused the error."""
 
@@ -246,7 +266,7 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.BUSY: UnavailableError,
         ErrorCode.SERVICE_UNAVAILABLE: UnavailableError,
         ErrorCode.SERVICE_STOPPING: UnavailableError,
-        ErrorCode.EXECUTION_FAILED: SandlotError,
+        ErrorCode.EXECUTION_FAILED: ExecutionFailedError,
         ErrorCode.INTERNAL: InternalError,
     }
 )
@@ -265,6 +285,7 @@ _DEFAULT_CODES: Mapping[type[SandlotError], ErrorCode] = MappingProxyType(
         UnsupportedError: ErrorCode.UNSUPPORTED,
         HostError: ErrorCode.HOST_NOT_READY,
         UnavailableError: ErrorCode.SERVICE_UNAVAILABLE,
+        ExecutionFailedError: ErrorCode.EXECUTION_FAILED,
         InternalError: ErrorCode.INTERNAL,
     }
 )

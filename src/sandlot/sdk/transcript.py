@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from sandlot.model.output_capture import OutputCapture
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import ExceptionInfo, Execution, ExecutionStarted, OutputCleared, Result
 from sandlot.sdk.models.processes import CommandResult, Output, Stream
 from sandlot.sdk.sse import Event
@@ -99,7 +100,7 @@ class Transcript:
 
     def _told(self, name: str, data: dict[str, Any]) -> Result | ExceptionInfo | OutputCleared:
         if name == "error":
-            self.error = ExceptionInfo.parse(data)
+            self.error = structure(ExceptionInfo, data)
             return self.error
         if name == "clear":
             cleared = OutputCleared(bool(data.get("wait", False)))
@@ -107,7 +108,7 @@ class Transcript:
             if not cleared.wait:
                 self.results.clear()
             return cleared
-        result = Result.parse(data)
+        result = structure(Result, data)
         if self._clearing:
             self._clearing = False
             self.results.clear()
@@ -135,21 +136,20 @@ class Transcript:
 
     def command_result(self) -> CommandResult | None:
         """The result, once there is one."""
-        return None if self.end is None else CommandResult.parse({**self.end, **self._collected()})
+        return None if self.end is None else replace(structure(CommandResult, self.end), **self._collected())
 
     def execution(self) -> Execution | None:
         """The result, once there is one."""
         if self.end is None:
             return None
-        parsed = Execution.parse({**self.end, **self._collected(), "error": None, "results": ()})
-        return replace(parsed, results=tuple(self.results), error=self.error)
+        return replace(structure(Execution, self.end), **self._collected(), results=tuple(self.results), error=self.error)
 
     def _collected(self) -> dict[str, Any]:
         return {
             "stdout": self.stdout.text(),
             "stderr": self.stderr.text(),
-            "stdout_omitted": self.stdout.omitted,
-            "stderr_omitted": self.stderr.omitted,
+            "stdout_omitted_bytes": self.stdout.omitted,
+            "stderr_omitted_bytes": self.stderr.omitted,
         }
 
     def _output(self, data: dict[str, Any]) -> Output | None:

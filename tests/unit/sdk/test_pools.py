@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.sdk import Client
+from sandlot.sdk.models.pools import TemplateSnapshot
 from tests.unit.sdk.scripted import Reply, Script
 
 POOL: dict[str, Any] = {
@@ -46,5 +48,5 @@ def test_a_pool_is_asked_for_and_read(client: Client, service: Script) -> None:
     }
     assert (made.metadata, made.owner) == ({"team": "blue"}, "0123456789ab")
     assert made.limits == Limits(cpus=0.5, pids=99)
-    assert (made.ready, made.filling, made.hit_rate, made.snapshot_bytes, made.claims["hot"]) == (1, 1, 0.75, 20 * MIB, 3)
-    assert made.snapshot_at is not None
+    assert (made.ready, made.filling, made.hit_rate, made.claims["hot"]) == (1, 1, 0.75, 3)
+    assert made.snapshot == TemplateSnapshot(20 * MIB, datetime(2026, 11, 22, 15, tzinfo=UTC))

@@ -9,6 +9,7 @@ import pytest
 
 from sandlot import Client, Sandbox, SandboxInfo
 from sandlot.sdk import SnapshotInfo
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode
 from tests.unit.sdk.scripted import Reply, Script
 
@@ -39,7 +40,7 @@ def sandbox(service: Script) -> Iterator[Sandbox]:
 
 
 def test_a_service_before_rests_is_understood() -> None:
-    told = SandboxInfo.parse({"id": "x", "state": "running"})
+    told = structure(SandboxInfo, {"id": "x", "state": "running"})
     assert (told.on_timeout, told.auto_resume, told.snapshot, told.parent, told.restored) == ("kill", True, None, None, None)
 
 
@@ -118,7 +119,7 @@ def test_a_tree_is_read_and_walked(service: Script, sandbox: Sandbox) -> None:
     assert len(tree) == 4
     assert [each.id for each in tree.children("a")] == ["b", "d"]
     assert tree.children("d") == ()
-    assert tree.branches[1] == ForkTreeNode("b", "a", "running", None, datetime(2026, 11, 22, 10, tzinfo=UTC))
+    assert tree.sandboxes[1] == ForkTreeNode("b", "a", "running", None, datetime(2026, 11, 22, 10, tzinfo=UTC))
 
 
 def test_connecting_resumes_what_rests(service: Script, subtests: pytest.Subtests) -> None:

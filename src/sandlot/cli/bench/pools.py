@@ -52,8 +52,8 @@ class Pool:
         """Wait until the snapshot of its template is there; whether there is one, as there is none where the isolation cannot."""
         if not await self._rig.can("snapshot"):
             return False
-        await self._until(lambda info: info.snapshot_bytes is not None, "the snapshot of its template")
-        self._rig.images[f"template {self._info.template}"] = self._info.snapshot_bytes or 0
+        await self._until(lambda info: info.snapshot is not None, "the snapshot of its template")
+        self._rig.images[f"template {self._info.template}"] = self._info.snapshot.size_bytes if self._info.snapshot else 0
         return True
 
     async def _until(self, enough: Callable[[PoolInfo], bool], what: str) -> None:

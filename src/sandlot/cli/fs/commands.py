@@ -148,7 +148,7 @@ def _row(entry: FileEntry) -> list[str]:
     kinds = {"directory": modes.S_IFDIR, "symlink": modes.S_IFLNK, "file": modes.S_IFREG}
     moment = "-" if entry.modified_at is None else entry.modified_at.strftime("%Y-%m-%d %H:%M:%S")
     name = entry.name + (f" -> {entry.target}" if entry.target is not None else "/" if entry.is_dir else "")
-    return [modes.filemode(kinds.get(entry.kind, 0) | entry.mode), str(entry.uid), size(entry.size), moment, name]
+    return [modes.filemode(kinds.get(entry.kind, 0) | entry.mode), str(entry.uid), size(entry.size_bytes), moment, name]
 
 
 def _line(event: FileEvent) -> str:

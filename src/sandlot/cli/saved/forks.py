@@ -76,7 +76,7 @@ def promote(*, sandbox: SandboxId) -> None:
 def _drawn(found: ForkTree) -> Iterator[tuple[int, ForkTreeNode]]:
     """Each sandbox behind whose fork it is, and how deep it stands; however deep that is."""
     known = {branch.id for branch in found}
-    left = [(0, branch) for branch in reversed(found.branches) if branch.parent not in known]
+    left = [(0, branch) for branch in reversed(found.sandboxes) if branch.parent not in known]
     while left:
         depth, branch = left.pop()
         yield depth, branch

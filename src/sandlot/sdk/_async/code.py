@@ -16,6 +16,7 @@ from sandlot.sdk import requests
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.commands import cut_short, tell, tell_rest
 from sandlot.sdk._async.transport import AsyncTransport, wait_before_resuming
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
 from sandlot.sdk.models.processes import Output
 from sandlot.sdk.transcript import Piece, Transcript
@@ -67,7 +68,7 @@ async def answered(transport: AsyncTransport, path: str, body: dict[str, Any], h
         headers: With the request's Idempotency-Key.
     """
     async with _interrupting(transport, path, body, Transcript(), headers):
-        return Execution.parse(await transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
+        return structure(Execution, await transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
 
 
 @asynccontextmanager
@@ -256,7 +257,7 @@ class AsyncCodeHandle:
 
     async def poll(self) -> Execution:
         """All that there is of it now, also what this handle has read; its status is ``running`` until it is done."""
-        return Execution.parse(await self._transport.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
+        return structure(Execution, await self._transport.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
 
     async def interrupt(self) -> bool:
         """Interrupt it, as Ctrl-C would, or take it back where it waits for its turn; False when it has ended."""

@@ -13,6 +13,7 @@ from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.processes import CommandResult, Output, ProcessInfo
 from sandlot.sdk.transcript import Transcript
 
@@ -110,13 +111,13 @@ class AsyncCommands:
         if background:
             return await self._start(body, rest, on_stdout, on_stderr)
         if rest is None and on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
-            return CommandResult.parse(await self._transport.request("POST", self._path, body=body, read_timeout_s=None))
+            return structure(CommandResult, await self._transport.request("POST", self._path, body=body, read_timeout_s=None))
         return await self._stream(body, rest, on_stdout, on_stderr, on_output)
 
     async def list(self) -> builtins.list[ProcessInfo]:
         """The processes that were started here and that the sandbox remembers."""
         answer = await self._transport.request("GET", self._path)
-        return [ProcessInfo.parse(raw) for raw in answer["processes"]]
+        return structure_list(ProcessInfo, answer, "processes")
 
     async def start(
         self,
@@ -151,7 +152,7 @@ class AsyncCommands:
         Raises:
             NotFoundError: There is none of this id.
         """
-        return ProcessInfo.parse(await self._transport.request("GET", f"{self._path}/{requests.path_segment(id)}"))
+        return structure(ProcessInfo, await self._transport.request("GET", f"{self._path}/{requests.path_segment(id)}"))
 
     async def connect(
         self,

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from sandlot.sdk import requests
 from sandlot.sdk._async.code import interrupt
 from sandlot.sdk._async.transport import AsyncTransport
-from sandlot.sdk.models.contexts import Context, id_of
+from sandlot.sdk.converter import structure, structure_list
+from sandlot.sdk.models.contexts import Context, context_id
 
 
 class AsyncContexts:
@@ -32,12 +33,14 @@ class AsyncContexts:
             SandboxEndedError: The sandbox has ended.
         """
         body = {"language": language, **requests.omit_none(cwd=cwd, env=None if envs is None else dict(envs))}
-        return Context.parse(await self._transport.request("POST", self._path, body=body, headers=requests.idempotency_headers(), idempotent=True))
+        return structure(
+            Context, await self._transport.request("POST", self._path, body=body, headers=requests.idempotency_headers(), idempotent=True)
+        )
 
     async def list(self) -> builtins.list[Context]:
         """All that there are."""
         answer = await self._transport.request("GET", self._path)
-        return [Context.parse(raw) for raw in answer["contexts"]]
+        return structure_list(Context, answer, "contexts")
 
     async def get(self, context: Context | str) -> Context:
         """One of them as it is now.
@@ -45,7 +48,7 @@ class AsyncContexts:
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        return Context.parse(await self._transport.request("GET", self._of(context)))
+        return structure(Context, await self._transport.request("GET", self._of(context)))
 
     async def remove(self, context: Context | str) -> None:
         """End a context, and everything that runs in it. One that is there always starts anew with the next cell.
@@ -72,4 +75,4 @@ class AsyncContexts:
         return await interrupt(self._transport, self._of(context))
 
     def _of(self, context: Context | str) -> str:
-        return f"{self._path}/{requests.path_segment(id_of(context) or '')}"
+        return f"{self._path}/{requests.path_segment(context_id(context) or '')}"

@@ -8,6 +8,7 @@ from sandlot.model.errors import UnavailableError
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.events import EventInfo
 
 AGAIN_S = 1.0
@@ -30,7 +31,7 @@ class AsyncEvents:
             limit: So many at most; all of them where left out.
         """
         params = requests.omit_none(after=after, sandbox=sandbox)
-        return await backend.collected(self._transport.paginate("/v1/events", "events", EventInfo.parse, params=params, limit=limit))
+        return await backend.collected(self._transport.paginate("/v1/events", "events", EventInfo, params=params, limit=limit))
 
     async def follow(self, *, after: int | None = None, sandbox: str | None = None) -> AsyncIterator[EventInfo]:
         """What happens, as it happens, until you stop iterating. A stream that is cut goes on where it was.
@@ -51,7 +52,7 @@ class AsyncEvents:
                         if event.name == "position":
                             seen = int(event.data["after"])
                         else:
-                            happened = EventInfo.parse(event.data)
+                            happened = structure(EventInfo, event.data)
                             seen = happened.sequence
                             yield happened
             except UnavailableError:

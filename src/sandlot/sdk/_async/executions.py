@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.executions import ExecutionInfo
 
 
@@ -28,7 +29,7 @@ class AsyncExecutions:
 
     def iter(self, *, sandbox: str | None = None, limit: int | None = None) -> AsyncIterator[ExecutionInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        return self._transport.paginate("/v1/executions", "executions", ExecutionInfo.parse, params=requests.omit_none(sandbox=sandbox), limit=limit)
+        return self._transport.paginate("/v1/executions", "executions", ExecutionInfo, params=requests.omit_none(sandbox=sandbox), limit=limit)
 
     async def get(self, execution: str) -> ExecutionInfo:
         """One run: what it was, what it wrote, how it ended.
@@ -39,4 +40,4 @@ class AsyncExecutions:
         Raises:
             NotFoundError: There is none, or it is older than what is kept.
         """
-        return ExecutionInfo.parse(await self._transport.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))
+        return structure(ExecutionInfo, await self._transport.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))

@@ -14,6 +14,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.http import translated
 from sandlot.sdk.models.file_store import StoredFile, StoredFiles
 from sandlot.sdk.models.files import FileEntry
@@ -66,7 +67,7 @@ class AsyncFileStore:
             limit: Files on the page, at most; 1 to 1,000.
             offset: Files to skip.
         """
-        return StoredFiles.parse(await self._transport.request("GET", "/v1/files", params={"limit": limit, "offset": offset}))
+        return structure(StoredFiles, await self._transport.request("GET", "/v1/files", params={"limit": limit, "offset": offset}))
 
     async def get(self, file: str) -> StoredFile:
         """What is known of a file.
@@ -74,7 +75,7 @@ class AsyncFileStore:
         Raises:
             NotFoundError: There is none of this id.
         """
-        return StoredFile.parse(await self._transport.request("GET", self._path(file)))
+        return structure(StoredFile, await self._transport.request("GET", self._path(file)))
 
     async def read(self, file: str) -> bytes:
         """All of a file's bytes; :meth:`stream` and :meth:`download` are for those that memory should not hold.
@@ -157,7 +158,7 @@ class AsyncFileStore:
         """
         body = {"file_ids": [*files], "path": path, **requests.omit_none(user=user)}
         answer = await self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/inject", body=body)
-        return [FileEntry.parse(raw) for raw in answer["entries"]]
+        return structure_list(FileEntry, answer, "entries")
 
     async def keep(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
         """Copy a file out of a sandbox into the file store, where it outlives the sandbox.
@@ -172,7 +173,7 @@ class AsyncFileStore:
             NotFoundError: There is no such sandbox, or no such file.
         """
         body = requests.omit_none(path=path, filename=filename, user=user)
-        return StoredFile.parse(await self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/keep", body=body))
+        return structure(StoredFile, await self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/keep", body=body))
 
     async def _send(
         self,
@@ -185,7 +186,7 @@ class AsyncFileStore:
         kind = media_type or mimetypes.guess_type(f"./{filename}")[0]
         params = requests.omit_none(filename=filename, media_type=kind)
         content = data if isinstance(data, bytes) else self._told(backend.chunks(data), filename, total, on_progress)
-        return StoredFile.parse(await self._transport.request("POST", "/v1/files", params=params, content=content))
+        return structure(StoredFile, await self._transport.request("POST", "/v1/files", params=params, content=content))
 
     async def _told(
         self, chunks: AsyncIterator[bytes], filename: str, total: int | None, on_progress: backend.Callback[TransferProgress] | None

@@ -15,6 +15,7 @@ from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk._async.watches import AsyncFileWatch, AsyncWatchers
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.http import translated
 from sandlot.sdk.models.files import FileEntry
 from sandlot.sdk.transfer.download import ArchiveExtractor, PartialFile, below
@@ -126,7 +127,7 @@ class AsyncFiles:
         answer = await self._transport.request(
             "PUT", f"{self._path}/content", params=params, content=content if isinstance(content, bytes) else backend.chunks(content)
         )
-        return FileEntry.parse(answer)
+        return structure(FileEntry, answer)
 
     async def list(self, path: str = "/workspace", *, user: str | None = None) -> builtins.list[FileEntry]:
         """What is in a folder, by name."""
@@ -134,7 +135,7 @@ class AsyncFiles:
         more = True
         while more:
             answer = await self._transport.request("GET", self._path, params=requests.omit_none(path=path, user=user, offset=len(found) or None))
-            page = [FileEntry.parse(raw) for raw in answer["entries"]]
+            page = structure_list(FileEntry, answer, "entries")
             more = bool(answer.get("more", False))
             responses.check_page(found, page, more=more)
             found += page
@@ -146,7 +147,7 @@ class AsyncFiles:
         Raises:
             NotFoundError: Nothing.
         """
-        return FileEntry.parse(await self._transport.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
+        return structure(FileEntry, await self._transport.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
         """Whether there is something at a path."""
@@ -214,7 +215,7 @@ class AsyncFiles:
             ConflictError: There is something at the new path, and it may not be overwritten.
         """
         body: dict[str, Any] = {"path": path, "to": to, "overwrite": overwrite, **requests.omit_none(user=user)}
-        return FileEntry.parse(await self._transport.request("POST", f"{self._path}/move", body=body))
+        return structure(FileEntry, await self._transport.request("POST", f"{self._path}/move", body=body))
 
     rename = move
 
@@ -366,7 +367,7 @@ class AsyncFiles:
                 async for piece in pieces:
                     await backend.in_thread(part.write, piece)
                     done += len(piece)
-                    await backend.call(on_progress, TransferProgress(path, done, entry.size, 0, 1))
+                    await backend.call(on_progress, TransferProgress(path, done, entry.size_bytes, 0, 1))
             await backend.in_thread(part.finish)
         finally:
             part.discard()

@@ -8,6 +8,7 @@ from sandlot.model.access import Quota
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey
 from sandlot.sdk.requests import quota_body
 
@@ -34,7 +35,7 @@ class AsyncKeys:
             ConflictError: There is one of that name.
         """
         body = requests.omit_none(name=name, operator=operator, quota=None if quota is None else quota_body(quota))
-        return NewKey.parse(await self._transport.request("POST", "/v1/keys", body=body))
+        return structure(NewKey, await self._transport.request("POST", "/v1/keys", body=body))
 
     async def list(self) -> list[KeyInfo]:
         """The keys that are valid, without their secrets, oldest first.
@@ -45,7 +46,7 @@ class AsyncKeys:
         return await backend.collected(self._iter())
 
     def _iter(self) -> AsyncIterator[KeyInfo]:
-        return self._transport.paginate("/v1/keys", "keys", KeyInfo.parse, params={})
+        return self._transport.paginate("/v1/keys", "keys", KeyInfo, params={})
 
     async def revoke(self, key: str) -> None:
         """Take a key away: requests with it are refused from now on. Its sandboxes live on until they end, its pools go.
@@ -61,4 +62,4 @@ class AsyncKeys:
 
     async def whoami(self) -> CurrentKey:
         """Who you are to the service, what you may take, and what of it is taken."""
-        return CurrentKey.parse(await self._transport.request("GET", "/v1/keys/self"))
+        return structure(CurrentKey, await self._transport.request("GET", "/v1/keys/self"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from sandlot.sdk import requests
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.pools import PoolInfo
 
 
@@ -56,12 +57,12 @@ class AsyncPools:
         body = requests.omit_none(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, blank=blank)
         if metadata is not None:
             body["metadata"] = dict(metadata)
-        return PoolInfo.parse(await self._transport.request("POST", "/v1/pools", body=body))
+        return structure(PoolInfo, await self._transport.request("POST", "/v1/pools", body=body))
 
     async def list(self) -> list[PoolInfo]:
         """Your pools, what waits in them, and how they have fared; an operator's are all of the service."""
         answer = await self._transport.request("GET", "/v1/pools")
-        return [PoolInfo.parse(each) for each in answer["pools"]]
+        return structure_list(PoolInfo, answer, "pools")
 
     async def get(self, pool: str) -> PoolInfo:
         """One of them.
@@ -72,7 +73,7 @@ class AsyncPools:
         Raises:
             NotFoundError: There is none.
         """
-        return PoolInfo.parse(await self._transport.request("GET", f"/v1/pools/{requests.path_segment(pool)}"))
+        return structure(PoolInfo, await self._transport.request("GET", f"/v1/pools/{requests.path_segment(pool)}"))
 
     async def set(
         self,
@@ -102,7 +103,7 @@ class AsyncPools:
         """
         words = None if metadata is None else dict(metadata)
         body = requests.omit_none(warm=warm, max=max, blank=blank, metadata=words)
-        return PoolInfo.parse(await self._transport.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
+        return structure(PoolInfo, await self._transport.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
 
     async def remove(self, pool: str) -> None:
         """Have a pool no more, also after a restart of the service; what waits in it is removed.

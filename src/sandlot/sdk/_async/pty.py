@@ -12,6 +12,7 @@ from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.commands import send_signal
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.processes import CommandResult
 
 SHELL = ("/bin/bash",)
@@ -121,7 +122,7 @@ class AsyncTerminal:
     @property
     def result(self) -> CommandResult | None:
         """How it ended, once that was seen; its output is not in it."""
-        return None if self._end is None else CommandResult.parse(self._end)
+        return None if self._end is None else structure(CommandResult, self._end)
 
     async def begin(self) -> None:
         """Wait for the service's first word; whoever made it has."""

@@ -19,8 +19,9 @@ from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.pty import AsyncPty
 from sandlot.sdk._async.transport import wait_before_resuming
 from sandlot.sdk._async.tunnels import AsyncForward, AsyncTunnel
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
-from sandlot.sdk.models.contexts import Context, id_of
+from sandlot.sdk.models.contexts import Context, context_id
 from sandlot.sdk.models.executions import LogEntry
 from sandlot.sdk.models.processes import CommandResult, Output
 from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, Usage
@@ -146,7 +147,7 @@ class AsyncSandbox:
             if client is None:
                 await pool.aclose()
             raise
-        return cls(pool, SandboxInfo.parse(raw), owns_client=client is None)
+        return cls(pool, structure(SandboxInfo, raw), owns_client=client is None)
 
     @classmethod
     async def connect(
@@ -281,7 +282,7 @@ class AsyncSandbox:
 
     async def info(self) -> SandboxInfo:
         """Its state, limits and deadline as they are now."""
-        self._info = SandboxInfo.parse(await self._transport.request("GET", self._path))
+        self._info = structure(SandboxInfo, await self._transport.request("GET", self._path))
         return self._info
 
     async def is_running(self) -> bool:
@@ -335,7 +336,7 @@ class AsyncSandbox:
 
     async def usage(self) -> Usage:
         """What it has used of processor time, memory, disk and processes, beside its limits."""
-        return Usage.parse(await self._transport.request("GET", f"{self._path}/usage"))
+        return structure(Usage, await self._transport.request("GET", f"{self._path}/usage"))
 
     async def install(
         self,
@@ -372,7 +373,9 @@ class AsyncSandbox:
         body = {"manager": manager, "packages": words, "timeout": timeout, **requests.omit_none(user=user)}
         path, headers = f"{self._path}/packages", requests.idempotency_headers()
         if on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
-            return CommandResult.parse(await self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
+            return structure(
+                CommandResult, await self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None)
+            )
         transcript, tries = Transcript(), 0
         while not transcript.over():
             tries += 1
@@ -416,7 +419,7 @@ class AsyncSandbox:
             stream: ``stdout``, ``stderr`` or ``both``.
         """
         told = await self._transport.request("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream))
-        return [LogEntry.parse(entry) for entry in told["entries"]]
+        return structure_list(LogEntry, told, "entries")
 
     async def follow_logs(self, stream: str = BOTH) -> AsyncIterator[LogEntry]:
         """The same, and then what they write as they write it, until the sandbox ends or you stop iterating. It is not kept from being idle.
@@ -430,7 +433,7 @@ class AsyncSandbox:
         async with self._transport.event_stream("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream)) as events:
             async for event in events:
                 if event.name in {"entry", "output", "lost"}:
-                    yield LogEntry.parse(event.data)
+                    yield structure(LogEntry, event.data)
                 elif event.name == "ended":
                     return
         raise UnavailableError(
@@ -644,7 +647,7 @@ class AsyncSandbox:
             UnsupportedError: Its isolation cannot; says why, and ``files`` may still do.
             LimitError: The disk is full; nothing is left of the snapshot.
         """
-        return SnapshotInfo.parse(await self._made("snapshot", requests.omit_none(name=name, kind=kind), idempotency_key))
+        return structure(SnapshotInfo, await self._made("snapshot", requests.omit_none(name=name, kind=kind), idempotency_key))
 
     async def fork(
         self,
@@ -688,7 +691,7 @@ class AsyncSandbox:
             share_volumes=share_volumes or None,
         )
         answer = await self._made("fork", body, idempotency_key)
-        return [self._another(SandboxInfo.parse(raw)) for raw in answer["sandboxes"]]
+        return [self._another(info) for info in structure_list(SandboxInfo, answer, "sandboxes")]
 
     async def attach_volume(self, volume: str, path: str, *, read_only: bool = False) -> None:
         """Give it a volume from now on; one that rests is resumed for it. What it has so already, it has.
@@ -719,11 +722,11 @@ class AsyncSandbox:
             UnsupportedError: Its isolation cannot; says why.
         """
         answer = await self._transport.request("DELETE", f"{self._path}/volumes", params={"path": path}, read_timeout_s=WRITTEN_TIMEOUT_S)
-        self._info = SandboxInfo.parse(answer)
+        self._info = structure(SandboxInfo, answer)
 
     async def tree(self) -> ForkTree:
         """The forks that it belongs to: those that it came of, and those that came of it."""
-        return ForkTree.parse(await self._transport.request("GET", f"{self._path}/tree"))
+        return structure(ForkTree, await self._transport.request("GET", f"{self._path}/tree"))
 
     async def promote(self) -> builtins.list[str]:
         """Keep this one and end its siblings: the other forks of its parent, and what came of them. The parent lives on.
@@ -739,7 +742,7 @@ class AsyncSandbox:
 
     async def _verb(self, verb: str, body: Mapping[str, Any] | None = None) -> None:
         path = f"{self._path}/{verb}"
-        self._info = SandboxInfo.parse(await self._transport.request("POST", path, body=body, idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S))
+        self._info = structure(SandboxInfo, await self._transport.request("POST", path, body=body, idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S))
 
     async def _made(self, verb: str, body: Mapping[str, Any], key: str | None) -> dict[str, Any]:
         headers = requests.idempotency_headers() if key is None else {"Idempotency-Key": key}
@@ -782,7 +785,7 @@ class AsyncSandbox:
         return type(self)(self._client, info, owns_client=self._owns_client, users=self._users)
 
     async def _change(self, change: Mapping[str, object]) -> None:
-        self._info = SandboxInfo.parse(await self._transport.request("PATCH", self._path, body=change))
+        self._info = structure(SandboxInfo, await self._transport.request("PATCH", self._path, body=change))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
@@ -792,5 +795,5 @@ def _body(
     code: str, language: str | None, context: Context | str | None, timeout: float | None, envs: Mapping[str, str] | None, **flags: bool
 ) -> dict[str, Any]:
     """The body that runs code; ``timeout`` None is sent, because it means "no limit"."""
-    words = requests.omit_none(language=language, context=id_of(context), env=None if envs is None else dict(envs))
+    words = requests.omit_none(language=language, context=context_id(context), env=None if envs is None else dict(envs))
     return {"code": code, "timeout": timeout, **words, **{name: flag for name, flag in flags.items() if flag is not (name == "store_history")}}

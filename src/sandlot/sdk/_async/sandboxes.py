@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.sandboxes import SandboxInfo
 
 
@@ -48,7 +49,7 @@ class AsyncSandboxes:
     ) -> AsyncIterator[SandboxInfo]:
         """Iterate over live sandboxes, oldest first, and read them page by page. Arguments as in :meth:`list`."""
         params = requests.sandboxes_query(state=state, metadata=metadata, ended=ended, name=name)
-        return self._transport.paginate("/v1/sandboxes", "sandboxes", SandboxInfo.parse, params=params, limit=limit)
+        return self._transport.paginate("/v1/sandboxes", "sandboxes", SandboxInfo, params=params, limit=limit)
 
     async def get(self, sandbox: str) -> SandboxInfo:
         """Get a sandbox by its id or name; by its id also after its end, while the service keeps its record.
@@ -56,7 +57,7 @@ class AsyncSandboxes:
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        return SandboxInfo.parse(await self._transport.request("GET", f"/v1/sandboxes/{requests.path_segment(sandbox)}"))
+        return structure(SandboxInfo, await self._transport.request("GET", f"/v1/sandboxes/{requests.path_segment(sandbox)}"))
 
     async def kill(self, sandbox: str) -> None:
         """End a sandbox and delete everything in it. Killing an ended sandbox does nothing.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.service import ServiceStopResult
 
 
@@ -32,4 +33,4 @@ class AsyncService:
         Raises:
             ForbiddenError: The service was reached over TCP.
         """
-        return ServiceStopResult.parse(await self._transport.request("POST", "/v1/service/stop"))
+        return structure(ServiceStopResult, await self._transport.request("POST", "/v1/service/stop"))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.snapshots import SnapshotInfo
 
 
@@ -27,7 +28,7 @@ class AsyncSnapshots:
 
     def iter(self, *, limit: int | None = None) -> AsyncIterator[SnapshotInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        return self._transport.paginate("/v1/snapshots", "snapshots", SnapshotInfo.parse, params={}, limit=limit)
+        return self._transport.paginate("/v1/snapshots", "snapshots", SnapshotInfo, params={}, limit=limit)
 
     async def get(self, snapshot: str) -> SnapshotInfo:
         """What is known of a snapshot.
@@ -38,7 +39,7 @@ class AsyncSnapshots:
         Raises:
             NotFoundError: There is none.
         """
-        return SnapshotInfo.parse(await self._transport.request("GET", f"/v1/snapshots/{requests.path_segment(snapshot)}"))
+        return structure(SnapshotInfo, await self._transport.request("GET", f"/v1/snapshots/{requests.path_segment(snapshot)}"))
 
     async def delete(self, snapshot: str) -> None:
         """Remove a snapshot. Sandboxes that were started from it live on.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.sdk import local_service, requests, responses, retries
 from sandlot.sdk._async import backend
 from sandlot.sdk.config import Target
+from sandlot.sdk.converter import structure_list
 from sandlot.sdk.http import ConnectionFailedError, ConnectionLostError, sendable, translated, unreachable_error
 from sandlot.sdk.sse import Decoder, Event
 
@@ -196,14 +197,14 @@ class AsyncTransport:
             waited_s += wait_s
 
     async def paginate(
-        self, path: str, key: str, parse: Callable[[dict[str, Any]], T], *, params: Mapping[str, Any] | None = None, limit: int | None = None
+        self, path: str, key: str, cls: type[T], *, params: Mapping[str, Any] | None = None, limit: int | None = None
     ) -> AsyncIterator[T]:
         """Iterate over the items of a paged list; a page is requested when the items before it are used up.
 
         Args:
             path: Path of the list.
             key: Field of a page that has the items.
-            parse: Converts one item.
+            cls: Value that the items are converted to.
             params: Query parameters.
             limit: Maximum number of items; None is all.
         """
@@ -211,8 +212,8 @@ class AsyncTransport:
         left = limit
         while True:
             page = await self.request("GET", path, params={**(params or {}), **requests.omit_none(cursor=cursor, limit=requests.page_size(left))})
-            for item in page[key][:left]:
-                yield parse(item)
+            for item in structure_list(cls, page, key)[:left]:
+                yield item
             left = None if left is None else left - len(page[key])
             if (left is not None and left <= 0) or (cursor := responses.next_cursor(page, cursor)) is None:
                 return

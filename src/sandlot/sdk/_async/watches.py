@@ -9,6 +9,7 @@ from typing import Self
 
 from sandlot.sdk import requests
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.files import FileEvent, WatcherInfo
 from sandlot.sdk.sse import Event
 
@@ -43,7 +44,7 @@ class AsyncFileWatch:
         if event.name == "gone":
             await self.aclose()
             raise StopAsyncIteration
-        return FileEvent.parse(event.name, event.data)
+        return structure(FileEvent, {**event.data, "event": event.name})
 
     async def aclose(self) -> None:
         """Watch no more."""
@@ -73,11 +74,11 @@ class AsyncWatchers:
             LimitError: The sandbox has 32 watchers, or there are too many folders.
         """
         body = {"path": path, "recursive": recursive, **requests.omit_none(user=user)}
-        return WatcherInfo.parse(await self._transport.request("POST", self._path, body=body))
+        return structure(WatcherInfo, await self._transport.request("POST", self._path, body=body))
 
     async def list(self) -> builtins.list[WatcherInfo]:
         """Those that were not removed, oldest first."""
-        return [WatcherInfo.parse(raw) for raw in (await self._transport.request("GET", self._path))["watchers"]]
+        return structure_list(WatcherInfo, await self._transport.request("GET", self._path), "watchers")
 
     async def take(self, id: str) -> builtins.list[FileEvent]:  # noqa: A002 - the word of the API
         """What has happened since the last time, oldest first; each is told once, and 4,096 are kept.
@@ -88,7 +89,7 @@ class AsyncWatchers:
             NotFoundError: There is none of this id.
         """
         answer = await self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/events")
-        return [FileEvent.parse(str(raw["event"]), raw) for raw in answer["events"]]
+        return structure_list(FileEvent, answer, "events")
 
     async def remove(self, id: str) -> None:  # noqa: A002 - the word of the API
         """Watch no more.

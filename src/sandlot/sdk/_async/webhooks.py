@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sandlot.sdk import requests
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.webhooks import WebhookInfo
 
 
@@ -35,12 +36,12 @@ class AsyncWebhooks:
             LimitError: You have as many as one may have.
         """
         body = requests.omit_none(url=url, events=list(events) or None, secret=secret, name=name, enabled=None if enabled else False)
-        return WebhookInfo.parse(await self._transport.request("POST", "/v1/webhooks", body=body))
+        return structure(WebhookInfo, await self._transport.request("POST", "/v1/webhooks", body=body))
 
     async def list(self) -> list[WebhookInfo]:
         """Your webhooks and how they fare, oldest first; for an operator everybody's."""
         answer = await self._transport.request("GET", "/v1/webhooks")
-        return [WebhookInfo.parse(each) for each in answer["webhooks"]]
+        return structure_list(WebhookInfo, answer, "webhooks")
 
     async def get(self, webhook: str) -> WebhookInfo:
         """One of them.
@@ -48,7 +49,7 @@ class AsyncWebhooks:
         Raises:
             NotFoundError: There is none of that id.
         """
-        return WebhookInfo.parse(await self._transport.request("GET", f"/v1/webhooks/{requests.path_segment(webhook)}"))
+        return structure(WebhookInfo, await self._transport.request("GET", f"/v1/webhooks/{requests.path_segment(webhook)}"))
 
     async def update(
         self,
@@ -78,7 +79,7 @@ class AsyncWebhooks:
             InvalidRequestError: As for :meth:`create`.
         """
         body = requests.omit_none(url=url, events=None if events is None else list(events), secret=secret, name=name, enabled=enabled)
-        return WebhookInfo.parse(await self._transport.request("PATCH", f"/v1/webhooks/{requests.path_segment(webhook)}", body=body))
+        return structure(WebhookInfo, await self._transport.request("PATCH", f"/v1/webhooks/{requests.path_segment(webhook)}", body=body))
 
     async def remove(self, webhook: str) -> None:
         """Tell an address nothing more.

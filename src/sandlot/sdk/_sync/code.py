@@ -17,6 +17,7 @@ from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.commands import cut_short, tell, tell_rest
 from sandlot.sdk._sync.transport import Transport, wait_before_resuming
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
 from sandlot.sdk.models.processes import Output
 from sandlot.sdk.transcript import Piece, Transcript
@@ -66,7 +67,7 @@ def answered(transport: Transport, path: str, body: dict[str, Any], headers: Map
         headers: With the request's Idempotency-Key.
     """
     with _interrupting(transport, path, body, Transcript(), headers):
-        return Execution.parse(transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
+        return structure(Execution, transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
 
 
 @contextmanager
@@ -253,7 +254,7 @@ class CodeHandle:
 
     def poll(self) -> Execution:
         """All that there is of it now, also what this handle has read; its status is ``running`` until it is done."""
-        return Execution.parse(self._transport.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
+        return structure(Execution, self._transport.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
 
     def interrupt(self) -> bool:
         """Interrupt it, as Ctrl-C would, or take it back where it waits for its turn; False when it has ended."""

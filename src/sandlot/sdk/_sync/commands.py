@@ -14,6 +14,7 @@ from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.sdk import requests, responses
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.processes import CommandResult, Output, ProcessInfo
 from sandlot.sdk.transcript import Transcript
 
@@ -111,13 +112,13 @@ class Commands:
         if background:
             return self._start(body, rest, on_stdout, on_stderr)
         if rest is None and on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
-            return CommandResult.parse(self._transport.request("POST", self._path, body=body, read_timeout_s=None))
+            return structure(CommandResult, self._transport.request("POST", self._path, body=body, read_timeout_s=None))
         return self._stream(body, rest, on_stdout, on_stderr, on_output)
 
     def list(self) -> builtins.list[ProcessInfo]:
         """The processes that were started here and that the sandbox remembers."""
         answer = self._transport.request("GET", self._path)
-        return [ProcessInfo.parse(raw) for raw in answer["processes"]]
+        return structure_list(ProcessInfo, answer, "processes")
 
     def start(
         self,
@@ -152,7 +153,7 @@ class Commands:
         Raises:
             NotFoundError: There is none of this id.
         """
-        return ProcessInfo.parse(self._transport.request("GET", f"{self._path}/{requests.path_segment(id)}"))
+        return structure(ProcessInfo, self._transport.request("GET", f"{self._path}/{requests.path_segment(id)}"))
 
     def connect(
         self,

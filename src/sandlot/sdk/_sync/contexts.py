@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from sandlot.sdk import requests
 from sandlot.sdk._sync.code import interrupt
 from sandlot.sdk._sync.transport import Transport
-from sandlot.sdk.models.contexts import Context, id_of
+from sandlot.sdk.converter import structure, structure_list
+from sandlot.sdk.models.contexts import Context, context_id
 
 
 class Contexts:
@@ -33,12 +34,12 @@ class Contexts:
             SandboxEndedError: The sandbox has ended.
         """
         body = {"language": language, **requests.omit_none(cwd=cwd, env=None if envs is None else dict(envs))}
-        return Context.parse(self._transport.request("POST", self._path, body=body, headers=requests.idempotency_headers(), idempotent=True))
+        return structure(Context, self._transport.request("POST", self._path, body=body, headers=requests.idempotency_headers(), idempotent=True))
 
     def list(self) -> builtins.list[Context]:
         """All that there are."""
         answer = self._transport.request("GET", self._path)
-        return [Context.parse(raw) for raw in answer["contexts"]]
+        return structure_list(Context, answer, "contexts")
 
     def get(self, context: Context | str) -> Context:
         """One of them as it is now.
@@ -46,7 +47,7 @@ class Contexts:
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        return Context.parse(self._transport.request("GET", self._of(context)))
+        return structure(Context, self._transport.request("GET", self._of(context)))
 
     def remove(self, context: Context | str) -> None:
         """End a context, and everything that runs in it. One that is there always starts anew with the next cell.
@@ -73,4 +74,4 @@ class Contexts:
         return interrupt(self._transport, self._of(context))
 
     def _of(self, context: Context | str) -> str:
-        return f"{self._path}/{requests.path_segment(id_of(context) or '')}"
+        return f"{self._path}/{requests.path_segment(context_id(context) or '')}"

@@ -9,6 +9,7 @@ from sandlot.model.errors import UnavailableError
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.events import EventInfo
 
 AGAIN_S = 1.0
@@ -31,7 +32,7 @@ class Events:
             limit: So many at most; all of them where left out.
         """
         params = requests.omit_none(after=after, sandbox=sandbox)
-        return backend.collected(self._transport.paginate("/v1/events", "events", EventInfo.parse, params=params, limit=limit))
+        return backend.collected(self._transport.paginate("/v1/events", "events", EventInfo, params=params, limit=limit))
 
     def follow(self, *, after: int | None = None, sandbox: str | None = None) -> Iterator[EventInfo]:
         """What happens, as it happens, until you stop iterating. A stream that is cut goes on where it was.
@@ -52,7 +53,7 @@ class Events:
                         if event.name == "position":
                             seen = int(event.data["after"])
                         else:
-                            happened = EventInfo.parse(event.data)
+                            happened = structure(EventInfo, event.data)
                             seen = happened.sequence
                             yield happened
             except UnavailableError:

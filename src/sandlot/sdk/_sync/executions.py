@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.executions import ExecutionInfo
 
 
@@ -29,7 +30,7 @@ class Executions:
 
     def iter(self, *, sandbox: str | None = None, limit: int | None = None) -> Iterator[ExecutionInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        return self._transport.paginate("/v1/executions", "executions", ExecutionInfo.parse, params=requests.omit_none(sandbox=sandbox), limit=limit)
+        return self._transport.paginate("/v1/executions", "executions", ExecutionInfo, params=requests.omit_none(sandbox=sandbox), limit=limit)
 
     def get(self, execution: str) -> ExecutionInfo:
         """One run: what it was, what it wrote, how it ended.
@@ -40,4 +41,4 @@ class Executions:
         Raises:
             NotFoundError: There is none, or it is older than what is kept.
         """
-        return ExecutionInfo.parse(self._transport.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))
+        return structure(ExecutionInfo, self._transport.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))

@@ -16,6 +16,7 @@ from sandlot.sdk import requests, responses
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk._sync.watches import FileWatch, Watchers
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.http import translated
 from sandlot.sdk.models.files import FileEntry
 from sandlot.sdk.transfer.download import ArchiveExtractor, PartialFile, below
@@ -125,7 +126,7 @@ class Files:
         answer = self._transport.request(
             "PUT", f"{self._path}/content", params=params, content=content if isinstance(content, bytes) else backend.chunks(content)
         )
-        return FileEntry.parse(answer)
+        return structure(FileEntry, answer)
 
     def list(self, path: str = "/workspace", *, user: str | None = None) -> builtins.list[FileEntry]:
         """What is in a folder, by name."""
@@ -133,7 +134,7 @@ class Files:
         more = True
         while more:
             answer = self._transport.request("GET", self._path, params=requests.omit_none(path=path, user=user, offset=len(found) or None))
-            page = [FileEntry.parse(raw) for raw in answer["entries"]]
+            page = structure_list(FileEntry, answer, "entries")
             more = bool(answer.get("more", False))
             responses.check_page(found, page, more=more)
             found += page
@@ -145,7 +146,7 @@ class Files:
         Raises:
             NotFoundError: Nothing.
         """
-        return FileEntry.parse(self._transport.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
+        return structure(FileEntry, self._transport.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
 
     def exists(self, path: str, *, user: str | None = None) -> bool:
         """Whether there is something at a path."""
@@ -213,7 +214,7 @@ class Files:
             ConflictError: There is something at the new path, and it may not be overwritten.
         """
         body: dict[str, Any] = {"path": path, "to": to, "overwrite": overwrite, **requests.omit_none(user=user)}
-        return FileEntry.parse(self._transport.request("POST", f"{self._path}/move", body=body))
+        return structure(FileEntry, self._transport.request("POST", f"{self._path}/move", body=body))
 
     rename = move
 
@@ -357,7 +358,7 @@ class Files:
                 for piece in pieces:
                     backend.in_thread(part.write, piece)
                     done += len(piece)
-                    backend.call(on_progress, TransferProgress(path, done, entry.size, 0, 1))
+                    backend.call(on_progress, TransferProgress(path, done, entry.size_bytes, 0, 1))
             backend.in_thread(part.finish)
         finally:
             part.discard()

@@ -9,6 +9,7 @@ from sandlot.model.access import Quota
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey
 from sandlot.sdk.requests import quota_body
 
@@ -35,7 +36,7 @@ class Keys:
             ConflictError: There is one of that name.
         """
         body = requests.omit_none(name=name, operator=operator, quota=None if quota is None else quota_body(quota))
-        return NewKey.parse(self._transport.request("POST", "/v1/keys", body=body))
+        return structure(NewKey, self._transport.request("POST", "/v1/keys", body=body))
 
     def list(self) -> list[KeyInfo]:
         """The keys that are valid, without their secrets, oldest first.
@@ -46,7 +47,7 @@ class Keys:
         return backend.collected(self._iter())
 
     def _iter(self) -> Iterator[KeyInfo]:
-        return self._transport.paginate("/v1/keys", "keys", KeyInfo.parse, params={})
+        return self._transport.paginate("/v1/keys", "keys", KeyInfo, params={})
 
     def revoke(self, key: str) -> None:
         """Take a key away: requests with it are refused from now on. Its sandboxes live on until they end, its pools go.
@@ -62,4 +63,4 @@ class Keys:
 
     def whoami(self) -> CurrentKey:
         """Who you are to the service, what you may take, and what of it is taken."""
-        return CurrentKey.parse(self._transport.request("GET", "/v1/keys/self"))
+        return structure(CurrentKey, self._transport.request("GET", "/v1/keys/self"))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from sandlot.sdk import requests
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.pools import PoolInfo
 
 
@@ -57,12 +58,12 @@ class Pools:
         body = requests.omit_none(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, blank=blank)
         if metadata is not None:
             body["metadata"] = dict(metadata)
-        return PoolInfo.parse(self._transport.request("POST", "/v1/pools", body=body))
+        return structure(PoolInfo, self._transport.request("POST", "/v1/pools", body=body))
 
     def list(self) -> list[PoolInfo]:
         """Your pools, what waits in them, and how they have fared; an operator's are all of the service."""
         answer = self._transport.request("GET", "/v1/pools")
-        return [PoolInfo.parse(each) for each in answer["pools"]]
+        return structure_list(PoolInfo, answer, "pools")
 
     def get(self, pool: str) -> PoolInfo:
         """One of them.
@@ -73,7 +74,7 @@ class Pools:
         Raises:
             NotFoundError: There is none.
         """
-        return PoolInfo.parse(self._transport.request("GET", f"/v1/pools/{requests.path_segment(pool)}"))
+        return structure(PoolInfo, self._transport.request("GET", f"/v1/pools/{requests.path_segment(pool)}"))
 
     def set(
         self,
@@ -103,7 +104,7 @@ class Pools:
         """
         words = None if metadata is None else dict(metadata)
         body = requests.omit_none(warm=warm, max=max, blank=blank, metadata=words)
-        return PoolInfo.parse(self._transport.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
+        return structure(PoolInfo, self._transport.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
 
     def remove(self, pool: str) -> None:
         """Have a pool no more, also after a restart of the service; what waits in it is removed.

@@ -12,6 +12,7 @@ import httpx
 from sandlot.model.errors import ErrorCode
 from sandlot.sdk import responses
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.http import ConnectionLostError, translated
 from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult
 from sandlot.sdk.requests import batch_body
@@ -71,7 +72,7 @@ class Programs:
                 if "index" not in line:
                     raise responses.error_from_problem(line)
                 left -= 1
-                yield BatchItem.parse(line)
+                yield structure(BatchItem, line)
         if left:
             raise ConnectionLostError(
                 f"The connection to {self._transport.target} broke before {left} programs of the batch ended.",

@@ -13,6 +13,7 @@ from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.commands import send_signal
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.processes import CommandResult
 
 SHELL = ("/bin/bash",)
@@ -122,7 +123,7 @@ class Terminal:
     @property
     def result(self) -> CommandResult | None:
         """How it ended, once that was seen; its output is not in it."""
-        return None if self._end is None else CommandResult.parse(self._end)
+        return None if self._end is None else structure(CommandResult, self._end)
 
     def begin(self) -> None:
         """Wait for the service's first word; whoever made it has."""

@@ -20,8 +20,9 @@ from sandlot.sdk._sync.files import Files
 from sandlot.sdk._sync.pty import Pty
 from sandlot.sdk._sync.transport import wait_before_resuming
 from sandlot.sdk._sync.tunnels import Forward, Tunnel
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
-from sandlot.sdk.models.contexts import Context, id_of
+from sandlot.sdk.models.contexts import Context, context_id
 from sandlot.sdk.models.executions import LogEntry
 from sandlot.sdk.models.processes import CommandResult, Output
 from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, Usage
@@ -147,7 +148,7 @@ class Sandbox:
             if client is None:
                 pool.close()
             raise
-        return cls(pool, SandboxInfo.parse(raw), owns_client=client is None)
+        return cls(pool, structure(SandboxInfo, raw), owns_client=client is None)
 
     @classmethod
     def connect(
@@ -282,7 +283,7 @@ class Sandbox:
 
     def info(self) -> SandboxInfo:
         """Its state, limits and deadline as they are now."""
-        self._info = SandboxInfo.parse(self._transport.request("GET", self._path))
+        self._info = structure(SandboxInfo, self._transport.request("GET", self._path))
         return self._info
 
     def is_running(self) -> bool:
@@ -336,7 +337,7 @@ class Sandbox:
 
     def usage(self) -> Usage:
         """What it has used of processor time, memory, disk and processes, beside its limits."""
-        return Usage.parse(self._transport.request("GET", f"{self._path}/usage"))
+        return structure(Usage, self._transport.request("GET", f"{self._path}/usage"))
 
     def install(
         self,
@@ -373,7 +374,7 @@ class Sandbox:
         body = {"manager": manager, "packages": words, "timeout": timeout, **requests.omit_none(user=user)}
         path, headers = f"{self._path}/packages", requests.idempotency_headers()
         if on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
-            return CommandResult.parse(self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
+            return structure(CommandResult, self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
         transcript, tries = Transcript(), 0
         while not transcript.over():
             tries += 1
@@ -417,7 +418,7 @@ class Sandbox:
             stream: ``stdout``, ``stderr`` or ``both``.
         """
         told = self._transport.request("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream))
-        return [LogEntry.parse(entry) for entry in told["entries"]]
+        return structure_list(LogEntry, told, "entries")
 
     def follow_logs(self, stream: str = BOTH) -> Iterator[LogEntry]:
         """The same, and then what they write as they write it, until the sandbox ends or you stop iterating. It is not kept from being idle.
@@ -431,7 +432,7 @@ class Sandbox:
         with self._transport.event_stream("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream)) as events:
             for event in events:
                 if event.name in {"entry", "output", "lost"}:
-                    yield LogEntry.parse(event.data)
+                    yield structure(LogEntry, event.data)
                 elif event.name == "ended":
                     return
         raise UnavailableError(
@@ -645,7 +646,7 @@ class Sandbox:
             UnsupportedError: Its isolation cannot; says why, and ``files`` may still do.
             LimitError: The disk is full; nothing is left of the snapshot.
         """
-        return SnapshotInfo.parse(self._made("snapshot", requests.omit_none(name=name, kind=kind), idempotency_key))
+        return structure(SnapshotInfo, self._made("snapshot", requests.omit_none(name=name, kind=kind), idempotency_key))
 
     def fork(
         self,
@@ -689,7 +690,7 @@ class Sandbox:
             share_volumes=share_volumes or None,
         )
         answer = self._made("fork", body, idempotency_key)
-        return [self._another(SandboxInfo.parse(raw)) for raw in answer["sandboxes"]]
+        return [self._another(info) for info in structure_list(SandboxInfo, answer, "sandboxes")]
 
     def attach_volume(self, volume: str, path: str, *, read_only: bool = False) -> None:
         """Give it a volume from now on; one that rests is resumed for it. What it has so already, it has.
@@ -720,11 +721,11 @@ class Sandbox:
             UnsupportedError: Its isolation cannot; says why.
         """
         answer = self._transport.request("DELETE", f"{self._path}/volumes", params={"path": path}, read_timeout_s=WRITTEN_TIMEOUT_S)
-        self._info = SandboxInfo.parse(answer)
+        self._info = structure(SandboxInfo, answer)
 
     def tree(self) -> ForkTree:
         """The forks that it belongs to: those that it came of, and those that came of it."""
-        return ForkTree.parse(self._transport.request("GET", f"{self._path}/tree"))
+        return structure(ForkTree, self._transport.request("GET", f"{self._path}/tree"))
 
     def promote(self) -> builtins.list[str]:
         """Keep this one and end its siblings: the other forks of its parent, and what came of them. The parent lives on.
@@ -740,7 +741,7 @@ class Sandbox:
 
     def _verb(self, verb: str, body: Mapping[str, Any] | None = None) -> None:
         path = f"{self._path}/{verb}"
-        self._info = SandboxInfo.parse(self._transport.request("POST", path, body=body, idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S))
+        self._info = structure(SandboxInfo, self._transport.request("POST", path, body=body, idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S))
 
     def _made(self, verb: str, body: Mapping[str, Any], key: str | None) -> dict[str, Any]:
         headers = requests.idempotency_headers() if key is None else {"Idempotency-Key": key}
@@ -781,7 +782,7 @@ class Sandbox:
         return type(self)(self._client, info, owns_client=self._owns_client, users=self._users)
 
     def _change(self, change: Mapping[str, object]) -> None:
-        self._info = SandboxInfo.parse(self._transport.request("PATCH", self._path, body=change))
+        self._info = structure(SandboxInfo, self._transport.request("PATCH", self._path, body=change))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
@@ -791,5 +792,5 @@ def _body(
     code: str, language: str | None, context: Context | str | None, timeout: float | None, envs: Mapping[str, str] | None, **flags: bool
 ) -> dict[str, Any]:
     """The body that runs code; ``timeout`` None is sent, because it means "no limit"."""
-    words = requests.omit_none(language=language, context=id_of(context), env=None if envs is None else dict(envs))
+    words = requests.omit_none(language=language, context=context_id(context), env=None if envs is None else dict(envs))
     return {"code": code, "timeout": timeout, **words, **{name: flag for name, flag in flags.items() if flag is not (name == "store_history")}}

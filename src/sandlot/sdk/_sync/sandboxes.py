@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.sandboxes import SandboxInfo
 
 
@@ -49,7 +50,7 @@ class Sandboxes:
     ) -> Iterator[SandboxInfo]:
         """Iterate over live sandboxes, oldest first, and read them page by page. Arguments as in :meth:`list`."""
         params = requests.sandboxes_query(state=state, metadata=metadata, ended=ended, name=name)
-        return self._transport.paginate("/v1/sandboxes", "sandboxes", SandboxInfo.parse, params=params, limit=limit)
+        return self._transport.paginate("/v1/sandboxes", "sandboxes", SandboxInfo, params=params, limit=limit)
 
     def get(self, sandbox: str) -> SandboxInfo:
         """Get a sandbox by its id or name; by its id also after its end, while the service keeps its record.
@@ -57,7 +58,7 @@ class Sandboxes:
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        return SandboxInfo.parse(self._transport.request("GET", f"/v1/sandboxes/{requests.path_segment(sandbox)}"))
+        return structure(SandboxInfo, self._transport.request("GET", f"/v1/sandboxes/{requests.path_segment(sandbox)}"))
 
     def kill(self, sandbox: str) -> None:
         """End a sandbox and delete everything in it. Killing an ended sandbox does nothing.

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.service import ServiceStopResult
 
 
@@ -33,4 +34,4 @@ class Service:
         Raises:
             ForbiddenError: The service was reached over TCP.
         """
-        return ServiceStopResult.parse(self._transport.request("POST", "/v1/service/stop"))
+        return structure(ServiceStopResult, self._transport.request("POST", "/v1/service/stop"))

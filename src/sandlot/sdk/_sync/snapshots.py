@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.snapshots import SnapshotInfo
 
 
@@ -28,7 +29,7 @@ class Snapshots:
 
     def iter(self, *, limit: int | None = None) -> Iterator[SnapshotInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        return self._transport.paginate("/v1/snapshots", "snapshots", SnapshotInfo.parse, params={}, limit=limit)
+        return self._transport.paginate("/v1/snapshots", "snapshots", SnapshotInfo, params={}, limit=limit)
 
     def get(self, snapshot: str) -> SnapshotInfo:
         """What is known of a snapshot.
@@ -39,7 +40,7 @@ class Snapshots:
         Raises:
             NotFoundError: There is none.
         """
-        return SnapshotInfo.parse(self._transport.request("GET", f"/v1/snapshots/{requests.path_segment(snapshot)}"))
+        return structure(SnapshotInfo, self._transport.request("GET", f"/v1/snapshots/{requests.path_segment(snapshot)}"))
 
     def delete(self, snapshot: str) -> None:
         """Remove a snapshot. Sandboxes that were started from it live on.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.sdk import local_service, requests, responses, retries
 from sandlot.sdk._sync import backend
 from sandlot.sdk.config import Target
+from sandlot.sdk.converter import structure_list
 from sandlot.sdk.http import ConnectionFailedError, ConnectionLostError, sendable, translated, unreachable_error
 from sandlot.sdk.sse import Decoder, Event
 
@@ -194,15 +195,13 @@ class Transport:
             backend.sleep(wait_s)
             waited_s += wait_s
 
-    def paginate(
-        self, path: str, key: str, parse: Callable[[dict[str, Any]], T], *, params: Mapping[str, Any] | None = None, limit: int | None = None
-    ) -> Iterator[T]:
+    def paginate(self, path: str, key: str, cls: type[T], *, params: Mapping[str, Any] | None = None, limit: int | None = None) -> Iterator[T]:
         """Iterate over the items of a paged list; a page is requested when the items before it are used up.
 
         Args:
             path: Path of the list.
             key: Field of a page that has the items.
-            parse: Converts one item.
+            cls: Value that the items are converted to.
             params: Query parameters.
             limit: Maximum number of items; None is all.
         """
@@ -210,8 +209,8 @@ class Transport:
         left = limit
         while True:
             page = self.request("GET", path, params={**(params or {}), **requests.omit_none(cursor=cursor, limit=requests.page_size(left))})
-            for item in page[key][:left]:
-                yield parse(item)
+            for item in structure_list(cls, page, key)[:left]:
+                yield item
             left = None if left is None else left - len(page[key])
             if (left is not None and left <= 0) or (cursor := responses.next_cursor(page, cursor)) is None:
                 return

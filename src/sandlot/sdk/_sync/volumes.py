@@ -7,6 +7,7 @@ import builtins
 
 from sandlot.sdk import requests
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.volumes import VolumeInfo
 
 
@@ -33,12 +34,12 @@ class Volumes:
             UnavailableError: The node has no room for it now.
         """
         body = requests.omit_none(name=name, size_bytes=None if size is None else requests.parse_size(size))
-        return VolumeInfo.parse(self._transport.request("POST", "/v1/volumes", body=body))
+        return structure(VolumeInfo, self._transport.request("POST", "/v1/volumes", body=body))
 
     def list(self) -> builtins.list[VolumeInfo]:
         """The volumes that there are, oldest first."""
         answer = self._transport.request("GET", "/v1/volumes")
-        return [VolumeInfo.parse(each) for each in answer["volumes"]]
+        return structure_list(VolumeInfo, answer, "volumes")
 
     def get(self, volume: str) -> VolumeInfo:
         """What is known of a volume.
@@ -49,7 +50,7 @@ class Volumes:
         Raises:
             NotFoundError: There is none.
         """
-        return VolumeInfo.parse(self._transport.request("GET", f"/v1/volumes/{requests.path_segment(volume)}"))
+        return structure(VolumeInfo, self._transport.request("GET", f"/v1/volumes/{requests.path_segment(volume)}"))
 
     def delete(self, volume: str) -> None:
         """Delete a volume, and all that is in it.

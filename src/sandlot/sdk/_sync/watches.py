@@ -10,6 +10,7 @@ from typing import Self
 
 from sandlot.sdk import requests
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.files import FileEvent, WatcherInfo
 from sandlot.sdk.sse import Event
 
@@ -44,7 +45,7 @@ class FileWatch:
         if event.name == "gone":
             self.close()
             raise StopIteration
-        return FileEvent.parse(event.name, event.data)
+        return structure(FileEvent, {**event.data, "event": event.name})
 
     def close(self) -> None:
         """Watch no more."""
@@ -74,11 +75,11 @@ class Watchers:
             LimitError: The sandbox has 32 watchers, or there are too many folders.
         """
         body = {"path": path, "recursive": recursive, **requests.omit_none(user=user)}
-        return WatcherInfo.parse(self._transport.request("POST", self._path, body=body))
+        return structure(WatcherInfo, self._transport.request("POST", self._path, body=body))
 
     def list(self) -> builtins.list[WatcherInfo]:
         """Those that were not removed, oldest first."""
-        return [WatcherInfo.parse(raw) for raw in (self._transport.request("GET", self._path))["watchers"]]
+        return structure_list(WatcherInfo, self._transport.request("GET", self._path), "watchers")
 
     def take(self, id: str) -> builtins.list[FileEvent]:  # noqa: A002 - the word of the API
         """What has happened since the last time, oldest first; each is told once, and 4,096 are kept.
@@ -89,7 +90,7 @@ class Watchers:
             NotFoundError: There is none of this id.
         """
         answer = self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/events")
-        return [FileEvent.parse(str(raw["event"]), raw) for raw in answer["events"]]
+        return structure_list(FileEvent, answer, "events")
 
     def remove(self, id: str) -> None:  # noqa: A002 - the word of the API
         """Watch no more.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from sandlot.sdk import requests
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.webhooks import WebhookInfo
 
 
@@ -36,12 +37,12 @@ class Webhooks:
             LimitError: You have as many as one may have.
         """
         body = requests.omit_none(url=url, events=list(events) or None, secret=secret, name=name, enabled=None if enabled else False)
-        return WebhookInfo.parse(self._transport.request("POST", "/v1/webhooks", body=body))
+        return structure(WebhookInfo, self._transport.request("POST", "/v1/webhooks", body=body))
 
     def list(self) -> list[WebhookInfo]:
         """Your webhooks and how they fare, oldest first; for an operator everybody's."""
         answer = self._transport.request("GET", "/v1/webhooks")
-        return [WebhookInfo.parse(each) for each in answer["webhooks"]]
+        return structure_list(WebhookInfo, answer, "webhooks")
 
     def get(self, webhook: str) -> WebhookInfo:
         """One of them.
@@ -49,7 +50,7 @@ class Webhooks:
         Raises:
             NotFoundError: There is none of that id.
         """
-        return WebhookInfo.parse(self._transport.request("GET", f"/v1/webhooks/{requests.path_segment(webhook)}"))
+        return structure(WebhookInfo, self._transport.request("GET", f"/v1/webhooks/{requests.path_segment(webhook)}"))
 
     def update(
         self,
@@ -79,7 +80,7 @@ class Webhooks:
             InvalidRequestError: As for :meth:`create`.
         """
         body = requests.omit_none(url=url, events=None if events is None else list(events), secret=secret, name=name, enabled=enabled)
-        return WebhookInfo.parse(self._transport.request("PATCH", f"/v1/webhooks/{requests.path_segment(webhook)}", body=body))
+        return structure(WebhookInfo, self._transport.request("PATCH", f"/v1/webhooks/{requests.path_segment(webhook)}", body=body))
 
     def remove(self, webhook: str) -> None:
         """Tell an address nothing more.

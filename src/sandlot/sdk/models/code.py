@@ -1,4 +1,4 @@
-"""Results of code: outcome, rich results, charts, and the events of a running cell."""
+"""Results of code: outcome, rich results, charts, and the events of a run."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
+from sandlot.model.errors import ExecutionFailedError
+from sandlot.sdk.models.executions import ExecutionStatus
 from sandlot.sdk.models.processes import Output
+from sandlot.sdk.models.values import short_repr
 
 TIMED_OUT = 124
-"""Exit code of a cell that ran out of time; the one that timeout(1) of coreutils uses."""
-
+"""Exit code of a run whose timeout passed, as of timeout(1)."""
 KILLED = 137
-"""128 + SIGKILL: exit code of a cell whose interpreter went away."""
-
-_EXITS = ("SystemExit", "ExitStatus")
-"""Errors whose value is a program's exit status: Python's, and that of a line of a shell."""
-
+"""Exit code of a run whose kernel ended: 128 + SIGKILL."""
 ABORTED = 130
-"""128 + SIGINT: exit code of a cell that was taken back before its turn came."""
+"""Exit code of a run that was withdrawn before its turn: 128 + SIGINT."""
+_EXIT_EXCEPTIONS = ("SystemExit", "ExitStatus")
+"""Exceptions whose value is an exit code: of Python, and of a line of a shell."""
 
 CHART = "application/vnd.sandlot.chart.v1+json"
-"""The MIME type of a chart's data, which comes beside its image."""
-
-SEVERAL = "superchart"
+"""MIME type of the data of a chart, which comes beside the image of the chart."""
+_SUPERCHART = "superchart"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One rich result of a cell: the value of its last expression, or something that it displayed. A notebook shows it as it is.
+    """One rich result: the value of the last expression, or something that the code displayed. Notebooks show it as they show their own.
 
     Args:
-        data: MIME type -> content; text as it is, binary types (PNG, JPEG, PDF) in base64.
-        main: Whether it is the value of the cell's last expression.
-        metadata: What the code said of it, such as an image's size.
-        display_id: The name that the code gave to what it shows.
-        update: Whether it takes the place of what was shown under that name before.
+        data: MIME type -> content; binary types (PNG, JPEG, PDF) are in base64.
+        main: True for the value of the last expression.
+        metadata: Metadata of the content by MIME type, such as the size of an image.
+        display_id: Name that the code gave to the display.
+        update: True if this result replaces the display of that name.
     """
 
     data: Mapping[str, str]
@@ -46,20 +45,11 @@ class Result:
     display_id: str | None = None
     update: bool = False
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(
-            data={str(mime): str(content) for mime, content in raw["data"].items()},
-            main=bool(raw.get("main", False)),
-            metadata=raw.get("metadata") or {},
-            display_id=raw.get("display_id"),
-            update=bool(raw.get("update", False)),
-        )
+    __repr__ = short_repr("data", "main")
 
     @property
     def is_main(self) -> bool:
-        """Whether it is the value of the cell's last expression."""
+        """True for the value of the last expression."""
         return self.main
 
     @property
@@ -84,7 +74,7 @@ class Result:
 
     @property
     def json(self) -> Any:  # noqa: ANN401 - JSON
-        """What ``application/json`` says; its text, where that is no JSON."""
+        """``application/json``, decoded; the text if it is not valid JSON."""
         text = self.data.get("application/json")
         try:
             return None if text is None else json.loads(text)
@@ -98,8 +88,8 @@ class Result:
 
     @property
     def chart(self) -> Chart | None:
-        """The data of a chart: for figures of matplotlib."""
-        return Chart.of(self.data.get(CHART))
+        """Data of the chart; None if the result is not a figure of matplotlib."""
+        return Chart.from_json(self.data.get(CHART))
 
     @property
     def svg(self) -> str | None:
@@ -108,28 +98,28 @@ class Result:
 
     @property
     def png(self) -> str | None:
-        """``image/png`` in base64, as model APIs take it; :meth:`content` gives the image itself."""
+        """``image/png`` in base64; :meth:`content` decodes it."""
         return self.data.get("image/png")
 
     @property
     def jpeg(self) -> str | None:
-        """``image/jpeg`` in base64."""
+        """``image/jpeg`` in base64; :meth:`content` decodes it."""
         return self.data.get("image/jpeg")
 
     @property
     def pdf(self) -> str | None:
-        """``application/pdf`` in base64."""
+        """``application/pdf`` in base64; :meth:`content` decodes it."""
         return self.data.get("application/pdf")
 
     def formats(self) -> tuple[str, ...]:
-        """The MIME types that there are."""
+        """Return the MIME types of the content."""
         return tuple(self.data)
 
     def content(self, mime: str = "image/png") -> bytes:
-        """The content of one MIME type as bytes, ready for a file.
+        """Return the content of one MIME type as bytes.
 
         Raises:
-            KeyError: The result has no such type.
+            KeyError: The result does not have this MIME type.
         """
         content = self.data[mime]
         return base64.b64decode(content) if is_binary(mime) else content.encode()
@@ -137,142 +127,155 @@ class Result:
     def _repr_mimebundle_(
         self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """How IPython shows it (IPython's documentation, "Integrating your objects with IPython")."""
+        """Return the content for IPython (documentation of IPython, "Integrating your objects with IPython")."""
         wanted = [mime for mime in self.data if (not include or mime in include) and mime not in (exclude or ())]
         return {mime: self.json if mime == "application/json" else self.data[mime] for mime in wanted}, dict(self.metadata)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExceptionInfo:
-    """The exception that ended a cell.
+    """Exception that ended a run.
 
     Args:
-        name: The exception's class, for example ``ZeroDivisionError``.
-        value: Its message.
-        traceback: The traceback's lines.
+        name: Class of the exception, for example ``ZeroDivisionError``.
+        value: Message of the exception.
+        traceback: Lines of the traceback.
     """
 
     name: str
-    value: str
+    value: str = ""
     traceback: tuple[str, ...] = ()
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(name=str(raw["name"]), value=str(raw.get("value", "")), traceback=tuple(str(line) for line in raw.get("traceback", ())))
+    __repr__ = short_repr("name", "value")
 
     def __str__(self) -> str:
-        """The traceback as Python prints it."""
+        """Return the traceback as Python prints it."""
         return "\n".join(line.rstrip("\n") for line in self.traceback) or f"{self.name}: {self.value}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Execution:
-    """What running a cell came to.
+    """Outcome of a run of code. A run that failed is a result too; :meth:`check` turns it into an exception.
 
     Args:
-        status: ``ok``, ``error`` (it raised, or was interrupted), ``timeout``, ``killed`` (its interpreter had to be), ``died`` (its interpreter
-            ended), ``oom`` (its interpreter was killed for its memory), ``aborted`` (it never ran); ``running`` where it is not done.
-        stdout: What it printed: the first and the last MiB.
-        stderr: The same for standard error.
-        results: Rich results in the order in which they came; at most 1,000, and 32 MiB together, without callbacks.
-        error: The exception, where one ended it.
-        execution_count: The number of the cell in its kernel, from 1.
-        duration_s: Seconds inside the sandbox.
-        stdout_omitted: Bytes left out between the first and the last MiB.
-        stderr_omitted: The same for standard error.
-        results_omitted: Results left out beyond that.
-        id: The execution's id.
+        status: ``ok``, ``error``, ``timeout``, ``killed``, ``died``, ``oom`` or ``aborted``; ``running`` until the run ends.
+        stdout: Standard output: the first and the last MiB.
+        stderr: Standard error: the first and the last MiB.
+        results: Rich results in order. Without callbacks at most 1,000 results and 32 MiB together.
+        error: Exception that ended the run.
+        fault: Fault class if the run failed: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
+        execution_count: Number of the run in its context, from 1.
+        duration_s: Seconds in the sandbox.
+        stdout_omitted_bytes: Bytes left out of ``stdout``.
+        stderr_omitted_bytes: Bytes left out of ``stderr``.
+        results_omitted: Number of results left out.
+        id: Id of the run.
     """
 
-    status: str
+    status: ExecutionStatus | str
     stdout: str = ""
     stderr: str = ""
     results: tuple[Result, ...] = ()
     error: ExceptionInfo | None = None
+    fault: str | None = None
     execution_count: int | None = None
     duration_s: float = 0.0
-    stdout_omitted: int = 0
-    stderr_omitted: int = 0
+    stdout_omitted_bytes: int = 0
+    stderr_omitted_bytes: int = 0
     results_omitted: int = 0
     id: str = ""
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        error = raw.get("error")
-        return cls(
-            status=str(raw["status"]),
-            stdout=str(raw.get("stdout", "")),
-            stderr=str(raw.get("stderr", "")),
-            results=tuple(Result.parse(result) for result in raw.get("results", ())),
-            error=None if error is None else ExceptionInfo.parse(error),
-            execution_count=raw.get("execution_count"),
-            duration_s=float(raw.get("duration", 0.0)),
-            stdout_omitted=int(raw.get("stdout_omitted", 0)),
-            stderr_omitted=int(raw.get("stderr_omitted", 0)),
-            results_omitted=int(raw.get("results_omitted", 0)),
-            id=str(raw.get("execution", "")),
-        )
+    __repr__ = short_repr("status", "text", "stdout", "stderr", "error")
 
     @property
     def ok(self) -> bool:
-        """Whether it ran to its end."""
-        return self.status == "ok"
+        """True if the code ran to its end."""
+        return self.status == ExecutionStatus.OK
+
+    @property
+    def timed_out(self) -> bool:
+        """True if the timeout passed."""
+        return self.status == ExecutionStatus.TIMEOUT
 
     @property
     def text(self) -> str | None:
-        """The value of the cell's last expression as text; None where there is none."""
+        """Value of the last expression as text; None if there is none."""
         return next((result.text for result in self.results if result.main), None)
 
     @property
     def exit_code(self) -> int:
-        """What a program with this outcome would exit with.
+        """Exit code of a program with this outcome.
 
-        0; ``sys.exit``'s or the shell's own; 1 for another exception; 124 for a timeout; 130 for one that never ran; 137 otherwise.
+        0 for success, the argument of ``sys.exit`` or the exit status of a shell, 1 for another exception, 124 at the timeout, 130 if the run was
+        aborted, otherwise 137.
         """
         match self.status:
-            case "ok":
+            case ExecutionStatus.OK:
                 return 0
-            case "error":
+            case ExecutionStatus.ERROR:
                 return _exit_code(self.error)
-            case "timeout":
+            case ExecutionStatus.TIMEOUT:
                 return TIMED_OUT
-            case "aborted":
+            case ExecutionStatus.ABORTED:
                 return ABORTED
             case _:
                 return KILLED
 
+    def check(self) -> Self:
+        """Return this result.
 
-def is_binary(mime: str) -> bool:
-    """Whether content of this MIME type travels in base64."""
-    return (mime.startswith(("image/", "audio/", "video/")) and mime != "image/svg+xml") or mime in {"application/pdf", "application/octet-stream"}
+        Raises:
+            ExecutionFailedError: The status is not ``ok``.
+        """
+        if not self.ok:
+            why = f"{self.error.name}: {self.error.value}" if self.error is not None else f"status {self.status}"
+            raise ExecutionFailedError(f"The code failed: {why}.", result=self)
+        return self
 
 
-def _exit_code(error: ExceptionInfo | None) -> int:
-    """``sys.exit(3)`` in a cell is a SystemExit with the value "3", ``sys.exit()`` one without (sys.exit, Python's documentation)."""
-    if error is None or error.name not in _EXITS:
-        return 1
-    if error.value in {"", "None"}:
-        return 0
-    return int(error.value) & 0xFF if error.value.lstrip("-").isdecimal() else 1
+@dataclass(frozen=True, slots=True)
+class ExecutionStarted:
+    """Event: the code began to run.
+
+    Args:
+        id: Id of the run.
+        execution_count: Number of the run in its context, from 1.
+    """
+
+    id: str
+    execution_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCleared:
+    """Event: the code cleared what it had displayed (``clear_output``).
+
+    Args:
+        wait: True if the display is cleared only when the next result arrives.
+    """
+
+    wait: bool = False
+
+
+CodeEvent: TypeAlias = ExecutionStarted | Output | Result | OutputCleared | ExceptionInfo | Execution
+"""Event of ``stream_code``; the last one is the :class:`Execution`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What a chart shows.
+    """Data of a chart. It comes from code in a sandbox: parts of another form are left out, and none raises an exception.
 
     Args:
-        type: ``bar``, ``line``, ``scatter``, ``pie``, ``box_and_whisker``; ``superchart`` where one figure holds several; ``unknown`` for any other.
-        title: Empty where it has none.
-        x_label: Of the horizontal axis.
-        y_label: Of the vertical axis.
-        x_unit: What stands in brackets behind the label.
-        y_unit: The same.
-        elements: What is drawn. Lines and scatters: ``label`` and ``points`` (pairs of x and y); bars: ``label``, ``value`` and ``group``; slices:
-            ``label``, ``angle`` and ``radius``; boxes: ``label``, ``min``, ``first_quartile``, ``median``, ``third_quartile``, ``max`` and
+        type: ``bar``, ``line``, ``scatter``, ``pie`` or ``box_and_whisker``; ``superchart`` for a figure with several charts; ``unknown`` for others.
+        title: Title; empty if there is none.
+        x_label: Label of the horizontal axis.
+        y_label: Label of the vertical axis.
+        x_unit: Text in brackets after the label of the horizontal axis.
+        y_unit: Text in brackets after the label of the vertical axis.
+        elements: Content. Lines and scatters have ``label`` and ``points`` (pairs of x and y); bars ``label``, ``value`` and ``group``; slices
+            ``label``, ``angle`` and ``radius``; boxes ``label``, ``min``, ``first_quartile``, ``median``, ``third_quartile``, ``max`` and
             ``outliers``.
-        charts: Of a ``superchart``: each of them.
+        charts: Charts of a ``superchart``.
     """
 
     type: str
@@ -285,61 +288,46 @@ class Chart:
     charts: tuple[Self, ...] = ()
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from its JSON."""
-        given = raw.get("elements")
-        elements = tuple(each for each in given if isinstance(each, Mapping)) if isinstance(given, list) else ()
-        kind = _word(raw, "type") or "unknown"
-        several = kind == SEVERAL
-        return cls(
-            type=kind,
-            title=_word(raw, "title"),
-            x_label=_word(raw, "x_label"),
-            y_label=_word(raw, "y_label"),
-            x_unit=_word(raw, "x_unit"),
-            y_unit=_word(raw, "y_unit"),
-            elements=() if several else elements,
-            charts=tuple(cls.parse(each) for each in elements) if several else (),
-        )
-
-    @classmethod
-    def of(cls, text: str | None) -> Self | None:
-        """Read it from the content of its MIME type; None where there is none, or none that can be read."""
+    def from_json(cls, text: str | None) -> Self | None:
+        """Return the chart of a result's content; None if there is no content, or if it is not a chart."""
         try:
             raw = json.loads(text or "null")
-            return cls.parse(raw) if isinstance(raw, dict) else None
+            return cls._from_object(raw) if isinstance(raw, dict) else None
         except (ValueError, RecursionError):
             return None
 
-
-def _word(raw: Mapping[str, Any], name: str) -> str:
-    word = raw.get(name)
-    return "" if word is None else str(word)
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionStarted:
-    """A cell's turn has come.
-
-    Args:
-        id: The execution's.
-        execution_count: The number of the cell in its context, from 1.
-    """
-
-    id: str
-    execution_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class OutputCleared:
-    """A cell took back what it has shown (``clear_output``).
-
-    Args:
-        wait: Not before it shows the next thing.
-    """
-
-    wait: bool = False
+    @classmethod
+    def _from_object(cls, raw: Mapping[str, Any]) -> Self:
+        items = raw.get("elements")
+        elements = tuple(item for item in items if isinstance(item, Mapping)) if isinstance(items, list) else ()
+        kind = _text(raw, "type") or "unknown"
+        has_charts = kind == _SUPERCHART
+        return cls(
+            type=kind,
+            title=_text(raw, "title"),
+            x_label=_text(raw, "x_label"),
+            y_label=_text(raw, "y_label"),
+            x_unit=_text(raw, "x_unit"),
+            y_unit=_text(raw, "y_unit"),
+            elements=() if has_charts else elements,
+            charts=tuple(cls._from_object(item) for item in elements) if has_charts else (),
+        )
 
 
-CodeEvent: TypeAlias = ExecutionStarted | Output | Result | OutputCleared | ExceptionInfo | Execution
-"""What ``stream_code`` gives: these as they come, and the execution as the last one."""
+def is_binary(mime: str) -> bool:
+    """Return True if content of this MIME type is in base64."""
+    return (mime.startswith(("image/", "audio/", "video/")) and mime != "image/svg+xml") or mime in {"application/pdf", "application/octet-stream"}
+
+
+def _exit_code(error: ExceptionInfo | None) -> int:
+    """``sys.exit(3)`` raises SystemExit with the value "3", ``sys.exit()`` one with an empty value (documentation of Python, sys.exit)."""
+    if error is None or error.name not in _EXIT_EXCEPTIONS:
+        return 1
+    if error.value in {"", "None"}:
+        return 0
+    return int(error.value) & 0xFF if error.value.lstrip("-").isdecimal() else 1
+
+
+def _text(raw: Mapping[str, Any], name: str) -> str:
+    value = raw.get(name)
+    return "" if value is None else str(value)

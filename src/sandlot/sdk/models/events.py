@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Self
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class EventInfo:
-    """Something that happened.
+    """One event.
 
     Args:
-        sequence: Larger than that of everything that happened before.
-        type: What, such as ``sandbox.created``; a newer service may have others.
-        at: When.
-        sandbox: To which sandbox.
-        owner: The id of the key whose it is, or ``local``.
+        sequence: Number of the event; later events have larger ones.
+        type: Type such as ``sandbox.created``. A newer service may have other types.
+        at: Time of the event.
+        sandbox: Id of the sandbox; None if the event is not about a sandbox.
+        owner: Id of the API key that owns the object, or ``local``.
         data: Details.
+        fault: Fault class if the event is a failure: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
     """
 
     sequence: int
@@ -27,15 +28,4 @@ class EventInfo:
     sandbox: str | None = None
     owner: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(
-            sequence=int(raw["sequence"]),
-            type=str(raw["type"]),
-            at=datetime.fromisoformat(raw["at"]),
-            sandbox=raw.get("sandbox"),
-            owner=str(raw.get("owner", "")),
-            data=dict(raw.get("data", {})),
-        )
+    fault: str | None = None

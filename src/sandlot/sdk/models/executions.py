@@ -1,42 +1,72 @@
-"""Logged runs of code and commands, and their output."""
+"""Executions: the log of runs of code and commands."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from enum import StrEnum
+
+from sandlot.sdk.models.values import short_repr
 
 
-@dataclass(frozen=True, slots=True)
+class ExecutionStatus(StrEnum):
+    """Outcome of a run of code or of a command."""
+
+    RUNNING = "running"
+    OK = "ok"
+    """The code ran to its end."""
+    ERROR = "error"
+    """The code raised an exception or was interrupted."""
+    TIMEOUT = "timeout"
+    """The timeout passed."""
+    KILLED = "killed"
+    """The kernel had to be killed."""
+    DIED = "died"
+    """The kernel ended."""
+    OOM = "oom"
+    """The kernel or the command was killed at the memory limit."""
+    ABORTED = "aborted"
+    """The code was withdrawn before its turn."""
+    EXITED = "exited"
+    """The command exited by itself."""
+    SIGNALLED = "signalled"
+    """A signal ended the command."""
+    PIDS = "pids"
+    """The command was killed because it started too many processes."""
+    LOST = "lost"
+    """The outcome is unknown, because the sandbox or the service ended."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class ExecutionInfo:
-    """One run of code or of a command, as the service's log has it.
+    """One run of code or of a command in the execution log.
 
     Args:
-        id: Of the process or cell.
-        sandbox: Where it ran.
+        id: Id of the process or of the run of code.
+        sandbox: Id of the sandbox.
         kind: ``code`` or ``command``.
-        status: running, ok, error, timeout, killed, died, exited, signalled, pids, oom, or lost.
-        created_at: When it was begun.
-        language: Of code.
-        code: The code; of what is longer than 64 KiB, the beginning and the end.
-        argv: Of a command.
-        exit_code: Of a command that ended.
-        duration_s: None while it runs.
-        stdout: Of what is longer than 64 KiB, the beginning and the end.
-        stderr: The same.
-        stdout_omitted: Bytes that are not there.
-        stderr_omitted: The same.
-        error: Of code that raised.
-        files: How many files it made or changed, where that was asked for.
-        origin: Which API it came by.
-        owner: The id of the key whose it is, or ``local``.
+        status: Outcome, or ``running``.
+        created_at: Start time.
+        language: Language of code.
+        code: Code; the beginning and the end if it is longer than 64 KiB.
+        argv: Program and arguments of a command.
+        exit_code: Exit code of a command that ended.
+        duration_s: Duration in seconds; None while it runs.
+        stdout: Standard output; the beginning and the end if it is longer than 64 KiB.
+        stderr: Standard error, shortened likewise.
+        stdout_omitted_bytes: Bytes left out of ``stdout``.
+        stderr_omitted_bytes: Bytes left out of ``stderr``.
+        error: Exception of code that failed.
+        fault: Fault class if the run failed: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
+        files: Number of files created or changed; None if they were not tracked.
+        origin: API that started the run.
+        owner: Id of the API key that owns the sandbox, or ``local``.
     """
 
     id: str
     sandbox: str
     kind: str
-    status: str
+    status: ExecutionStatus | str
     created_at: datetime
     language: str | None = None
     code: str | None = None
@@ -45,67 +75,33 @@ class ExecutionInfo:
     duration_s: float | None = None
     stdout: str = ""
     stderr: str = ""
-    stdout_omitted: int = 0
-    stderr_omitted: int = 0
+    stdout_omitted_bytes: int = 0
+    stderr_omitted_bytes: int = 0
     error: str | None = None
+    fault: str | None = None
     files: int | None = None
     origin: str = "native"
     owner: str = ""
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        argv = raw.get("argv")
-        return cls(
-            id=str(raw["id"]),
-            sandbox=str(raw["sandbox"]),
-            kind=str(raw["kind"]),
-            status=str(raw["status"]),
-            created_at=datetime.fromisoformat(raw["created_at"]),
-            language=raw.get("language"),
-            code=raw.get("code"),
-            argv=None if argv is None else tuple(argv),
-            exit_code=raw.get("exit_code"),
-            duration_s=raw.get("duration"),
-            stdout=str(raw.get("stdout", "")),
-            stderr=str(raw.get("stderr", "")),
-            stdout_omitted=int(raw.get("stdout_omitted", 0)),
-            stderr_omitted=int(raw.get("stderr_omitted", 0)),
-            error=raw.get("error"),
-            files=raw.get("files"),
-            origin=str(raw.get("origin", "native")),
-            owner=str(raw.get("owner", "")),
-        )
+    __repr__ = short_repr("id", "kind", "status", "sandbox")
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Something that a run wrote.
+    """A piece of output in the log of a sandbox.
 
     Args:
-        execution: The run: the id of the process or cell.
+        execution: Id of the process or of the run of code that wrote it.
         stream: ``stdout`` or ``stderr``.
-        text: It; what is not UTF-8 in it is U+FFFD.
-        omitted_bytes: Bytes that are not there: the middle of what was long, or what was written faster than it was read.
-        at: When the run was begun; None of what was written since one follows.
-        running: Whether it may write more.
+        text: Text; bytes that are not UTF-8 are U+FFFD.
+        omitted_bytes: Bytes left out: the middle of long output, or output that was written faster than it was read.
+        at: Start time of the run; None for output that was followed live.
+        running: True if the run may write more.
     """
 
     execution: str
     stream: str
-    text: str
+    text: str = ""
     omitted_bytes: int = 0
     at: datetime | None = None
     running: bool = True
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON: an entry, or an event of one who follows."""
-        return cls(
-            execution=str(raw["execution"]),
-            stream=str(raw["stream"]),
-            text=str(raw.get("text", "")),
-            omitted_bytes=int(raw.get("omitted", raw.get("bytes", 0))),
-            at=datetime.fromisoformat(raw["at"]) if "at" in raw else None,
-            running=bool(raw.get("running", True)),
-        )

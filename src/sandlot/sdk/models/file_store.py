@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+
+from sandlot.sdk.models.values import short_repr
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StoredFile:
     """A file of the file store.
 
     Args:
-        id: Its id, for ``AsyncSandbox.create(files=[...])`` and ``client.files``.
-        filename: What it is called when it is put into a sandbox.
-        media_type: Such as ``text/csv``.
-        size_bytes: How large it is.
-        sha256: Of its bytes, in hexadecimal.
-        created_at: When it was kept.
-        sandbox: The sandbox that it came out of; None where it was uploaded.
+        id: Id of the file, for ``client.file_store`` and ``Sandbox.create``.
+        filename: Name of the file when it is imported into a sandbox.
+        media_type: Media type, such as ``text/csv``.
+        size_bytes: Size in bytes.
+        sha256: SHA-256 of the content, in hexadecimal.
+        created_at: Time of the upload or export.
+        sandbox: Id of the sandbox that the file was exported from; None if it was uploaded.
     """
 
     id: str
@@ -30,29 +31,18 @@ class StoredFile:
     created_at: datetime
     sandbox: str | None = None
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(
-            id=str(raw["id"]),
-            filename=str(raw["filename"]),
-            media_type=str(raw["media_type"]),
-            size_bytes=int(raw["size_bytes"]),
-            sha256=str(raw["sha256"]),
-            created_at=datetime.fromisoformat(raw["created_at"]),
-            sandbox=raw.get("sandbox"),
-        )
+    __repr__ = short_repr("id", "filename", "size_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFiles:
-    """A page of files, newest first. Iterate it.
+    """A page of the file store, newest files first.
 
     Args:
-        files: They.
-        total: How many there are on all pages.
-        limit: Files on one page, at most.
-        offset: How many were skipped.
+        files: Files of the page.
+        total: Number of files of all pages.
+        limit: Largest number of files of a page.
+        offset: Number of files before the page.
     """
 
     files: tuple[StoredFile, ...]
@@ -65,9 +55,3 @@ class StoredFiles:
 
     def __len__(self) -> int:
         return len(self.files)
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        files = tuple(StoredFile.parse(each) for each in raw["files"])
-        return cls(files=files, total=int(raw["total"]), limit=int(raw["limit"]), offset=int(raw["offset"]))

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Self
 
 from sandlot.model.access import Quota
-from sandlot.model.network import NetworkMode
+from sandlot.sdk.models.values import short_repr
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class KeyInfo:
-    """A key, without its secret.
+    """An API key without its secret.
 
     Args:
-        id: 12 hexadecimal digits: the owner of all that is made with it.
-        name: What people call it.
-        operator: Whether it sees everybody's sandboxes, and may make and revoke keys.
-        quota: What it may take.
-        created_at: When it was made.
+        id: Id of the key, 12 hexadecimal digits. It is the owner of everything that requests with the key create.
+        name: Name for people.
+        operator: True if the key sees the resources of all owners and may create and delete keys.
+        quota: Quota of the owner.
+        created_at: Time of its creation.
+        expires_at: Time from which requests with the key are refused; None for never.
     """
 
     id: str
@@ -28,51 +27,44 @@ class KeyInfo:
     operator: bool
     quota: Quota
     created_at: datetime
+    expires_at: datetime | None = None
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(**_key(raw))
+    __repr__ = short_repr("id", "name", "operator")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class NewKey(KeyInfo):
-    """A key that was just made.
+    """A new API key with its secret.
 
     Args:
-        key: Its secret, for ``SANDLOT_API_KEY``; nobody can be asked for it again.
+        key: Value for ``SANDLOT_API_KEY``. The service does not return it again.
     """
 
-    key: str = ""
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(**_key(raw), key=str(raw["key"]))
+    key: str = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaUsage:
-    """What of a quota is taken now.
+    """Part of a quota that is in use.
 
     Args:
-        sandboxes: Live ones.
-        cpus: Their cores.
-        memory_bytes: Their memory.
-        disk_bytes: Their disk.
-        executions_per_month: Runs that were begun this month (UTC).
-        snapshots: Snapshots that are kept.
-        snapshot_bytes: What they take on the service's disk.
-        volumes: Volumes that there are.
-        volume_bytes: Their sizes together.
-        pools: Pools of one's own; an operator's are the node's.
+        sandboxes: Number of live sandboxes.
+        cpus: Sum of their CPU limits, in cores.
+        memory_bytes: Sum of their memory limits.
+        disk_bytes: Sum of their disk limits.
+        executions_per_month: Number of executions that began in this calendar month (UTC).
+        snapshots: Number of snapshots.
+        snapshot_bytes: Disk space of all snapshots together.
+        volumes: Number of volumes.
+        volume_bytes: Sum of the sizes of all volumes.
+        pools: Number of private pools.
     """
 
-    sandboxes: int
-    cpus: float
-    memory_bytes: int
-    disk_bytes: int
-    executions_per_month: int
+    sandboxes: int = 0
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    executions_per_month: int = 0
     snapshots: int = 0
     snapshot_bytes: int = 0
     volumes: int = 0
@@ -80,16 +72,17 @@ class QuotaUsage:
     pools: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CurrentKey:
-    """Who somebody is to the service.
+    """The API key of this client.
 
     Args:
-        id: The key's id; ``local`` for whoever reaches the unix socket.
-        name: The key's name.
-        operator: Whether it sees everybody's sandboxes, and may make and revoke keys.
-        quota: What it may take.
-        used: What of it is taken.
+        id: Id of the key; ``local`` for a client on the unix socket.
+        name: Name for people.
+        operator: True if the key sees the resources of all owners and may create and delete keys.
+        quota: Quota of the owner.
+        used: Part of the quota that is in use.
+        expires_at: Time from which requests with the key are refused; None for never.
     """
 
     id: str
@@ -97,26 +90,6 @@ class CurrentKey:
     operator: bool
     quota: Quota
     used: QuotaUsage
+    expires_at: datetime | None = None
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        used = {each.name: raw["used"].get(each.name, 0) for each in fields(QuotaUsage)}
-        return cls(id=str(raw["id"]), name=str(raw["name"]), operator=bool(raw["operator"]), quota=_quota(raw.get("quota")), used=QuotaUsage(**used))
-
-
-def _key(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": str(raw["id"]),
-        "name": str(raw["name"]),
-        "operator": bool(raw.get("operator")),
-        "quota": _quota(raw.get("quota")),
-        "created_at": datetime.fromisoformat(raw["created_at"]),
-    }
-
-
-def _quota(raw: Mapping[str, Any] | None) -> Quota:
-    given = raw or {}
-    bounds: dict[str, Any] = {each.name: given.get(each.name) for each in fields(Quota)}
-    network = None if given.get("network") is None else NetworkMode(given["network"])
-    return Quota(**{**bounds, "network": network, "installs": given.get("installs", True)})
+    __repr__ = short_repr("id", "name", "operator")

@@ -5,33 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Self
 
 from sandlot.model.specs import Limits
+from sandlot.sdk.models.values import short_repr
 
 
 @dataclass(frozen=True, slots=True)
-class PoolInfo:
-    """A pool: sandboxes that are made before anybody asks.
+class TemplateSnapshot:
+    """Snapshot from which a pool starts its warm sandboxes.
 
     Args:
-        id: Its id.
-        template: What its sandboxes are made from.
-        isolation: The driver that isolates them.
-        limits: What each may use.
-        warm: How many are always kept ready.
-        max: How many there are at most.
-        blank: How many prepared ones with nothing in them are kept besides.
-        ready: How many wait now.
-        filling: How many are in the making.
-        blank_ready: How many prepared ones wait now.
-        claims: How requests of its kind were answered since the service started: ``hot``, ``blank``, ``direct``, ``boot`` -> how many.
-        hit_rate: The part of them that one that waited answered; None where there was none.
-        snapshot_bytes: What its template's snapshot takes on the disk; None where there is none (yet).
-        snapshot_at: When that was made.
-        error: Why something could not be made; empty where nothing failed.
-        metadata: Its owner's own words.
-        owner: The id of the key that has it; None for the node's, which operators make and which serves everybody.
+        size_bytes: Size on the disk of the node.
+        created_at: Time at which it was taken.
+    """
+
+    size_bytes: int
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PoolInfo:
+    """A warm pool: sandboxes that are started before a request needs them.
+
+    Args:
+        id: Id of the pool.
+        template: Template of its sandboxes.
+        isolation: Driver of its sandboxes.
+        limits: Limits of each sandbox.
+        warm: Number of warm sandboxes that the pool keeps ready.
+        max: Largest number of warm sandboxes.
+        blank: Number of prepared sandboxes that the pool keeps ready besides.
+        ready: Number of warm sandboxes that are ready now.
+        filling: Number of sandboxes that are being started.
+        blank_ready: Number of prepared sandboxes that are ready now.
+        claims: Number of creates by start path, since the start of the service.
+        hit_rate: Share of the creates that got a warm sandbox, 0 to 1; None before the first create.
+        snapshot: Snapshot of the template; None if there is none.
+        error: Reason why the last sandbox could not be started; empty if it was.
+        metadata: Metadata of the pool.
+        owner: Id of the API key that owns a private pool; None for a shared pool.
     """
 
     id: str
@@ -46,33 +58,9 @@ class PoolInfo:
     blank_ready: int = 0
     claims: Mapping[str, int] = field(default_factory=dict)
     hit_rate: float | None = None
-    snapshot_bytes: int | None = None
-    snapshot_at: datetime | None = None
+    snapshot: TemplateSnapshot | None = None
     error: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     owner: str | None = None
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        limits, snapshot = raw.get("limits") or {}, raw.get("snapshot") or {}
-        made_at = snapshot.get("made_at")
-        return cls(
-            id=str(raw["id"]),
-            template=str(raw["template"]),
-            isolation=str(raw.get("isolation", "")),
-            limits=Limits(**{name: limits[name] for name in ("cpus", "memory_bytes", "disk_bytes", "pids") if name in limits}),
-            warm=int(raw["warm"]),
-            max=int(raw["max"]),
-            blank=int(raw.get("blank", 0)),
-            ready=int(raw.get("ready", 0)),
-            filling=int(raw.get("filling", 0)),
-            blank_ready=int(raw.get("blank_ready", 0)),
-            claims=dict(raw.get("claims") or {}),
-            hit_rate=raw.get("hit_rate"),
-            snapshot_bytes=snapshot.get("size_bytes"),
-            snapshot_at=None if made_at is None else datetime.fromisoformat(made_at),
-            error=str(raw.get("error", "")),
-            metadata=dict(raw.get("metadata") or {}),
-            owner=raw.get("owner"),
-        )
+    __repr__ = short_repr("id", "template", "warm", "max", "ready")

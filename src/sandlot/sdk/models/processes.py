@@ -5,31 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Literal, Self
+
+from sandlot.model.errors import ExecutionFailedError
+from sandlot.sdk.models.values import short_repr
 
 Stream = Literal["stdout", "stderr"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ProcessInfo:
     """A process that was started in a sandbox.
 
     Args:
-        id: Its id, for ``commands.connect`` and ``commands.kill``.
-        pid: Its process id inside the sandbox.
+        id: Id of the process, for ``commands.connect`` and ``commands.kill``.
+        pid: Process id in the sandbox.
         argv: Program and arguments.
-        running: Whether it lives.
-        exit_code: As in :class:`CommandResult`, once it ended.
-        reason: Why it ended.
-        duration_s: Seconds that it ran, so far.
-        pty: Whether it runs on a terminal.
-        stdin_open: Whether it takes input, still.
-        stdin_bytes: What has come for its input so far.
-        stdout_bytes: What it wrote so far.
-        stderr_bytes: The same to standard error.
-        tag: The word that it was started with; None as well of one that an earlier service started.
-        cwd: The folder that it was started in; None is the default one, or not known any more.
-        envs: What was added to its environment when it was started, as far as that is known.
+        running: True until it ends.
+        exit_code: Exit code as in :class:`CommandResult`; None while it runs.
+        reason: Reason of its end as in :class:`CommandResult`; None while it runs.
+        signal: Signal that ended it.
+        duration_s: Seconds that it has run.
+        pty: True if it runs on a terminal.
+        stdin_open: True if it accepts input.
+        stdin_bytes: Bytes of input so far.
+        stdout_bytes: Bytes written to standard output so far.
+        stderr_bytes: Bytes written to standard error so far.
+        tag: Tag that it was started with; None also if an earlier service started it.
+        cwd: Working directory at its start; None for the default, or if it is not known any more.
+        envs: Environment variables that were added at its start, as far as they are known.
     """
 
     id: str
@@ -38,6 +42,7 @@ class ProcessInfo:
     running: bool
     exit_code: int | None = None
     reason: str | None = None
+    signal: int | None = None
     duration_s: float = 0.0
     pty: bool = False
     stdin_open: bool = False
@@ -48,26 +53,7 @@ class ProcessInfo:
     cwd: str | None = None
     envs: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(
-            id=str(raw["process"]),
-            pid=raw.get("pid"),
-            argv=tuple(raw.get("argv", ())),
-            running=bool(raw["running"]),
-            exit_code=raw.get("exit_code"),
-            reason=raw.get("reason"),
-            duration_s=float(raw.get("duration", 0.0)),
-            pty=bool(raw.get("pty", False)),
-            stdin_open=bool(raw.get("stdin_open", False)),
-            stdin_bytes=int(raw.get("stdin_bytes", 0)),
-            stdout_bytes=int(raw.get("stdout_bytes", 0)),
-            stderr_bytes=int(raw.get("stderr_bytes", 0)),
-            tag=raw.get("tag"),
-            cwd=raw.get("cwd"),
-            envs=dict(raw.get("env") or {}),
-        )
+    __repr__ = short_repr("id", "pid", "argv", "running", "exit_code")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +61,9 @@ class Output:
     """A piece of output as it arrived.
 
     Args:
-        stream: Where it was written to.
-        data: The bytes; a character may be cut at either end.
-        lost_bytes: How many bytes went by before this piece while nobody read.
+        stream: ``stdout`` or ``stderr``.
+        data: Bytes; a character may be cut at either end.
+        lost_bytes: Number of bytes that were dropped before this piece, because no client read them in time.
     """
 
     stream: Stream
@@ -86,7 +72,7 @@ class Output:
 
     @property
     def text(self) -> str:
-        """The bytes as text; what is no whole character of UTF-8 shows as U+FFFD."""
+        """The bytes as text; incomplete and invalid characters are U+FFFD."""
         return self.data.decode("utf-8", "replace")
 
 
@@ -95,10 +81,10 @@ class ChangedFile:
     """A file that a command created or changed.
 
     Args:
-        path: Its absolute path in the sandbox.
-        created: Whether it was not there before.
-        size_bytes: Its size afterwards.
-        modified_at: When its content last changed.
+        path: Absolute path in the sandbox.
+        created: True if the file did not exist before.
+        size_bytes: Size after the command.
+        modified_at: Time of the last change of its content.
     """
 
     path: str
@@ -106,29 +92,25 @@ class ChangedFile:
     size_bytes: int
     modified_at: datetime
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(str(raw["path"]), bool(raw["created"]), int(raw["size_bytes"]), datetime.fromisoformat(raw["modified_at"]))
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CommandResult:
-    """What a command came to.
+    """Result of a command. A command that failed is a result too; :meth:`check` turns it into an exception.
 
     Args:
-        exit_code: As a shell has it: the program's own, or 128 + the signal that ended it.
-        stdout: What it wrote: the first and the last MiB.
-        stderr: The same for standard error.
-        reason: ``exited``, ``signalled``, ``timeout`` (killed for running too long), ``pids`` (killed for too many processes),
-            ``oom`` (killed for memory, where the sandbox itself lives on).
-        signal: The signal that ended it.
-        duration_s: Seconds inside the sandbox.
-        stdout_omitted: Bytes left out between the first and the last MiB.
-        stderr_omitted: The same for standard error.
-        id: The process's id.
-        files: What it created or changed below the folders that were tracked, by path; None where none were.
-        files_more: Whether there may be others.
+        exit_code: Exit code as in a shell: of the program, 128 + the signal that ended it, or 124 at the timeout.
+        stdout: Standard output: the first and the last MiB.
+        stderr: Standard error: the first and the last MiB.
+        reason: ``exited``, ``signalled``, ``timeout``, ``pids`` (killed for too many processes) or ``oom`` (killed at the memory limit, while the
+            sandbox lives on).
+        signal: Signal that ended the program.
+        fault: Fault class if the command failed: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
+        duration_s: Seconds in the sandbox.
+        stdout_omitted_bytes: Bytes left out of ``stdout``.
+        stderr_omitted_bytes: Bytes left out of ``stderr``.
+        id: Id of the process.
+        files: Files created or changed in the tracked directories, by path; None if none were tracked.
+        files_more: True if the list of files is incomplete.
     """
 
     exit_code: int
@@ -136,36 +118,32 @@ class CommandResult:
     stderr: str = ""
     reason: str = "exited"
     signal: int | None = None
+    fault: str | None = None
     duration_s: float = 0.0
-    stdout_omitted: int = 0
-    stderr_omitted: int = 0
+    stdout_omitted_bytes: int = 0
+    stderr_omitted_bytes: int = 0
     id: str = ""
     files: tuple[ChangedFile, ...] | None = None
     files_more: bool = False
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(
-            exit_code=int(raw["exit_code"]),
-            stdout=str(raw.get("stdout", "")),
-            stderr=str(raw.get("stderr", "")),
-            reason=str(raw.get("reason", "exited")),
-            signal=raw.get("signal"),
-            duration_s=float(raw.get("duration", 0.0)),
-            stdout_omitted=int(raw.get("stdout_omitted", 0)),
-            stderr_omitted=int(raw.get("stderr_omitted", 0)),
-            id=str(raw.get("process", "")),
-            files=None if raw.get("files") is None else tuple(ChangedFile.parse(file) for file in raw["files"]),
-            files_more=bool(raw.get("files_more", False)),
-        )
+    __repr__ = short_repr("exit_code", "stdout", "stderr")
 
     @property
     def ok(self) -> bool:
-        """Whether it exited with 0."""
+        """True if the exit code is 0."""
         return self.exit_code == 0
 
     @property
     def timed_out(self) -> bool:
-        """Whether it was killed because it ran longer than allowed."""
+        """True if the command was killed at its timeout."""
         return self.reason == "timeout"
+
+    def check(self) -> Self:
+        """Return this result.
+
+        Raises:
+            ExecutionFailedError: The exit code is not 0.
+        """
+        if not self.ok:
+            raise ExecutionFailedError(f"The command failed with exit code {self.exit_code} ({self.reason}).", result=self)
+        return self

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Required, Self, TypedDict
+from typing import Literal, Required, Self, TypedDict
 
-from sandlot.model.errors import SandlotError
-from sandlot.sdk.responses import error_from_problem
+from sandlot.model.errors import ExecutionFailedError, InternalError, SandlotError
+from sandlot.sdk.models.values import short_repr
 
 
 class ProgramOptions(TypedDict, total=False):
-    """What may be said of a program beside its language and its code. What is left out has the service's default.
+    """Options of a program; an option that is left out has the service's default.
 
-    - ``stdin``: all of its standard input.
-    - ``timeout``: seconds until it is killed, 60 by default, 3,600 at most.
-    - ``files``: path -> content; a path that is not absolute is below ``/workspace``, where the program runs.
-    - ``envs``: its environment, beside the template's.
-    - ``expected_output``: what it is to write to its standard output.
-    - ``comparison``: ``trimmed`` (the default: white space at the end of lines, and empty lines at the end, are no difference), ``exact``, or
-      ``numeric``: word by word, where two numbers are equal that are apart by no more than ``tolerance`` (1e-6), or by so much of the expected one.
-    - ``output_bytes``: what it may write to either stream before it is killed, 1 MiB by default, 8 MiB at most.
-    - ``cpus``, ``memory``, ``disk``, ``pids``, ``template``, ``isolation``: of its sandbox, as for ``Sandbox.create``.
+    - ``stdin``: the whole standard input.
+    - ``timeout``: seconds until the program is killed; 60 by default, at most 3,600.
+    - ``files``: path -> content; a relative path is below ``/workspace``, the working directory.
+    - ``envs``: environment variables beside those of the template.
+    - ``expected_output``: expected standard output.
+    - ``comparison``: ``trimmed`` (default) ignores white space at the end of lines and empty lines at the end; ``exact`` compares all characters;
+      ``numeric`` compares word by word, and two numbers are equal if they differ at most by ``tolerance`` (default 1e-6), absolutely or relative to
+      the expected number.
+    - ``output_bytes``: bytes of each stream after which the program is killed; 1 MiB by default, at most 8 MiB.
+    - ``cpus``, ``memory``, ``disk``, ``pids``, ``template``, ``isolation``: as in ``Sandbox.create``.
     """
 
     stdin: str
@@ -47,22 +48,23 @@ class Program(ProgramOptions):
     code: Required[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ProgramResult:
-    """What a program came to.
+    """Result of a program.
 
     Args:
         status: ``completed``, ``wrong_answer``, ``runtime_error``, ``timeout``, ``memory_exceeded`` or ``output_limit``.
-        stdout: What it wrote, up to its limit.
-        stderr: The same.
-        exit_code: As a shell has it: its own, or 128 + the signal that ended it.
-        signal: The signal that ended it.
-        language: What it is in.
-        duration_s: Seconds that it ran.
-        cpu_s: Seconds of processor time; None where nobody knows.
-        peak_bytes: The largest resident memory that one of its processes had; None where nobody knows.
-        detail: For a person: which limit ended it, for example.
-        id: Its id in the log of runs.
+        stdout: Standard output up to its limit.
+        stderr: Standard error up to its limit.
+        exit_code: Exit code as in a shell: of the program, or 128 + the signal that ended it.
+        signal: Signal that ended the program.
+        fault: Fault class if the program failed: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
+        language: Language of the program.
+        duration_s: Duration in seconds.
+        cpu_s: CPU time in seconds; None if it is not known.
+        peak_bytes: Largest resident memory of one of its processes; None if it is not known.
+        detail: Details for people, for example the limit that was exceeded.
+        id: Id in the execution log.
     """
 
     status: str
@@ -70,71 +72,57 @@ class ProgramResult:
     stderr: str = ""
     exit_code: int = 0
     signal: int | None = None
+    fault: str | None = None
     language: str = ""
     duration_s: float = 0.0
     cpu_s: float | None = None
     peak_bytes: int | None = None
     detail: str = ""
-    id: str = ""
+    id: str | None = None
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(
-            status=str(raw["status"]),
-            stdout=str(raw.get("stdout", "")),
-            stderr=str(raw.get("stderr", "")),
-            exit_code=int(raw["exit_code"]),
-            signal=raw.get("signal"),
-            language=str(raw.get("language", "")),
-            duration_s=float(raw.get("duration", 0.0)),
-            cpu_s=raw.get("cpu"),
-            peak_bytes=raw.get("peak_bytes"),
-            detail=str(raw.get("detail", "")),
-            id=str(raw.get("execution") or ""),
-        )
+    __repr__ = short_repr("status", "exit_code", "stdout", "stderr")
 
     @property
     def ok(self) -> bool:
-        """Whether it ended well, and wrote what was expected."""
+        """True if the program exited with 0 and wrote the expected output."""
         return self.status == "completed"
+
+    def check(self) -> Self:
+        """Return this result.
+
+        Raises:
+            ExecutionFailedError: The status is not ``completed``.
+        """
+        if not self.ok:
+            raise ExecutionFailedError(f"The program failed: {self.status}{f' ({self.detail})' if self.detail else ''}.", result=self)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """What became of one program of a batch: its result, or why it could not be run.
+    """Outcome of one program of a batch: its result, or the error that kept it from running.
 
     Args:
-        index: Which one, from 0.
-        result: What it came to.
-        error: Why it could not be run.
+        index: Position in the batch, from 0.
+        result: Result of the program.
+        error: Error that kept it from running.
     """
 
     index: int
     result: ProgramResult | None = None
     error: SandlotError | None = None
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        result, error = raw.get("result"), raw.get("error")
-        return cls(
-            index=int(raw["index"]),
-            result=None if result is None else ProgramResult.parse(result),
-            error=None if error is None else error_from_problem(error),
-        )
-
     @property
     def ok(self) -> bool:
-        """Whether it was run, ended well, and wrote what was expected."""
+        """True if the program exited with 0 and wrote the expected output."""
         return self.result is not None and self.result.ok
 
     def unwrap(self) -> ProgramResult:
-        """Its result.
+        """Return the result.
 
         Raises:
-            SandlotError: Why there is none.
+            SandlotError: The program could not be run.
         """
         if self.result is None:
-            raise self.error or SandlotError("There is neither a result nor an error.")
+            raise self.error or InternalError("The item of the batch has neither a result nor an error.")
         return self.result

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+
+from sandlot.model.specs import SnapshotKind
+from sandlot.sdk.models.sandboxes import SandboxState
+from sandlot.sdk.models.values import short_repr
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SnapshotInfo:
     """A snapshot of a sandbox.
 
     Args:
-        id: Its id, for ``AsyncSandbox.create(snapshot=...)``; its name does as well.
-        name: What it is called; None is nothing.
-        kind: ``memory`` (memory and files) or ``files``.
-        sandbox: The sandbox that it was taken of, which may be gone.
-        template: What that was made from.
-        isolation: What isolates what is started from it.
-        size_bytes: What it takes on the service's disk.
-        created_at: When it was taken.
-        node: The service that has it.
-        problem: Why nothing can be started from its memory any more; None where nothing is known against it.
+        id: Id of the snapshot; ``Sandbox.create(snapshot=)`` takes it, or the name.
+        name: Name of the snapshot.
+        kind: ``memory`` for memory and files, or ``files``.
+        sandbox: Id of the sandbox of which it was taken. That sandbox may have ended.
+        template: Template of the sandbox.
+        isolation: Driver of the sandboxes that start from the snapshot.
+        size_bytes: Size on the disk of the node.
+        created_at: Time at which it was taken.
+        node: Node that has the snapshot.
+        problem: Reason why the memory of the snapshot cannot be restored; None if it can.
     """
 
     id: str
     name: str | None
-    kind: str
+    kind: SnapshotKind | str
     sandbox: str
     template: str
     isolation: str
@@ -36,80 +39,50 @@ class SnapshotInfo:
     node: str = ""
     problem: str | None = None
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(
-            id=str(raw["id"]),
-            name=raw.get("name"),
-            kind=str(raw["kind"]),
-            sandbox=str(raw["sandbox"]),
-            template=str(raw.get("template", "")),
-            isolation=str(raw.get("isolation", "")),
-            size_bytes=int(raw.get("size_bytes", 0)),
-            created_at=datetime.fromisoformat(raw["created_at"]),
-            node=str(raw.get("node", "")),
-            problem=raw.get("problem"),
-        )
+    __repr__ = short_repr("id", "name", "kind", "size_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class ForkTreeNode:
-    """One sandbox of a tree of forks.
+    """One sandbox of a fork tree.
 
     Args:
-        id: Its id.
-        parent: Whose fork it is; None of what is nobody's.
-        state: Where it is in its life.
-        name: The name that its owner gave it.
-        created_at: When it was made.
+        id: Id of the sandbox.
+        parent: Id of the sandbox that was forked; None for the root.
+        state: State of the sandbox.
+        name: Name of the sandbox.
+        created_at: Time of its creation.
     """
 
     id: str
     parent: str | None
-    state: str
+    state: SandboxState | str
     name: str | None
     created_at: datetime
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(
-            id=str(raw["id"]),
-            parent=raw.get("parent"),
-            state=str(raw["state"]),
-            name=raw.get("name"),
-            created_at=datetime.fromisoformat(raw["created_at"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class ForkTree:
-    """Sandboxes that came of one another. Iterate it: oldest first, each behind whose fork it is.
+    """A sandbox and its forks, their forks included. Iterating yields the nodes, oldest first and each after its parent.
 
     Args:
-        root: The id of the first one; it may have ended so long ago that it is not among them.
-        branches: All that are known still.
+        root: Id of the first sandbox. It has no node if its record was removed.
+        sandboxes: All sandboxes that have records.
     """
 
     root: str
-    branches: tuple[ForkTreeNode, ...]
+    sandboxes: tuple[ForkTreeNode, ...]
 
     def __iter__(self) -> Iterator[ForkTreeNode]:
-        return iter(self.branches)
+        return iter(self.sandboxes)
 
     def __len__(self) -> int:
-        return len(self.branches)
+        return len(self.sandboxes)
 
     def children(self, sandbox: str) -> tuple[ForkTreeNode, ...]:
-        """The forks of one of them, oldest first.
+        """Return the forks of one sandbox, oldest first.
 
         Args:
-            sandbox: Its id.
+            sandbox: Id of the sandbox.
         """
-        return tuple(branch for branch in self.branches if branch.parent == sandbox)
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(root=str(raw["root"]), branches=tuple(ForkTreeNode.parse(each) for each in raw["sandboxes"]))
+        return tuple(node for node in self.sandboxes if node.parent == sandbox)

@@ -1,31 +1,31 @@
-"""Webhooks and their delivery state."""
+"""Webhooks and the state of their deliveries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+
+from sandlot.sdk.models.values import short_repr
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class WebhookInfo:
-    """A webhook, and how it fares.
+    """A webhook.
 
     Args:
-        id: Its id.
-        url: Where events are sent.
-        events: The types of events that it is told; empty is all.
-        name: A word for people; None is none.
-        created_at: When it was made.
-        delivered: Events that it has taken.
-        given_up: Events that were tried too often.
-        tries: How often the next one was sent in vain so far.
-        next_at: When that is sent again; None where nothing failed.
-        last_at: When it was called last; None where it never was.
-        last_error: Why that failed; empty where it did not.
-        secret: What ``X-Signature`` is made with; told once, by ``client.webhooks.create``, and empty elsewhere.
-        enabled: Whether it is told anything now.
+        id: Id of the webhook.
+        url: URL to which events are sent.
+        events: Types of the events that are sent; empty for all types.
+        name: Name for people.
+        created_at: Time of its creation.
+        delivered: Number of events that the receiver accepted.
+        given_up: Number of events that were dropped after too many failed attempts.
+        tries: Failed attempts of the next event so far.
+        next_at: Time of the next attempt; None if no attempt failed.
+        last_at: Time of the last attempt; None if there was none.
+        last_error: Error of the last attempt; empty if it succeeded.
+        secret: Secret of the signature in ``X-Signature``. Only ``client.webhooks.create`` returns it; otherwise it is empty.
+        enabled: True if events are sent.
     """
 
     id: str
@@ -39,28 +39,7 @@ class WebhookInfo:
     next_at: datetime | None = None
     last_at: datetime | None = None
     last_error: str = ""
-    secret: str = field(default="", repr=False)
+    secret: str = ""
     enabled: bool = True
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read it from the API's JSON."""
-        return cls(
-            id=str(raw["id"]),
-            url=str(raw["url"]),
-            events=tuple(raw.get("events") or ()),
-            name=raw.get("name"),
-            created_at=_moment(raw.get("created_at")),
-            delivered=int(raw.get("delivered", 0)),
-            given_up=int(raw.get("given_up", 0)),
-            tries=int(raw.get("tries", 0)),
-            next_at=_moment(raw.get("next_at")),
-            last_at=_moment(raw.get("last_at")),
-            last_error=str(raw.get("last_error", "")),
-            secret=str(raw.get("secret", "")),
-            enabled=bool(raw.get("enabled", True)),
-        )
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+    __repr__ = short_repr("id", "url", "events", "enabled")

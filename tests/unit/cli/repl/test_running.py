@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.cli.repl.repl import Cells, Running
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import Execution
 
-DONE = Execution.parse({"execution": "e1", "status": "error", "stdout": "", "stderr": "", "results": [], "execution_count": 1, "duration_s": 0.1})
+DONE = structure(
+    Execution, {"execution": "e1", "status": "error", "stdout": "", "stderr": "", "results": [], "execution_count": 1, "duration_s": 0.1}
+)
 
 
 class Handle:

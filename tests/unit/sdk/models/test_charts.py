@@ -22,7 +22,7 @@ def test_a_result_has_its_charts_data() -> None:
 def test_what_is_none_is_none(subtests: pytest.Subtests) -> None:
     for text in (None, "", "x", "[]", "1", "null", "[" * 100_000, '{"type":"superchart","elements":[' * 5000):
         with subtests.test(text=text):
-            assert Chart.of(text) is None
+            assert Chart.from_json(text) is None
 
 
 JSON = st.recursive(
@@ -34,7 +34,7 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from([*LINE, "other"]), JSON))
 def test_whatever_is_said_is_read(raw: dict[str, object]) -> None:
-    chart = Chart.of(json.dumps(raw))
+    chart = Chart.from_json(json.dumps(raw))
     assert chart is not None
     assert isinstance(chart.title, str)
     assert all(isinstance(each, dict) for each in chart.elements)

@@ -1,4 +1,4 @@
-"""What the SDK gives back: parsed, and what it derives."""
+"""Results of code and commands."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import base64
 
 import pytest
 
+from sandlot.model.errors import ExecutionFailedError
+from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import ExceptionInfo, Execution, Result
 from sandlot.sdk.models.processes import CommandResult
-
-
-def test_fields_of_a_newer_service_are_ignored_and_missing_ones_have_defaults() -> None:
-    execution = Execution.parse({"status": "ok", "from the future": 1})
-    assert execution == Execution(status="ok")
-    assert CommandResult.parse({"exit_code": 0, "new": []}) == CommandResult(0)
+from sandlot.sdk.models.programs import ProgramResult
 
 
 def test_text_is_the_main_result() -> None:
@@ -59,7 +56,7 @@ def test_the_exit_code_of_a_cell_is_that_of_a_program(subtests: pytest.Subtests)
 
 def test_each_form_has_its_name() -> None:
     forms = {"application/javascript": "1", "application/json": '{"a": 1}', "text/markdown": "# a", "text/latex": "$a$", "application/pdf": "JQ=="}
-    result = Result.parse({"data": forms, "main": True, "metadata": {"w": 1}, "display_id": "d", "update": True})
+    result = structure(Result, {"data": forms, "main": True, "metadata": {"w": 1}, "display_id": "d", "update": True})
     assert (result.javascript, result.json, result.markdown, result.latex, result.pdf) == ("1", {"a": 1}, "# a", "$a$", "JQ==")
     assert (result.is_main, result.metadata, result.display_id, result.update) == (True, {"w": 1}, "d", True)
     assert Result({"application/json": "{"}).json == "{", "what is no JSON is shown"
@@ -73,3 +70,33 @@ def test_a_notebook_shows_a_result_as_it_is() -> None:
     assert metadata == {"image/png": {"width": 3}}
     assert result._repr_mimebundle_(include=["text/plain"])[0] == {"text/plain": "a"}
     assert set(result._repr_mimebundle_(exclude=["text/plain"])[0]) == {"application/json", "image/png"}
+
+
+@pytest.mark.parametrize(
+    "result, why",
+    [
+        (CommandResult(3), "3"),
+        (Execution("error", error=ExceptionInfo("KeyError", "'x'")), "KeyError"),
+        (Execution("timeout"), "timeout"),
+        (ProgramResult("wrong_answer"), "wrong_answer"),
+    ],
+)
+def test_check_raises_the_failed_result(result: CommandResult | Execution | ProgramResult, why: str) -> None:
+    with pytest.raises(ExecutionFailedError, match=why) as caught:
+        result.check()
+    assert caught.value.result is result
+    assert caught.value.code == "execution_failed"
+
+
+def test_check_returns_a_result_that_is_ok() -> None:
+    for result in (CommandResult(0), Execution("ok"), ProgramResult("completed")):
+        assert result.check() is result
+
+
+def test_timed_out_runs_have_exit_code_124() -> None:
+    assert (Execution("timeout").exit_code, Execution("timeout").timed_out, Execution("error").timed_out) == (124, True, False)
+
+
+def test_repr_is_short() -> None:
+    assert repr(CommandResult(0, "hello\n")) == "CommandResult(exit_code=0, stdout='hello\\n', stderr='')"
+    assert len(repr(Execution("ok", "x" * 2_000_000, "y" * 2_000_000))) < 300

@@ -1,0 +1,127 @@
+"""Conversion of the API's JSON objects to values, with cattrs.
+
+A field that a newer service adds is ignored, and one that an older service lacks has its default. cattrs, whose import takes 13 ms, is imported with
+the first response. The code that converts a class is generated when the class is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from sandlot.model.errors import InternalError, SandlotError
+from sandlot.sdk.models.code import Execution
+from sandlot.sdk.models.executions import ExecutionInfo, LogEntry
+from sandlot.sdk.models.files import FileEntry, FileEvent, WatcherInfo
+from sandlot.sdk.models.pools import TemplateSnapshot
+from sandlot.sdk.models.processes import CommandResult, ProcessInfo
+from sandlot.sdk.models.programs import ProgramResult
+from sandlot.sdk.models.sandboxes import SandboxInfo
+from sandlot.sdk.models.service import CapacityInfo
+from sandlot.sdk.responses import error_from_problem
+
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+Json = Mapping[str, Any]
+T = TypeVar("T")
+
+RENAMED: Mapping[type, Mapping[str, str]] = {
+    CapacityInfo: {"allocatable": "total", "reserved": "promised", "available": "free"},
+    CommandResult: {"id": "process", "duration_s": "duration", "stdout_omitted_bytes": "stdout_omitted", "stderr_omitted_bytes": "stderr_omitted"},
+    Execution: {"id": "execution", "duration_s": "duration", "stdout_omitted_bytes": "stdout_omitted", "stderr_omitted_bytes": "stderr_omitted"},
+    ExecutionInfo: {"duration_s": "duration", "stdout_omitted_bytes": "stdout_omitted", "stderr_omitted_bytes": "stderr_omitted"},
+    FileEntry: {"size_bytes": "size"},
+    ProcessInfo: {"id": "process", "duration_s": "duration", "envs": "env"},
+    ProgramResult: {"id": "execution", "duration_s": "duration", "cpu_s": "cpu"},
+    TemplateSnapshot: {"created_at": "made_at"},
+    WatcherInfo: {"id": "watcher"},
+}
+"""Value -> attribute -> field of the API, where the two have different names."""
+
+
+def structure(cls: type[T], raw: Json) -> T:
+    """Convert an object of the API to a value.
+
+    Raises:
+        InternalError: The object lacks a field or has a field of another type.
+    """
+    try:
+        return _converter().structure(raw, cls)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _invalid(cls, error) from error
+
+
+def structure_list(cls: type[T], response: Json, key: str) -> list[T]:
+    """Convert the objects in one field of a response.
+
+    Raises:
+        InternalError: The field is not a list of valid objects.
+    """
+    try:
+        hook = _converter().get_structure_hook(cls)
+        return [hook(raw, cls) for raw in response[key]]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _invalid(cls, error) from error
+
+
+def _invalid(cls: type, error: Exception) -> InternalError:
+    why = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+    return InternalError(
+        f"The server returned an invalid {cls.__name__}: {why}.",
+        hint="Check that SANDLOT_URL is the address of a Sandlot service, and that the versions of client and service match.",
+    )
+
+
+def _flat_exit(raw: Json) -> Json:
+    end = raw.get("exit")
+    return raw if end is None else {**raw, "exit_reason": end["reason"], "exit_detail": end.get("detail", "")}
+
+
+def _file_event(raw: Json) -> Json:
+    return {**raw, "kind": raw["event"], "is_dir": raw.get("kind") == "directory"}
+
+
+def _log_entry(raw: Json) -> Json:
+    return {**raw, "omitted_bytes": raw.get("omitted", raw.get("bytes", 0))}
+
+
+_PREPARED: Mapping[type, Callable[[Json], Json]] = {SandboxInfo: _flat_exit, FileEvent: _file_event, LogEntry: _log_entry}
+"""Value -> function that gives an object of the API the fields of the value."""
+
+
+def _is_open_enum(type_: object) -> bool:
+    """``SandboxState | str``: a newer service may send a value that the enumeration does not have."""
+    args = get_args(type_)
+    return len(args) == 2 and str in args and any(isinstance(arg, type) and issubclass(arg, StrEnum) for arg in args)  # noqa: PLR2004
+
+
+def _open_enum(type_: object) -> Callable[[Any, object], Any]:
+    enum = next(arg for arg in get_args(type_) if arg is not str)
+    known = {member.value: member for member in enum}
+    return lambda value, _: known.get(value) or str(value)
+
+
+@cache
+def _converter() -> Converter:
+    from cattrs import Converter  # noqa: PLC0415 - with the first response
+    from cattrs.gen import make_dict_structure_fn, override  # noqa: PLC0415
+
+    converter = Converter(detailed_validation=False)
+
+    def value(cls: type) -> Callable[[Any, Any], Any]:
+        renamed: dict[str, Any] = {name: override(rename=field) for name, field in RENAMED.get(cls, {}).items()}
+        hook: Callable[[Any, Any], Any] = make_dict_structure_fn(cls, converter, _cattrs_detailed_validation=False, **renamed)
+        prepared = _PREPARED.get(cls)
+        return hook if prepared is None else lambda raw, type_: hook(prepared(raw), type_)
+
+    converter.register_structure_hook(datetime, lambda text, _: datetime.fromisoformat(text))
+    converter.register_structure_hook(SandlotError, lambda problem, _: error_from_problem(problem))
+    converter.register_structure_hook_func(lambda type_: type_ == Json, lambda raw, _: dict(raw))
+    converter.register_structure_hook_factory(_is_open_enum, _open_enum)
+    converter.register_structure_hook_factory(is_dataclass, value)
+    return converter

@@ -1,0 +1,101 @@
+"""Objects of the API become values."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from sandlot import sdk
+from sandlot.model.errors import ErrorCode, InternalError, NotFoundError
+from sandlot.model.specs import OnTimeout
+from sandlot.sdk.converter import RENAMED, structure, structure_list
+from sandlot.sdk.models.code import Execution
+from sandlot.sdk.models.executions import ExecutionStatus, LogEntry
+from sandlot.sdk.models.files import FileEntry
+from sandlot.sdk.models.processes import CommandResult, ProcessInfo
+from sandlot.sdk.models.programs import BatchItem
+from sandlot.sdk.models.sandboxes import SandboxInfo, SandboxState
+
+AT = "2026-01-01T00:00:00Z"
+BARE = {"id": "x", "state": "running"}
+VALUES = [getattr(sdk, name) for name in sdk.__all__ if is_dataclass(getattr(sdk, name))]
+
+
+def test_unknown_fields_are_ignored_and_missing_ones_have_defaults() -> None:
+    assert structure(Execution, {"status": "ok", "from the future": 1}) == Execution(status="ok")
+    assert structure(CommandResult, {"exit_code": 0, "new": []}) == CommandResult(0)
+
+
+def test_every_renamed_attribute_exists(subtests: pytest.Subtests) -> None:
+    for cls, names in RENAMED.items():
+        with subtests.test(cls=cls):
+            assert names.keys() <= {each.name for each in fields(cls)}
+
+
+def test_every_value_without_its_required_fields_is_an_error_that_names_the_class(subtests: pytest.Subtests) -> None:
+    tried = 0
+    for cls in VALUES:
+        if all(each.default is not MISSING or each.default_factory is not MISSING for each in fields(cls)):
+            continue
+        with subtests.test(cls=cls), pytest.raises(InternalError, match=cls.__name__):
+            structure(cls, {})
+        tried += 1
+    assert tried > 10
+
+
+@pytest.mark.parametrize(
+    "raw", [None, [], "text", 5, {"id": "x", "state": "running", "limits": 5}, {"id": "x", "state": "running", "created_at": "soon"}]
+)
+def test_objects_of_another_form_are_errors(raw: Any) -> None:  # noqa: ANN401 - JSON
+    with pytest.raises(InternalError, match="SandboxInfo"):
+        structure(SandboxInfo, raw)
+
+
+@pytest.mark.parametrize("response", [{}, {"entries": 5}, {"entries": [5]}, {"entries": [{"name": "a"}]}])
+def test_lists_of_another_form_are_errors(response: Any) -> None:  # noqa: ANN401 - JSON
+    with pytest.raises(InternalError, match="FileEntry"):
+        structure_list(FileEntry, response, "entries")
+
+
+def test_states_are_enumerations_and_unknown_ones_stay_text() -> None:
+    known = structure(SandboxInfo, {"id": "x", "state": "running", "on_timeout": "pause"})
+    assert (type(known.state), known.state, known.on_timeout) == (SandboxState, "running", OnTimeout.PAUSE)
+    later = structure(SandboxInfo, {"id": "x", "state": "levitating", "on_timeout": "archive"})
+    assert (type(later.state), later.state, later.on_timeout) == (str, "levitating", "archive")
+    assert structure(Execution, {"status": "timeout"}).status is ExecutionStatus.TIMEOUT
+
+
+def test_names_times_and_reasons_of_a_sandbox() -> None:
+    raw = {
+        "id": "x",
+        "state": "failed",
+        "created_at": AT,
+        "timeout": 5,
+        "exit": {"reason": "oom", "detail": "512 MiB"},
+        "volumes": [{"volume": "v", "path": "/v"}],
+    }
+    info = structure(SandboxInfo, raw)
+    assert (info.created_at, info.timeout, info.exit_reason, info.exit_detail) == (datetime(2026, 1, 1, tzinfo=UTC), 5.0, "oom", "512 MiB")
+    assert [(mount.volume, mount.path, mount.read_only) for mount in info.volumes] == [("v", "/v", False)]
+    assert info.fault is None
+
+
+def test_environment_of_a_process_has_the_name_of_the_sdk() -> None:
+    process = structure(ProcessInfo, {"process": "p", "pid": 1, "argv": ["a"], "running": True, "env": {"A": "b"}, "duration": 1})
+    assert (process.id, process.argv, process.envs, process.duration_s) == ("p", ("a",), {"A": "b"}, 1.0)
+
+
+def test_omitted_bytes_of_a_log_entry_and_of_an_event() -> None:
+    assert structure(LogEntry, {"execution": "e", "stream": "stdout", "omitted": 5}).omitted_bytes == 5
+    assert structure(LogEntry, {"execution": "e", "stream": "stdout", "bytes": 7}).omitted_bytes == 7
+
+
+def test_error_of_a_batch_item_is_an_exception() -> None:
+    item = structure(BatchItem, {"index": 1, "result": None, "error": {"code": "template_not_found", "detail": "No such template.", "status": 404}})
+    assert isinstance(item.error, NotFoundError)
+    assert item.error.code is ErrorCode.TEMPLATE_NOT_FOUND
+    with pytest.raises(NotFoundError):
+        item.unwrap()
