@@ -30,11 +30,6 @@ def told(answer: Any, status: int = 200, headers: Mapping[str, str] | None = Non
     return Response(content, status_code=status, headers=dict(headers or {}), media_type="application/json")
 
 
-def moment(at: datetime) -> str:
-    """A time as JSON carries it."""
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def metadata_filter(text: str) -> dict[str, str]:
     """What a list is to be filtered by, as clients encode it: each name and value, both together, and the whole as any query is.
 

@@ -19,7 +19,7 @@ from sandlot.compat.agentsandbox import run_files, translate
 from sandlot.compat.agentsandbox.run_files import Before
 from sandlot.compat.agentsandbox.schemas import ExecuteAnswer, ExecuteBody
 from sandlot.compat.agentsandbox.translate import Program
-from sandlot.compat.common import live_sandboxes, sandbox_by_id
+from sandlot.compat.common import find_live_sandboxes, find_sandbox, single_chunk
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandboxEndedError, SandlotError
@@ -44,7 +44,7 @@ async def find(node: Node, principal: Principal, session: str) -> SandboxInfo:
     """
     sandbox: SandboxInfo | None = None
     with suppress(NotFoundError):
-        sandbox = await sandbox_by_id(node, principal, session)
+        sandbox = await find_sandbox(node, principal, session)
     if sandbox is None or not translate.is_session(sandbox):
         raise translate.no_session(session)
     if translate.is_over(sandbox):
@@ -54,7 +54,7 @@ async def find(node: Node, principal: Principal, session: str) -> SandboxInfo:
 
 async def listing(node: Node, principal: Principal) -> list[SandboxInfo]:
     """Return all sessions that a principal may see, oldest first."""
-    return await live_sandboxes(node, principal, translate.SESSION_METADATA)
+    return await find_live_sandboxes(node, principal, translate.SESSION_METADATA)
 
 
 async def create(node: Node, principal: Principal, env: Mapping[str, str], file_ids: Sequence[str]) -> SandboxInfo:
@@ -138,7 +138,7 @@ async def _written(node: Node, principal: Principal, sandbox: str, program: Prog
         SandlotError: The program could not be written, or the sandbox has ended.
     """
     try:
-        await node.files.write(principal, sandbox, program.path, _once(content), mode=0o644, user=User.ROOT)
+        await node.files.write(principal, sandbox, program.path, single_chunk(content), mode=0o644, user=User.ROOT)
     except LimitError as error:
         if error.code is not ErrorCode.DISK_FULL or len(content) > MAX_ARG_BYTES or b"\0" in content:
             raise
@@ -190,7 +190,3 @@ async def _tidy(node: Node, principal: Principal, sandbox: str, program: Program
     with suppress(SandlotError, TimeoutError):
         async with asyncio.timeout(_TIDY_S):
             await node.files.delete(principal, sandbox, program.folder, recursive=True, user=User.ROOT)
-
-
-async def _once(content: bytes) -> AsyncIterator[bytes]:
-    yield content

@@ -12,12 +12,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import cast
 
 from sandlot.compat.agentsandbox.run_files import ANSWER_S, Kept
 from sandlot.compat.agentsandbox.schemas import ExecuteAnswer, ExecutionAnswer, FileAnswer, LanguageName, MadeFile
-from sandlot.compat.common import VENDOR_KEY
+from sandlot.compat.common import VENDOR_KEY, rfc3339_ms
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.executions import CommandResult
@@ -216,7 +215,7 @@ def file(record: FileRecord) -> FileAnswer:
         mime_type=record.media_type,
         size_bytes=record.size_bytes,
         session_id=record.sandbox,
-        created_at=time(record.created_at),
+        created_at=rfc3339_ms(record.created_at),
     )
 
 
@@ -256,10 +255,5 @@ def execution(record: ExecutionRecord) -> ExecutionAnswer:
             "stdout_omitted_bytes": record.stdout_omitted_bytes,
             "stderr_omitted_bytes": record.stderr_omitted_bytes,
         },
-        created_at=time(record.created_at),
+        created_at=rfc3339_ms(record.created_at),
     )
-
-
-def time(at: datetime) -> str:
-    """A time as its client parses it."""
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

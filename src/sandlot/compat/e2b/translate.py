@@ -12,12 +12,12 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY
+from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, client_metadata, rfc3339_ms
 from sandlot.compat.e2b.control.schemas import CreateBody, NetworkBody
-from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER, moment
+from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER
 from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
 from sandlot.model.network import NetworkMode, NetworkPolicy
-from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxInfo, check_reserved_names
+from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, check_reserved_names
 from sandlot.model.specs import MIB, OnTimeout, VolumeMount
 from sandlot.model.states import State
 
@@ -178,13 +178,13 @@ def listed(sandbox: SandboxInfo) -> dict[str, Any]:
     limits = sandbox.spec.limits
     return {
         **_named(sandbox),
-        "startedAt": moment(sandbox.created_at),
-        "endAt": moment(sandbox.expires_at or NEVER),
+        "startedAt": rfc3339_ms(sandbox.created_at),
+        "endAt": rfc3339_ms(sandbox.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),
         "memoryMB": limits.memory_bytes // MIB,
         "diskSizeMB": limits.disk_bytes // MIB,
         "state": STATES.get(sandbox.state, RUNNING),
-        "metadata": shown(sandbox.metadata),
+        "metadata": client_metadata(sandbox.metadata),
         "volumeMounts": [{"name": each.requested_as or each.volume, "path": each.path} for each in sandbox.spec.volumes],
     }
 
@@ -208,11 +208,6 @@ def _named(sandbox: SandboxInfo) -> dict[str, Any]:
 def template_name(sandbox: SandboxInfo) -> str:
     """What its template, or its snapshot, was called when it was asked for."""
     return sandbox.metadata.get(TEMPLATE_KEY, sandbox.spec.template.name)
-
-
-def shown(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The owner's own words."""
-    return {name: value for name, value in metadata.items() if not name.startswith(RESERVED_PREFIX)}
 
 
 def is_there(sandbox: SandboxInfo) -> bool:

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import structlog
 from starlette.requests import Request
 
+from sandlot.compat.common import single_chunk
 from sandlot.compat.pandastack import exec_protocol, translate
 from sandlot.compat.pandastack.exec_protocol import Command, Decoder
 from sandlot.compat.pandastack.schemas import EntryAnswer, ExecAnswer, ExecBody, RunAnswer, RunBody
@@ -128,7 +129,7 @@ async def _ready(node: Node, principal: Principal, sandbox: str, body: ExecBody,
     if command.file is None:
         yield command
         return
-    await node.files.write(principal, sandbox, command.file, _once(command.content), user=User.ROOT, mode=0o600)
+    await node.files.write(principal, sandbox, command.file, single_chunk(command.content), user=User.ROOT, mode=0o600)
     try:
         yield command
     finally:
@@ -201,7 +202,3 @@ def _line(text: str) -> bytes:
 
 def _label(command: Command) -> ExecutionOptions:
     return ExecutionOptions(origin=translate.NAME, argv=command.said)
-
-
-async def _once(content: bytes) -> AsyncIterator[bytes]:
-    yield content

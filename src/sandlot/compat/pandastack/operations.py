@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from sandlot.compat.common import live_sandbox, live_sandboxes
+from sandlot.compat.common import find_live_sandbox, find_live_sandboxes
 from sandlot.compat.pandastack import translate
 from sandlot.compat.pandastack.schemas import (
     CreateBody,
@@ -45,7 +45,7 @@ async def create(node: Node, principal: Principal, body: CreateBody) -> SandboxA
 
 async def listing(node: Node, principal: Principal) -> list[SandboxAnswer]:
     """All sandboxes that somebody has, oldest first."""
-    return [translate.sandbox(sandbox) for sandbox in await live_sandboxes(node, principal)]
+    return [translate.sandbox(sandbox) for sandbox in await find_live_sandboxes(node, principal)]
 
 
 async def change(node: Node, principal: Principal, sandbox: str, body: LifecycleBody) -> LifecycleAnswer:
@@ -55,7 +55,7 @@ async def change(node: Node, principal: Principal, sandbox: str, body: Lifecycle
         InvalidRequestError: Out of bounds, or a deadline for what has none.
         LimitError: ``quota_exceeded``.
     """
-    found = await live_sandbox(node, principal, sandbox)
+    found = await find_live_sandbox(node, principal, sandbox)
     return translate.lifecycle(await node.sandboxes.update(principal, found.id, translate.update(found, body, principal.quota)))
 
 
@@ -65,7 +65,7 @@ async def fork(node: Node, principal: Principal, sandbox: str, count: int, metad
     Raises:
         SandlotError: As core's.
     """
-    parent = await live_sandbox(node, principal, sandbox)
+    parent = await find_live_sandbox(node, principal, sandbox)
     tree = f"tree-{secrets.token_hex(8)}"
     params = ForkParams(count=count, metadata=translate.forked(parent, metadata, tree), share_volumes=True)
     made = await node.sandboxes.fork(principal, parent.id, params)
@@ -79,7 +79,7 @@ async def promote(node: Node, principal: Principal, sandbox: str, body: PromoteB
         ConflictError: It is nobody's fork.
         InvalidRequestError: It is of another tree.
     """
-    found = await live_sandbox(node, principal, sandbox)
+    found = await find_live_sandbox(node, principal, sandbox)
     if found.spec.parent is None:
         raise translate.no_fork(found)
     tree = translate.tree_of(found)

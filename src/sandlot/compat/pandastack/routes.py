@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.compat.common import live_sandbox
+from sandlot.compat.common import find_live_sandbox
 from sandlot.compat.pandastack import operations, translate, within
 from sandlot.compat.pandastack.schemas import (
     BuildsAnswer,
@@ -53,7 +53,7 @@ async def list_sandboxes(request: Request) -> Response:
 @router.get("/v1/sandboxes/{sandbox}")
 async def get(sandbox: str, request: Request) -> Response:
     """One sandbox; looking at it does not wake it."""
-    return json_response(translate.sandbox(await live_sandbox(get_node(request), get_principal(request), sandbox)))
+    return json_response(translate.sandbox(await find_live_sandbox(get_node(request), get_principal(request), sandbox)))
 
 
 @router.delete("/v1/sandboxes/{sandbox}")
@@ -66,7 +66,7 @@ async def delete(sandbox: str, request: Request) -> Response:
 @router.get("/v1/sandboxes/{sandbox}/lifecycle")
 async def lifecycle(sandbox: str, request: Request) -> Response:
     """How long it lives."""
-    return json_response(translate.lifecycle(await live_sandbox(get_node(request), get_principal(request), sandbox)))
+    return json_response(translate.lifecycle(await find_live_sandbox(get_node(request), get_principal(request), sandbox)))
 
 
 @router.patch("/v1/sandboxes/{sandbox}/lifecycle")

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import stat
 from collections.abc import Mapping
-from datetime import datetime
 from types import MappingProxyType
 
-from sandlot.compat.common import VENDOR_KEY
+from sandlot.compat.common import VENDOR_KEY, rfc3339_ms
 from sandlot.compat.pandastack.schemas import (
     CreateBody,
     EntryAnswer,
@@ -142,7 +141,7 @@ def sandbox(sandbox: SandboxInfo, boot_s: float | None = None) -> SandboxAnswer:
         cpu=max(1, math.ceil(spec.limits.cpus)),
         memory_mb=spec.limits.memory_bytes // MIB,
         status=status(sandbox),
-        created_at=time(sandbox.created_at),
+        created_at=rfc3339_ms(sandbox.created_at),
         metadata=words,
         persistent=spec.timeout_s is None,
         ttl_seconds=ttl_of(sandbox),
@@ -195,24 +194,21 @@ def snapshot(record: SnapshotRecord) -> SnapshotAnswer:
         sandbox_id=record.spec.id,
         template=record.spec.template.name,
         size_bytes=record.size_bytes,
-        created_at=time(record.created_at),
+        created_at=rfc3339_ms(record.created_at),
     )
 
 
 def volume(found: VolumeInfo) -> VolumeAnswer:
     """What is told of a volume."""
-    return VolumeAnswer(id=found.id, name=found.name, size_mb=found.size_bytes // MIB, size_bytes=found.size_bytes, created_at=time(found.created_at))
+    return VolumeAnswer(
+        id=found.id, name=found.name, size_mb=found.size_bytes // MIB, size_bytes=found.size_bytes, created_at=rfc3339_ms(found.created_at)
+    )
 
 
 def template(found: TemplateInfo) -> TemplateAnswer:
     """What is told of a template: a sandbox of it has the limits that nobody has asked to be others."""
     limits = Limits()
     return TemplateAnswer(name=found.name, description=found.description, cpu=math.ceil(limits.cpus), memory_mb=limits.memory_bytes // MIB)
-
-
-def time(at: datetime) -> str:
-    """A time as JSON carries it."""
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def position(record: SnapshotRecord) -> Position:

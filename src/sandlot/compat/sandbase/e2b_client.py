@@ -12,7 +12,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.compat.common import live_sandboxes
+from sandlot.compat.common import find_live_sandboxes
 from sandlot.compat.e2b_conventions import NEXT, metadata_filter, told
 from sandlot.compat.sandbase import translate
 from sandlot.compat.sandbase.sandboxes import live, made, opened
@@ -41,7 +41,7 @@ async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Reque
     wanted = metadata_filter(query.metadata or "")
     found = [
         sandbox
-        for sandbox in reversed(await live_sandboxes(get_node(request), get_principal(request), wanted))
+        for sandbox in reversed(await find_live_sandboxes(get_node(request), get_principal(request), wanted))
         if translate.status(sandbox) in states
     ]
     if (after := pagination.decode_cursor(query.next_token)) is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sandlot.compat.common import single_chunk
 from sandlot.compat.e2b_conventions import told
 from sandlot.compat.sandbase import translate
 from sandlot.compat.sandbase.sandboxes import by_e2b, live
@@ -129,7 +129,7 @@ async def write(sandbox: str, body: ContentBody, request: Request) -> Response:
         content = base64.b64decode(body.content, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequestError("The content is not base64.", fields={"field": "content"}) from None
-    await cancel_on_disconnect(request, get_node(request).files.write(get_principal(request), sandbox, body.path, _once(content)))
+    await cancel_on_disconnect(request, get_node(request).files.write(get_principal(request), sandbox, body.path, single_chunk(content)))
     return Response(status_code=200)
 
 
@@ -246,7 +246,3 @@ def _raw(reading: Download, disposition: str | None = None) -> KeepAliveStreamRe
     """A file's bytes as an answer."""
     headers = {"X-Content-Type-Options": "nosniff", **({} if disposition is None else {"Content-Disposition": disposition})}
     return KeepAliveStreamResponse(reading, reading.aclose, media_type="application/octet-stream", headers=headers)
-
-
-async def _once(content: bytes) -> AsyncIterator[bytes]:
-    yield content

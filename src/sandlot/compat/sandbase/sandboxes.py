@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.compat.common import all_sandboxes, live_sandbox, sandbox_by_id
+from sandlot.compat.common import find_live_sandbox, find_sandbox, find_sandboxes
 from sandlot.compat.e2b_conventions import told
 from sandlot.compat.sandbase import translate
 from sandlot.compat.sandbase.schemas import PauseBody, RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done
@@ -50,7 +50,7 @@ async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Reques
     wanted = translate.statuses(query.status)
     states = SandboxFilter(states=frozenset(state for state, status in translate.STATUSES.items() if status in wanted))
     newest = None if translate.LIVE.issuperset(wanted) else MOST_ENDED
-    found = await all_sandboxes(get_node(request), get_principal(request), states, newest=newest)
+    found = await find_sandboxes(get_node(request), get_principal(request), states, newest=newest)
     return told([translate.sandbox(sandbox) for sandbox in reversed(found)])
 
 
@@ -59,7 +59,7 @@ async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox, also at one that has ended, for as long as it is known."""
     if by_e2b(request):
         return told(opened(request, await live(request, sandbox)))
-    found = await sandbox_by_id(get_node(request), get_principal(request), sandbox)
+    found = await find_sandbox(get_node(request), get_principal(request), sandbox)
     return told(translate.sandbox(found) if found.is_over else opened(request, found))
 
 
@@ -144,7 +144,7 @@ async def live(request: Request, sandbox: str) -> SandboxInfo:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
         SandboxEndedError: It has ended.
     """
-    return await live_sandbox(get_node(request), get_principal(request), sandbox)
+    return await find_live_sandbox(get_node(request), get_principal(request), sandbox)
 
 
 async def _template(request: Request, asked: str) -> tuple[str, TemplateInfo]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.compat.common import sandbox_by_id
+from sandlot.compat.common import find_sandbox
 from sandlot.compat.e2b_conventions import told
 from sandlot.compat.sandbase import translate, webhook_payload
 from sandlot.compat.sandbase.schemas import EventsQuery, WebhookBody, WebhookChangeBody, done
@@ -28,7 +28,7 @@ async def list_events(query: Annotated[EventsQuery, Query()], request: Request) 
 async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to one sandbox, newest first; also to one that has ended, for as long as it is known."""
     node, principal = get_node(request), get_principal(request)
-    known = await sandbox_by_id(node, principal, sandbox)
+    known = await find_sandbox(node, principal, sandbox)
     found = await node.history.latest_events(principal, kinds=webhook_payload.TYPES, limit=query.limit, sandbox=known.id)
     return told([webhook_payload.event(record) for record in found])
 

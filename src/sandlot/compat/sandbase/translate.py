@@ -12,8 +12,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY
-from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER, moment
+from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, rfc3339_ms
+from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER
 from sandlot.compat.sandbase.schemas import ProcessBody, SandboxBody
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.executions import CommandResult
@@ -176,8 +176,8 @@ def sandbox(sandbox: SandboxInfo, token: str | None = None) -> dict[str, Any]:
         "status": told,
         "state": told,
         "metadata": {name: value for name, value in sandbox.metadata.items() if not name.startswith(RESERVED_PREFIX)},
-        "startedAt": moment(sandbox.created_at),
-        "endAt": moment(sandbox.ended_at or sandbox.expires_at or NEVER),
+        "startedAt": rfc3339_ms(sandbox.created_at),
+        "endAt": rfc3339_ms(sandbox.ended_at or sandbox.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),
         "memoryMB": limits.memory_bytes // MIB,
         "diskSizeMB": limits.disk_bytes // MIB,
@@ -264,4 +264,4 @@ def e2b_metrics(used: SandboxUsage, now: datetime, lived_s: float) -> dict[str, 
     told = metrics(used, now, lived_s)
     words = {"cpu_count": "cpuCount", "cpu_used_pct": "cpuUsedPct", "mem_used": "memUsed", "mem_total": "memTotal", "mem_cache": "memCache"}
     words |= {"disk_used": "diskUsed", "disk_total": "diskTotal"}
-    return {"timestamp": moment(now), "timestampUnix": told["ts"], **{theirs: told[ours_] for ours_, theirs in words.items()}}
+    return {"timestamp": rfc3339_ms(now), "timestampUnix": told["ts"], **{theirs: told[ours_] for ours_, theirs in words.items()}}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+from sandlot.compat.common import rfc3339_ms
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.records import EventRecord, WebhookRecord, event_id
 
@@ -36,7 +37,7 @@ def event(record: EventRecord) -> Mapping[str, Any]:
         "type": TYPES.get(happened.type, happened.type),
         "sandboxID": happened.sandbox,
         "data": dict(happened.data),
-        "createdAt": happened.at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "createdAt": rfc3339_ms(happened.at),
     }
 
 
@@ -67,5 +68,5 @@ def webhook(record: WebhookRecord) -> dict[str, Any]:
         "resourceType": RESOURCE,
         "events": [] if set(told) == set(TYPES.values()) else told,
         "enabled": record.enabled,
-        "createdAt": record.created_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "createdAt": rfc3339_ms(record.created_at),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sandlot.compat.common import live_sandbox, live_sandboxes
+from sandlot.compat.common import find_live_sandbox, find_live_sandboxes
 from sandlot.compat.sandboxapi import translate
 from sandlot.compat.sandboxapi.schemas import CodeAnswer, CodeBody, ExecuteAnswer, ExecuteBody, InstallAnswer, InstallBody, SessionAnswer, SessionBody
 from sandlot.core.node import Node
@@ -31,7 +31,7 @@ async def find(node: Node, principal: Principal, session: str) -> SandboxInfo:
     """
     sandbox: SandboxInfo | None = None
     with suppress(NotFoundError, SandboxEndedError):
-        sandbox = await live_sandbox(node, principal, session)
+        sandbox = await find_live_sandbox(node, principal, session)
     if sandbox is None or not translate.is_session(sandbox):
         raise translate.no_session(session)
     return sandbox
@@ -39,7 +39,7 @@ async def find(node: Node, principal: Principal, session: str) -> SandboxInfo:
 
 async def listing(node: Node, principal: Principal) -> list[SessionAnswer]:
     """Return all sessions that a principal may see, oldest first."""
-    found = await live_sandboxes(node, principal, translate.SESSION_METADATA)
+    found = await find_live_sandboxes(node, principal, translate.SESSION_METADATA)
     return [translate.session(sandbox) for sandbox in found if translate.is_session(sandbox)]
 
 

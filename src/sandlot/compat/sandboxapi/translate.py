@@ -11,10 +11,10 @@ from __future__ import annotations
 import signal as signals
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import MappingProxyType
 
-from sandlot.compat.common import VENDOR_KEY
+from sandlot.compat.common import VENDOR_KEY, rfc3339_ms
 from sandlot.compat.sandboxapi.schemas import CodeAnswer, ExecuteAnswer, ExecuteBody, InstallAnswer, LanguageAnswer, SessionAnswer
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
@@ -172,8 +172,8 @@ def session(sandbox: SandboxInfo) -> SessionAnswer:
         language=spoken_in(sandbox).id,
         status="active",
         idle_ttl=round(idle_s),
-        created_at=time(sandbox.created_at),
-        expires_at=time(ends if sandbox.expires_at is None else min(ends, sandbox.expires_at)),
+        created_at=rfc3339_ms(sandbox.created_at),
+        expires_at=rfc3339_ms(ends if sandbox.expires_at is None else min(ends, sandbox.expires_at)),
     )
 
 
@@ -294,8 +294,3 @@ def signal_name(number: int) -> str:
 def milliseconds(seconds: float) -> int:
     """Whole ones."""
     return round(seconds * 1000)
-
-
-def time(at: datetime) -> str:
-    """A time as JSON carries it."""
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

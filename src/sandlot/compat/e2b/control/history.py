@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sandlot.compat.common import rfc3339_ms
 from sandlot.compat.e2b.control.sandboxes import find, unless_ended
 from sandlot.compat.e2b.control.schemas import LogsQuery, LogsV2Query, ManyMetricsQuery, MetricsQuery
-from sandlot.compat.e2b_conventions import moment, told
+from sandlot.compat.e2b_conventions import told
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, SandlotError
@@ -85,7 +86,7 @@ async def _metric(node: Node, principal: Principal, sandbox: SandboxInfo) -> dic
     used, now = await node.sandboxes.usage(principal, sandbox.id), sandbox.as_of
     lived_s = max(0.001, (now - sandbox.created_at).total_seconds())
     return {
-        "timestamp": moment(now),
+        "timestamp": rfc3339_ms(now),
         "timestampUnix": int(now.timestamp()),
         "cpuCount": max(1, round(used.limits.cpus)),
         "cpuUsedPct": round(100 * used.usage.cpu_s / lived_s, 2),
@@ -113,7 +114,7 @@ def chosen(runs: Sequence[ExecutionRecord], asked: LogsV2Query) -> list[dict[str
         every = lines(run)
         for level, message, fields in reversed(every) if backward else every:
             if LEVELS.index(level) >= least and (asked.search or "") in message:
-                found.append({"timestamp": moment(run.created_at), "message": message, "level": level, "fields": fields})
+                found.append({"timestamp": rfc3339_ms(run.created_at), "message": message, "level": level, "fields": fields})
                 if len(found) == asked.limit:
                     return found
     return found

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from sandlot.compat.common import live_sandboxes
+from sandlot.compat.common import find_live_sandboxes
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.control.schemas import (
     ConnectBody,
@@ -160,7 +160,7 @@ async def list_old(query: Annotated[FilterQuery, Query()], request: Request) -> 
 
 async def _all(request: Request, states: Collection[str], metadata: Mapping[str, str]) -> list[SandboxInfo]:
     """All that there are in E2B's states and with that metadata, oldest first."""
-    live = await live_sandboxes(get_node(request), get_principal(request), metadata)
+    live = await find_live_sandboxes(get_node(request), get_principal(request), metadata)
     return [sandbox for sandbox in live if translate.STATES.get(sandbox.state) in states]
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sandlot.compat.common import iter_snapshots
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.control.sandboxes import OLD_TIMEOUT_S, find, made, unless_ended
-from sandlot.compat.e2b.control.schemas import MOST_PAGE, ForkBody, SnapshotBody, SnapshotsQuery
+from sandlot.compat.e2b.control.schemas import ForkBody, SnapshotBody, SnapshotsQuery
 from sandlot.compat.e2b_conventions import NEXT, told
-from sandlot.core.node import Node
-from sandlot.model.access import Principal
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import ForkParams
@@ -38,7 +36,7 @@ async def take(sandbox: str, request: Request, body: SnapshotBody | None = None)
 async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Request) -> Response:
     """List snapshots, oldest first."""
     found = []
-    async for record in _all(get_node(request), get_principal(request), pagination.decode_cursor(query.next_token)):
+    async for record in iter_snapshots(get_node(request), get_principal(request), pagination.decode_cursor(query.next_token)):
         if query.sandbox_id in {None, record.spec.id} and query.name in {None, record.name, record.id}:
             found.append(record)
             if len(found) > query.limit:
@@ -58,17 +56,6 @@ async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> 
     with unless_ended(sandbox):
         children = await cancel_on_disconnect(request, node.sandboxes.fork(principal, found.id, wanted))
     return told([{"sandbox": made(node, child)} for child in children], 201)
-
-
-async def _all(node: Node, principal: Principal, after: Position | None) -> AsyncIterator[SnapshotRecord]:
-    """All snapshots from a place on."""
-    more = True
-    while more:
-        page = await node.snapshots.list(principal, after=after, limit=MOST_PAGE)
-        more = page.more
-        for record in page.items:
-            yield record
-        after = Position(page.items[-1].created_at, page.items[-1].id) if page.items else after
 
 
 def _snapshot(record: SnapshotRecord) -> dict[str, object]:

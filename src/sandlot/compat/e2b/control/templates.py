@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sandlot.compat.common import rfc3339_ms
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.control.schemas import TeamQuery, TemplatesQuery
-from sandlot.compat.e2b_conventions import ENVD_VERSION, NEXT, moment, told
+from sandlot.compat.e2b_conventions import ENVD_VERSION, NEXT, told
 from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError, UnsupportedError
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
@@ -22,7 +23,7 @@ from sandlot.web.dependencies import get_node, get_principal
 router = APIRouter()
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_LONG_AGO = moment(_EPOCH)
+_LONG_AGO = rfc3339_ms(_EPOCH)
 """When a template came to be that is part of the service: nobody knows, and clients read a time."""
 
 
@@ -112,7 +113,7 @@ def _template(template: TemplateInfo) -> dict[str, Any]:
 
 def _of_snapshot(record: SnapshotRecord) -> dict[str, Any]:
     names = [] if record.name is None else [record.name]
-    return _told(record.id, names, record.id, record.spec.limits, moment(record.created_at), "ready")
+    return _told(record.id, names, record.id, record.spec.limits, rfc3339_ms(record.created_at), "ready")
 
 
 def _told(id_: str, names: Sequence[str], build: str, limits: Limits, at: str, status: str) -> dict[str, Any]:

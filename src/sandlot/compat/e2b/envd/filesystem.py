@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from sandlot.compat.common import iter_directory
 from sandlot.compat.e2b.envd import translate
 from sandlot.compat.e2b.envd.rpc_routes import Call
 from sandlot.compat.e2b.envd.schemas import ListDirMessage, MoveMessage, PathMessage
@@ -85,19 +86,15 @@ async def entry_at(call: Call, path: str) -> Mapping[str, Any] | None:
 
 
 async def _walk(call: Call, path: str, depth: int, found: list[Entry]) -> None:
-    offset, more = 0, True
-    while more:
-        page = await call.node.files.list(call.principal, call.sandbox, path, user=call.user, offset=offset)
-        offset, more = offset + 1000, page.more
-        for entry in page.entries:
-            found.append(entry)
-            if len(found) > ENTRIES_MOST:
-                raise LimitError(
-                    f"There are more than {ENTRIES_MOST} entries.",
-                    code=ErrorCode.LIMIT_EXCEEDED,
-                    hint="List fewer folders at once, or run find in the sandbox.",
-                    fields={"max_entries": ENTRIES_MOST},
-                )
-            if entry.kind == "directory" and depth > 1:
-                with suppress(NotFoundError):  # gone since its parent was read
-                    await _walk(call, entry.path, depth - 1, found)
+    async for entry in iter_directory(call.node, call.principal, call.sandbox, path, user=call.user):
+        found.append(entry)
+        if len(found) > ENTRIES_MOST:
+            raise LimitError(
+                f"There are more than {ENTRIES_MOST} entries.",
+                code=ErrorCode.LIMIT_EXCEEDED,
+                hint="List fewer folders at once, or run find in the sandbox.",
+                fields={"max_entries": ENTRIES_MOST},
+            )
+        if entry.kind == "directory" and depth > 1:
+            with suppress(NotFoundError):  # gone since its parent was read
+                await _walk(call, entry.path, depth - 1, found)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from sandlot.compat.common import live_sandboxes
+from sandlot.compat.common import find_live_sandboxes
 from sandlot.core.node import Node
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import AuthenticationError, ErrorCode
@@ -63,7 +63,7 @@ async def sandbox_for(scope: Mapping[str, Any], node: Node, among: str = "") -> 
     operation = OPERATIONS.get(scope["method"], "")
     words = (query.get("path", ""), operation, query.get("username", ""))
     signer: SandboxInfo | None = None
-    for sandbox in await live_sandboxes(node, OPERATOR, {}):
+    for sandbox in await find_live_sandboxes(node, OPERATOR, {}):
         if among in {"", sandbox.id}:
             expected = signature(*words, node.tokens.sandbox_token(OPERATOR, sandbox.id), until)
             if hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace")):

@@ -16,7 +16,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.compat.e2b_conventions import moment
+from sandlot.compat.common import rfc3339_ms
 from sandlot.model.executions import CellError, CodeStatus, Display
 from sandlot.web.streaming import StreamEvent
 
@@ -68,7 +68,7 @@ def output(event: StreamEvent, at: datetime) -> dict[str, Any]:
         text = base64.b64decode(data["data"]).decode("utf-8", "replace")
     else:
         text = data["data"]
-    return {"type": data["stream"], "text": text, "timestamp": moment(at)}
+    return {"type": data["stream"], "text": text, "timestamp": rfc3339_ms(at)}
 
 
 def result(shown: Display) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
-from sandlot.compat.common import VENDOR_KEY, all_sandboxes
+from sandlot.compat.common import VENDOR_KEY, find_sandboxes
 from sandlot.compat.tensorlake import translate
 from sandlot.compat.tensorlake.addressing import CONTROL, NAMESPACE, url_of
 from sandlot.compat.tensorlake.control.schemas import ClaimBody, ClaimedAnswer, Container, PoolAnswer, PoolBody, PoolMadeAnswer, PoolsAnswer
@@ -92,7 +92,7 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
 
 
 async def _claimed(request: Request, told: PoolInfo) -> list[SandboxInfo]:
-    return await all_sandboxes(get_node(request), get_principal(request), SandboxFilter(metadata={POOL_KEY: told.id}))
+    return await find_sandboxes(get_node(request), get_principal(request), SandboxFilter(metadata={POOL_KEY: told.id}))
 
 
 async def _answer(request: Request, told: PoolInfo) -> PoolAnswer:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from sandlot.compat.common import VENDOR_KEY, all_sandboxes
+from sandlot.compat.common import VENDOR_KEY, find_sandboxes
 from sandlot.compat.tensorlake import translate
 from sandlot.compat.tensorlake.addressing import CONTROL, any_sandbox, id_of, url_of
 from sandlot.compat.tensorlake.control.schemas import (
@@ -50,7 +50,7 @@ async def create(body: CreateBody, request: Request) -> Response:
 @CONTROL.route("GET", SANDBOXES)
 async def list_sandboxes(request: Request) -> Response:
     """All that live, oldest first."""
-    sandboxes = await all_sandboxes(get_node(request), get_principal(request), SandboxFilter())
+    sandboxes = await find_sandboxes(get_node(request), get_principal(request), SandboxFilter())
     return json_response(SandboxesAnswer(sandboxes=[translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in sandboxes]))
 
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from fastapi import Request, Response
 
+from sandlot.compat.common import iter_snapshots
 from sandlot.compat.tensorlake import translate
 from sandlot.compat.tensorlake.addressing import CONTROL, any_sandbox, id_of
 from sandlot.compat.tensorlake.control.schemas import SnapshotBody, SnapshotsAnswer, TakenAnswer
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.repositories import Position
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import json_response
 
 _ONE = "/snapshots/{snapshot}"
-_PAGE, _MOST = 500, 10_000
+_MOST = 10_000
 
 
 @CONTROL.route("POST", "/sandboxes/{sandbox}/snapshot")
@@ -54,15 +54,12 @@ async def delete(snapshot: str, request: Request) -> Response:
 
 
 async def _all(request: Request) -> list[SnapshotRecord]:
-    snapshots, principal = get_node(request).snapshots, get_principal(request)
-    found: list[SnapshotRecord] = []
-    more = True
-    while more and len(found) < _MOST:
-        after = Position(found[-1].created_at, found[-1].id) if found else None
-        page = await snapshots.list(principal, after=after, limit=_PAGE)
-        more = page.more
-        found += page.items
-    return found
+    records: list[SnapshotRecord] = []
+    async for record in iter_snapshots(get_node(request), get_principal(request)):
+        records.append(record)
+        if len(records) == _MOST:
+            break
+    return records
 
 
 def _told(records: Sequence[SnapshotRecord]) -> Response:

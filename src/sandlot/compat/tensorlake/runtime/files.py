@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
+from sandlot.compat.common import list_directory
 from sandlot.compat.tensorlake.addressing import INSIDE, inside
 from sandlot.compat.tensorlake.runtime import translate
-from sandlot.compat.tensorlake.runtime.schemas import EntryAnswer, ListingAnswer, PathQuery
-from sandlot.model.errors import ErrorCode, LimitError
+from sandlot.compat.tensorlake.runtime.schemas import ListingAnswer, PathQuery
 from sandlot.model.specs import WORKSPACE
 from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_hangup, get_node, get_principal, iter_body
@@ -18,8 +18,6 @@ from sandlot.web.models import json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
 
 CONTENT = "/files"
-MOST_ENTRIES = 20_000
-"""Of one folder: its client waits three seconds for the list."""
 
 
 @INSIDE.route("GET", CONTENT)
@@ -48,23 +46,10 @@ async def remove(query: Annotated[PathQuery, Query()], request: Request) -> Resp
 
 
 @INSIDE.route("GET", "/files/list")
-async def list_directory(query: Annotated[PathQuery, Query()], request: Request) -> Response:
+async def list_files(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """List a folder by name."""
-    files, principal, sandbox, path = get_node(request).files, get_principal(request), await inside(request), _path(query.path)
-    entries: list[EntryAnswer] = []
-    more, offset = True, 0
-    while more:
-        page = await files.list(principal, sandbox, path, offset=offset)
-        entries += [translate.entry(entry) for entry in page.entries]
-        offset, more = offset + len(page.entries), page.more and bool(page.entries)
-        if more and offset >= MOST_ENTRIES:
-            raise LimitError(
-                f"The folder has more than {MOST_ENTRIES} entries.",
-                code=ErrorCode.LIMIT_EXCEEDED,
-                hint="List it by a command, such as 'ls', in parts.",
-                fields={"path": query.path[:256]},
-            )
-    return json_response(ListingAnswer(path=query.path, entries=entries))
+    entries = await list_directory(get_node(request), get_principal(request), await inside(request), _path(query.path))
+    return json_response(ListingAnswer(path=query.path, entries=[translate.entry(entry) for entry in entries]))
 
 
 def _path(given: str) -> str:
