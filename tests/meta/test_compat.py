@@ -6,7 +6,7 @@ import re
 
 from fastapi.routing import APIRoute, APIWebSocketRoute
 
-from sandlot.compat.vendor import Door
+from sandlot.compat.vendor import VendorApi
 from sandlot.server.app import VENDORS
 from tests.meta.tree import PACKAGE, ROOT
 
@@ -17,46 +17,46 @@ ROW = re.compile(
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
-def rows(door: Door) -> list[re.Match[str]]:
-    return list(ROW.finditer((PACKAGE / "compat" / door.name / "COVERAGE.md").read_text(encoding="utf-8")))
+def rows(vendor: VendorApi) -> list[re.Match[str]]:
+    return list(ROW.finditer((PACKAGE / "compat" / vendor.name / "COVERAGE.md").read_text(encoding="utf-8")))
 
 
 def test_coverage_tables_have_every_route_and_no_other() -> None:
     wrong = {}
-    for door in VENDORS:
-        routes = [*door.router.routes, *(door.at_root.routes if door.at_root is not None else ())]
+    for vendor in VENDORS:
+        routes = [*vendor.router.routes, *(vendor.root_router.routes if vendor.root_router is not None else ())]
         http = [(method, route.path) for route in routes if isinstance(route, APIRoute) for method in route.methods or ()]
         sockets = [("WS", route.path) for route in routes if isinstance(route, APIWebSocketRoute)]
-        if difference := {(row["method"], row["path"]) for row in rows(door)} ^ {*http, *sockets}:
-            wrong[door.name] = difference
+        if difference := {(row["method"], row["path"]) for row in rows(vendor)} ^ {*http, *sockets}:
+            wrong[vendor.name] = difference
     assert wrong == {}
 
 
 def test_rows_name_tests_that_exist_and_supported_ones_a_test_with_the_vendors_client() -> None:
     wrong = []
-    for door in VENDORS:
-        for row in rows(door):
+    for vendor in VENDORS:
+        for row in rows(vendor):
             named = TEST.findall(row["tests"])
             missing = [
                 f"{path}::{name}"
                 for path, name in named
                 if not (ROOT / path).is_file() or not re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
             ]
-            by_client = any(path.startswith(f"tests/compat/{door.name}/") for path, _ in named)
+            by_client = any(path.startswith(f"tests/compat/{vendor.name}/") for path, _ in named)
             if not named or missing or (row["supported"] == "yes" and not by_client):
-                wrong.append((door.name, row["method"], row["path"], missing or "no test, or none with the vendor's client"))
+                wrong.append((vendor.name, row["method"], row["path"], missing or "no test, or none with the vendor's client"))
     assert wrong == []
 
 
 def test_compatibility_packages_are_complete_mounted_and_documented() -> None:
     folders = {path.name for path in (PACKAGE / "compat").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders == {door.name for door in VENDORS}
+    assert folders == {vendor.name for vendor in VENDORS}
     overview, wrong = (ROOT / "docs" / "doors.md").read_text(encoding="utf-8"), []
-    for door in VENDORS:
-        files = {path.name for path in (PACKAGE / "compat" / door.name).iterdir()}
-        wrong += [f"{door.name}/{file}" for file in ("__init__.py", "COVERAGE.md", "routes.py", "translate.py", "errors.py") if file not in files]
-        guide = (ROOT / "docs" / "howto" / f"move-from-{door.name}.md").read_text(encoding="utf-8")
-        coverage = f"src/sandlot/compat/{door.name}/COVERAGE.md"
-        wrong += [f"docs/doors.md: {text}" for text in (f"`{door.prefix}`", coverage, f"howto/move-from-{door.name}.md") if text not in overview]
-        wrong += [f"move-from-{door.name}.md: {text}" for text in (f":PORT{door.prefix}", coverage) if text not in guide]
+    for vendor in VENDORS:
+        files = {path.name for path in (PACKAGE / "compat" / vendor.name).iterdir()}
+        wrong += [f"{vendor.name}/{file}" for file in ("__init__.py", "COVERAGE.md", "routes.py", "translate.py", "errors.py") if file not in files]
+        guide = (ROOT / "docs" / "howto" / f"move-from-{vendor.name}.md").read_text(encoding="utf-8")
+        coverage = f"src/sandlot/compat/{vendor.name}/COVERAGE.md"
+        wrong += [f"docs/doors.md: {text}" for text in (f"`{vendor.prefix}`", coverage, f"howto/move-from-{vendor.name}.md") if text not in overview]
+        wrong += [f"move-from-{vendor.name}.md: {text}" for text in (f":PORT{vendor.prefix}", coverage) if text not in guide]
     assert wrong == []

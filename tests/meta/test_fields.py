@@ -1,6 +1,6 @@
-"""Every field that a door takes does something that a test sees, or is refused: one table of each door (COVERAGE.md, "Fields") says which test.
+"""Every field that a vendor takes does something that a test sees, or is refused: one table of each vendor (COVERAGE.md, "Fields") says which test.
 
-What a door takes are the bodies and queries of its package: they refuse every field that they do not have.
+What a vendor takes are the bodies and queries of its package: they refuse every field that they do not have.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from functools import cache
 from typing import TypeGuard
 
-from sandlot.compat.vendor import Door
+from sandlot.compat.vendor import VendorApi
 from sandlot.server.app import VENDORS
 from sandlot.web.models import QueryModel, RequestModel
 from tests.meta.test_compat import TEST
@@ -24,9 +24,9 @@ FIELD = re.compile(
 )
 
 
-def taken(door: Door) -> set[tuple[str, str]]:
-    """(body, field) of all that a door takes, by the names that the wire has; what a body has of another one is said once."""
-    package = importlib.import_module(f"sandlot.compat.{door.name}")
+def taken(vendor: VendorApi) -> set[tuple[str, str]]:
+    """(body, field) of all that a vendor takes, by the names that the wire has; what a body has of another one is said once."""
+    package = importlib.import_module(f"sandlot.compat.{vendor.name}")
     names = [package.__name__, *(each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))]
     bodies = {each for name in names for each in vars(importlib.import_module(name)).values() if _is_body(each, package.__name__)}
     fields = ((body, name) for body in bodies for name in vars(body)["__annotations__"] if name in body.model_fields)
@@ -42,9 +42,9 @@ def _is_body(each: object, package: str) -> TypeGuard[type[RequestModel | QueryM
     )
 
 
-def rows(door: Door) -> list[re.Match[str]]:
+def rows(vendor: VendorApi) -> list[re.Match[str]]:
     """The table."""
-    return list(FIELD.finditer((PACKAGE / "compat" / door.name / "COVERAGE.md").read_text(encoding="utf-8")))
+    return list(FIELD.finditer((PACKAGE / "compat" / vendor.name / "COVERAGE.md").read_text(encoding="utf-8")))
 
 
 @cache
@@ -61,26 +61,26 @@ def functions(path: str) -> dict[str, str]:
 
 def test_field_tables_have_every_field_and_no_other() -> None:
     wrong = {}
-    for door in VENDORS:
-        listed = [(row["body"], row["field"]) for row in rows(door)]
-        if len(listed) != len(set(listed)) or set(listed) != taken(door):
-            wrong[door.name] = set(listed) ^ taken(door) or "a field is listed twice"
+    for vendor in VENDORS:
+        listed = [(row["body"], row["field"]) for row in rows(vendor)]
+        if len(listed) != len(set(listed)) or set(listed) != taken(vendor):
+            wrong[vendor.name] = set(listed) ^ taken(vendor) or "a field is listed twice"
     assert wrong == {}
 
 
 def test_fields_name_tests_that_mention_them_and_working_ones_a_test_with_the_vendors_client() -> None:
     """A test mentions a field by its name, or by a word in backquotes of its row: the name in the vendor's client."""
     wrong = []
-    for door in VENDORS:
-        for row in rows(door):
+    for vendor in VENDORS:
+        for row in rows(vendor):
             named, words = TEST.findall(row["tests"]), {row["field"], *re.findall(r"`([^`]+)`", row["how"])}
             silent = [
                 f"{path}::{name}"
                 for path, name in named
                 if not (ROOT / path).is_file() or not any(word in functions(path).get(name, "") for word in words)
             ]
-            by_client = any(path.startswith(f"tests/compat/{door.name}/") for path, _ in named)
+            by_client = any(path.startswith(f"tests/compat/{vendor.name}/") for path, _ in named)
             unexplained = row["word"] == "refused" and not row["how"].strip()
             if not named or silent or unexplained or (row["word"] == "works" and not by_client):
-                wrong.append((door.name, row["body"], row["field"], silent or "no test, none with the vendor's client, or no reason"))
+                wrong.append((vendor.name, row["body"], row["field"], silent or "no test, none with the vendor's client, or no reason"))
     assert wrong == []

@@ -23,7 +23,7 @@ NOT_IN_IT = re.compile(
         [
             r"/openapi\.json|/docs(/.*)?",
             *(f"{door.prefix}(/.*)?" for door in VENDORS),
-            *(re.escape(getattr(route, "path", "")) for door in VENDORS if door.at_root is not None for route in door.at_root.routes),
+            *(re.escape(getattr(route, "path", "")) for door in VENDORS if door.root_router is not None for route in door.root_router.routes),
         ]
     )
 )

@@ -1,8 +1,8 @@
-"""What a door is: a name, a prefix, routes, and one table from every error code to the vendor's own words for it.
+"""The description of a compatibility API: name, prefix, routes, and a table from every error code to the vendor's status and code.
 
-Laws:
-- The table is total; a test looks at every door's.
-- What a client reads is a sentence that says what happened and, where there is something, what to do about it.
+Invariants:
+- The table has every error code; a test checks the tables of all vendors.
+- A message states what failed and, where something helps, one action.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from sandlot.web.error_formats import RenderedError, retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What one of our error codes is at the vendor.
+class ErrorTableEntry:
+    """Status and code of a vendor for one error code.
 
     Args:
-        status: The HTTP status by which its client chooses what to raise.
-        word: The vendor's own code for it, where its bodies carry one.
+        status: HTTP status, by which the vendor's client chooses what to raise.
+        code: Code of the vendor. Empty if its error bodies have none.
     """
 
     status: int
-    word: str
+    code: str
 
 
 _FAMILIES: Mapping[str, Collection[ErrorCode]] = MappingProxyType(
@@ -50,84 +50,84 @@ _FAMILIES: Mapping[str, Collection[ErrorCode]] = MappingProxyType(
         ),
         "unauthenticated": (ErrorCode.UNAUTHENTICATED,),
         "forbidden": (ErrorCode.FORBIDDEN, ErrorCode.PERMISSION_DENIED),
-        "absent": (*(code for code in ErrorCode if code.value.endswith("not_found")), ErrorCode.SANDBOX_ENDED),
+        "not_found": (*(code for code in ErrorCode if code.value.endswith("not_found")), ErrorCode.SANDBOX_ENDED),
         "conflict": (ErrorCode.PATH_EXISTS, ErrorCode.PATH_NOT_EMPTY, ErrorCode.CONFLICT, ErrorCode.SANDBOX_PAUSED, ErrorCode.SNAPSHOT_UNUSABLE),
         "too_large": (ErrorCode.TOO_LARGE,),
-        "over": (ErrorCode.LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED),
-        "full": (ErrorCode.DISK_FULL, ErrorCode.NODE_DISK_FULL),
-        "late": (ErrorCode.TIMEOUT,),
+        "limit": (ErrorCode.LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED),
+        "disk_full": (ErrorCode.DISK_FULL, ErrorCode.NODE_DISK_FULL),
+        "timeout": (ErrorCode.TIMEOUT,),
         "unsupported": (ErrorCode.UNSUPPORTED,),
-        "away": (ErrorCode.HOST_NOT_READY, ErrorCode.BUSY, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_STOPPING),
+        "unavailable": (ErrorCode.HOST_NOT_READY, ErrorCode.BUSY, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_STOPPING),
         "internal": (ErrorCode.INTERNAL, ErrorCode.EXECUTION_FAILED),
     }
 )
-"""Error codes that most vendors have one word for."""
+"""Families of error codes that most vendors do not distinguish."""
 
 
-def table(  # noqa: PLR0913 - all by name, and each a row of it
+def error_table(  # noqa: PLR0913 - one row each, all by name
     *,
-    invalid: Kind,
-    unauthenticated: Kind,
-    forbidden: Kind,
-    absent: Kind,
-    conflict: Kind,
-    too_large: Kind,
-    over: Kind,
-    full: Kind,
-    late: Kind,
-    unsupported: Kind,
-    away: Kind,
-    internal: Kind,
-    others: Mapping[ErrorCode, Kind],
-) -> Mapping[ErrorCode, Kind]:
-    """A vendor's words for all error codes.
+    invalid: ErrorTableEntry,
+    unauthenticated: ErrorTableEntry,
+    forbidden: ErrorTableEntry,
+    not_found: ErrorTableEntry,
+    conflict: ErrorTableEntry,
+    too_large: ErrorTableEntry,
+    limit: ErrorTableEntry,
+    disk_full: ErrorTableEntry,
+    timeout: ErrorTableEntry,
+    unsupported: ErrorTableEntry,
+    unavailable: ErrorTableEntry,
+    internal: ErrorTableEntry,
+    others: Mapping[ErrorCode, ErrorTableEntry],
+) -> Mapping[ErrorCode, ErrorTableEntry]:
+    """Return a table with every error code.
 
     Args:
-        invalid: What was asked makes no sense.
-        unauthenticated: No key, or none that is known.
-        forbidden: The key, or the system inside, does not allow it.
-        absent: There is no such thing.
-        conflict: It does not go together with what there is.
-        too_large: So much is never taken.
-        over: More than the key may have.
-        full: The disk is.
-        late: It took too long.
-        unsupported: Sandlot does not have it.
-        away: Not now.
-        internal: A defect.
-        others: Codes that this vendor tells from the rest of their family.
+        invalid: The request is malformed or its values are out of range.
+        unauthenticated: No API key, or an unknown one.
+        forbidden: The key or the sandbox's file system does not allow the operation.
+        not_found: The object does not exist.
+        conflict: The state of the object does not allow the operation.
+        too_large: A body, file or message exceeds a fixed bound.
+        limit: The quota of the key or a limit of the service is exceeded.
+        disk_full: A disk is full.
+        timeout: The operation exceeded its time.
+        unsupported: Sandlot does not have the feature.
+        unavailable: The service cannot execute the request now.
+        internal: A defect of the service.
+        others: Entries of codes that this vendor distinguishes from the rest of their family.
     """
-    words = {
+    entries = {
         "invalid": invalid,
         "unauthenticated": unauthenticated,
         "forbidden": forbidden,
-        "absent": absent,
+        "not_found": not_found,
         "conflict": conflict,
         "too_large": too_large,
-        "over": over,
-        "full": full,
-        "late": late,
+        "limit": limit,
+        "disk_full": disk_full,
+        "timeout": timeout,
         "unsupported": unsupported,
-        "away": away,
+        "unavailable": unavailable,
         "internal": internal,
     }
-    return MappingProxyType({code: words[family] for family, codes in _FAMILIES.items() for code in codes} | dict(others))
+    return MappingProxyType({code: entries[family] for family, codes in _FAMILIES.items() for code in codes} | dict(others))
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """All that a vendor's error body may be made of.
+class VendorErrorDetails:
+    """Everything that a vendor's error body can be made of.
 
     Args:
-        kind: What it is at the vendor.
-        message: For people: what happened and what to do.
-        code: Ours; stable.
-        request_id: The request's.
+        entry: Status and code of the vendor.
+        message: What failed and what to do, in plain text.
+        code: Error code of Sandlot.
+        request_id: Id of the request.
         retryable: Whether the same request may succeed later.
-        retry_after_s: Seconds after which it may; None where waiting does not help, or nobody knows for how long.
+        retry_after_s: Seconds until the request may succeed. None: a retry does not help, or the time is unknown.
     """
 
-    kind: Kind
+    entry: ErrorTableEntry
     message: str
     code: ErrorCode
     request_id: str
@@ -135,81 +135,81 @@ class Failure:
     retry_after_s: int | None = None
 
 
-class Below(APIRouter):
-    """Routes below a prefix, which are looked at for what is asked for there, and for nothing else.
+class PrefixRouter(APIRouter):
+    """Routes below a prefix. All paths below the prefix belong to them, also unknown ones.
 
-    Whatever is below it is theirs, also what there is not: one comparison in place of all of their patterns, each of which would be tried twice.
+    A request is compared with the prefix once; without this class, each pattern would be matched twice.
 
     Args:
-        prefix: ``/`` and one part of a path.
+        prefix: ``/`` and one path segment.
         router: The routes.
     """
 
     def __init__(self, prefix: str, router: APIRouter) -> None:
         super().__init__(redirect_slashes=False)
         self.routes.extend(router.routes)
-        self._below = f"{prefix}/"
+        self._start = f"{prefix}/"
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether it is asked for below the prefix; which route answers is found out once, when it does."""
-        return (Match.FULL if scope["path"].startswith(self._below) else Match.NONE), {}
+        """Return a full match for every path below the prefix."""
+        return (Match.FULL if scope["path"].startswith(self._start) else Match.NONE), {}
 
 
 @dataclass(frozen=True)
-class Door:
-    """One vendor's.
+class VendorApi:
+    """One compatibility API.
 
     Args:
-        name: The vendor's, as it is in the execution log.
-        prefix: ``/`` and one part of a path: what its client's base URL ends with.
-        router: Its routes, below the prefix.
-        table: Error code -> what it is at the vendor; total.
-        body: Makes the vendor's error body.
-        help: What somebody should do who asked for what there is not.
-        at_root: Routes that its client asks for without the prefix; they belong to this door all the same.
+        name: Name of the vendor; origin of its runs in the execution log.
+        prefix: ``/`` and one path segment, with which the base URL of the vendor's client ends.
+        router: Routes below the prefix.
+        table: Status and code of the vendor for every error code.
+        body: Returns the error body of the vendor.
+        help: Hint of the error for unknown paths.
+        root_router: Routes that the vendor's client requests without the prefix. None: there are none.
         authenticate: Returns the principal of a request that has a credential of the vendor's client, which this service issued, in place of an API
-            key; None if the request has none. It gets the ASGI scope, before the body is read.
-        headers: Makes what more of headers an error has that its client looks at; ``Retry-After`` every answer has that knows when.
+            key; None if the request has none. The argument is the ASGI scope; the body has not been read.
+        headers: Returns additional headers of an error that the vendor's client reads. ``Retry-After`` is sent in any case if the time is known.
     """
 
     name: str
     prefix: str
     router: APIRouter
-    table: Mapping[ErrorCode, Kind]
-    body: Callable[[Failure], Mapping[str, Any]]
+    table: Mapping[ErrorCode, ErrorTableEntry]
+    body: Callable[[VendorErrorDetails], Mapping[str, Any]]
     help: str
-    at_root: APIRouter | None = None
+    root_router: APIRouter | None = None
     authenticate: Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None = None
-    headers: Callable[[Failure], Mapping[str, str]] = lambda _: {}
+    headers: Callable[[VendorErrorDetails], Mapping[str, str]] = lambda _: {}
 
     @cached_property
     def roots(self) -> frozenset[str]:
-        """The paths of :attr:`at_root`."""
-        routes = () if self.at_root is None else self.at_root.routes
+        """Path templates of :attr:`root_router`."""
+        routes = () if self.root_router is None else self.root_router.routes
         return frozenset(route.path for route in routes if isinstance(route, (APIRoute, APIWebSocketRoute)))
 
     def render_error(self, error: SandlotError, request_id: str, status: int | None) -> RenderedError:
-        """An error in the vendor's words."""
-        kind = self.table[error.code]
-        if status == HTTPStatus.METHOD_NOT_ALLOWED:  # all others that HTTP itself has are codes of ours as well
-            kind = Kind(status, kind.word)
-        failure = Failure(
-            kind=kind, message=str(error), code=error.code, request_id=request_id, retryable=error.retryable, retry_after_s=retry_after_s(error)
+        """Return an error in the format of the vendor. See :class:`~sandlot.web.error_formats.ErrorFormat`."""
+        entry = self.table[error.code]
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:  # the only status of HTTP itself that no error code has
+            entry = ErrorTableEntry(status, entry.code)
+        details = VendorErrorDetails(
+            entry=entry, message=str(error), code=error.code, request_id=request_id, retryable=error.retryable, retry_after_s=retry_after_s(error)
         )
-        return RenderedError(kind.status, self.body(failure), headers=self.headers(failure))
+        return RenderedError(entry.status, self.body(details), headers=self.headers(details))
 
 
-def refuse(router: APIRouter, method: str, path: str, why: str) -> None:
-    """Give a router a route for something that the vendor has and Sandlot has not: it answers 501, in the vendor's words.
+def not_supported(router: APIRouter, method: str, path: str, hint: str) -> None:
+    """Add a route for a call of the vendor that Sandlot does not have. The response is 501 in the format of the vendor.
 
     Args:
-        router: It.
-        method: HTTP's.
-        path: Below the prefix.
-        why: One sentence: what to use in its place.
+        router: Router of the vendor.
+        method: HTTP method.
+        path: Path below the prefix.
+        hint: What to use instead, in one sentence.
     """
 
-    async def refused(request: Request) -> None:
-        raise UnsupportedError(f"Sandlot does not have {method} {request.url.path}.", code=ErrorCode.UNSUPPORTED, hint=why)
+    async def respond(request: Request) -> None:
+        raise UnsupportedError(f"Sandlot does not have {method} {request.url.path}.", code=ErrorCode.UNSUPPORTED, hint=hint)
 
-    router.add_api_route(path, refused, methods=[method])
+    router.add_api_route(path, respond, methods=[method])

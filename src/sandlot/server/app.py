@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute
 
 from sandlot import __version__
 from sandlot.compat import agentsandbox, e2b, pandastack, sandbase, sandboxapi, tensorlake
-from sandlot.compat.vendor import Below
+from sandlot.compat.vendor import PrefixRouter
 from sandlot.server import docs_page
 from sandlot.server.openapi import operation_id
 from sandlot.server.v1 import (
@@ -46,7 +46,7 @@ from sandlot.web.route_table import RouteEntry, route_entries
 if TYPE_CHECKING:
     from sandlot.server.composition import RunningService
 
-VENDORS = (agentsandbox.DOOR, e2b.DOOR, pandastack.DOOR, sandbase.DOOR, sandboxapi.DOOR, tensorlake.DOOR)
+VENDORS = (agentsandbox.API, e2b.API, pandastack.API, sandbase.API, sandboxapi.API, tensorlake.API)
 """Compatibility APIs. Each has its own prefix, and none is part of the OpenAPI document."""
 ERROR_FORMATS = ErrorFormatSelector(PROBLEM_FORMAT, VENDORS)
 
@@ -106,8 +106,8 @@ def create_routes() -> FastAPI:
     for resource in _RESOURCES:
         app.include_router(resource.router)
     for vendor in VENDORS:
-        if vendor.at_root is not None:
-            app.include_router(vendor.at_root, include_in_schema=False)
+        if vendor.root_router is not None:
+            app.include_router(vendor.root_router, include_in_schema=False)
     docs_page.install(app, lambda: app.routes)
     return app
 
@@ -122,7 +122,7 @@ def _served_routes() -> tuple[BaseRoute, ...]:
     app = _empty_app()
     _include_vendors(app)
     routers = [resource.router for resource in (*_FIRST, *(resource for resource in _RESOURCES if resource not in _FIRST))]
-    for router in (*routers, *(vendor.at_root for vendor in VENDORS if vendor.at_root is not None)):
+    for router in (*routers, *(vendor.root_router for vendor in VENDORS if vendor.root_router is not None)):
         app.router.routes.extend(router.routes)
     docs_page.install(app, lambda: create_routes().routes)
     return tuple(app.routes)
@@ -137,7 +137,7 @@ def _route_entries() -> tuple[RouteEntry, ...]:
 
 def _include_vendors(app: FastAPI) -> None:
     for vendor in VENDORS:  # first, because each is skipped after a look at its prefix
-        app.include_router(Below(vendor.prefix, vendor.router), prefix=vendor.prefix, include_in_schema=False)
+        app.include_router(PrefixRouter(vendor.prefix, vendor.router), prefix=vendor.prefix, include_in_schema=False)
 
 
 def _empty_app() -> FastAPI:

@@ -6,9 +6,9 @@ What its client sends and expects is its package on PyPI, ``agentsandbox-sdk`` 0
 from __future__ import annotations
 
 from sandlot.compat.agentsandbox import errors, routes
-from sandlot.compat.vendor import Door
+from sandlot.compat.vendor import VendorApi
 
-DOOR = Door(
+API = VendorApi(
     name="agentsandbox",
     prefix="/agentsandbox",
     router=routes.router,

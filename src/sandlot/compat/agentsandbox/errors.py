@@ -9,30 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sandlot.compat.vendor import Failure, Kind, table
+from sandlot.compat.vendor import ErrorTableEntry, VendorErrorDetails, error_table
 from sandlot.model.errors import ErrorCode
 
-_AWAY = Kind(503, "service_unavailable")
+_UNAVAILABLE = ErrorTableEntry(503, "service_unavailable")
 
-TABLE = table(
-    invalid=Kind(422, "validation_error"),
-    unauthenticated=Kind(401, "unauthorized"),
-    forbidden=Kind(403, "forbidden"),
-    absent=Kind(404, "not_found"),
-    conflict=Kind(409, "conflict"),
-    too_large=Kind(413, "too_large"),
-    over=Kind(429, "rate_limit_exceeded"),
-    full=Kind(507, "disk_full"),
-    late=Kind(408, "timeout"),
-    unsupported=Kind(501, "not_supported"),
-    away=_AWAY,
-    internal=Kind(500, "internal_error"),
+TABLE = error_table(
+    invalid=ErrorTableEntry(422, "validation_error"),
+    unauthenticated=ErrorTableEntry(401, "unauthorized"),
+    forbidden=ErrorTableEntry(403, "forbidden"),
+    not_found=ErrorTableEntry(404, "not_found"),
+    conflict=ErrorTableEntry(409, "conflict"),
+    too_large=ErrorTableEntry(413, "too_large"),
+    limit=ErrorTableEntry(429, "rate_limit_exceeded"),
+    disk_full=ErrorTableEntry(507, "disk_full"),
+    timeout=ErrorTableEntry(408, "timeout"),
+    unsupported=ErrorTableEntry(501, "not_supported"),
+    unavailable=_UNAVAILABLE,
+    internal=ErrorTableEntry(500, "internal_error"),
     others={
-        ErrorCode.TEMPLATE_NOT_FOUND: _AWAY,  # no request names one: the operator has to see to it
+        ErrorCode.TEMPLATE_NOT_FOUND: _UNAVAILABLE,  # no request names one: the operator has to see to it
     },
 )
 
 
-def body(failure: Failure) -> Mapping[str, Any]:
+def body(details: VendorErrorDetails) -> Mapping[str, Any]:
     """What its client reads, and what of it helps whoever asks the operator. Pure."""
-    return {"error": {"message": failure.message, "code": failure.kind.word, "request_id": failure.request_id, "retryable": failure.retryable}}
+    return {"error": {"message": details.message, "code": details.entry.code, "request_id": details.request_id, "retryable": details.retryable}}

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from sandlot.compat.agentsandbox import run_files, translate
-from sandlot.compat.agentsandbox.run_files import Before
+from sandlot.compat.agentsandbox.run_files import FileBaseline
 from sandlot.compat.agentsandbox.schemas import ExecuteAnswer, ExecuteBody
 from sandlot.compat.agentsandbox.translate import Program
 from sandlot.compat.common import find_live_sandboxes, find_sandbox, single_chunk
@@ -171,12 +171,12 @@ async def _place(node: Node, principal: Principal, session: str | None) -> Async
         await node.sandboxes.kill(principal, sandbox.id, wait=False)
 
 
-async def _prepared(node: Node, principal: Principal, sandbox: str, file_ids: Sequence[str], *, new: bool) -> Before:
+async def _prepared(node: Node, principal: Principal, sandbox: str, file_ids: Sequence[str], *, new: bool) -> FileBaseline:
     """Put files into the sandbox of a run, and remember the files that are there before the run."""
     if new:
-        return Before(node, principal, sandbox, run_files.seen(await _furnish(node, principal, sandbox, file_ids)))
+        return FileBaseline(node, principal, sandbox, run_files.seen(await _furnish(node, principal, sandbox, file_ids)))
     await node.file_store.inject(principal, sandbox, file_ids)
-    return await Before.look(node, principal, sandbox)
+    return await FileBaseline.look(node, principal, sandbox)
 
 
 async def _furnish(node: Node, principal: Principal, sandbox: str, file_ids: Sequence[str]) -> Sequence[Entry]:

@@ -19,7 +19,7 @@ from sandlot.compat.agentsandbox.schemas import (
     SessionsAnswer,
     UploadQuery,
 )
-from sandlot.compat.vendor import refuse
+from sandlot.compat.vendor import not_supported
 from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import json_response
@@ -119,6 +119,6 @@ async def get_execution(execution: str, request: Request) -> Response:
 
 
 _KEYS = "Make keys where the service runs: sandlot keys create --name NAME."
-refuse(router, "POST", "/v1/api-keys", _KEYS)
-refuse(router, "GET", "/oauth/authorize", _KEYS)
-refuse(router, "POST", "/oauth/token", _KEYS)
+not_supported(router, "POST", "/v1/api-keys", _KEYS)
+not_supported(router, "GET", "/oauth/authorize", _KEYS)
+not_supported(router, "POST", "/oauth/token", _KEYS)

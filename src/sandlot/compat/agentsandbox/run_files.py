@@ -69,7 +69,7 @@ class Found:
     size_bytes: int
 
 
-class Before:
+class FileBaseline:
     """Files of a sandbox before a run.
 
     Args:
@@ -86,7 +86,7 @@ class Before:
         self._seen = seen
 
     @classmethod
-    async def look(cls, node: Node, principal: Principal, sandbox: str) -> Before:
+    async def look(cls, node: Node, principal: Principal, sandbox: str) -> FileBaseline:
         """List the files of a sandbox.
 
         Raises:
@@ -122,7 +122,7 @@ def seen(put: Iterable[Entry]) -> Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CollectedFiles:
     """What became of the files that a run made.
 
     Args:
@@ -136,7 +136,7 @@ class Kept:
     more: bool = False
 
 
-async def collect(before: Before, changed: Changed | None = None, time_s: float | None = None) -> Kept:
+async def collect(before: FileBaseline, changed: Changed | None = None, time_s: float | None = None) -> CollectedFiles:
     """Find the files that a run made, and keep them. The run has its result, whatever becomes of these: nothing is raised.
 
     Args:
@@ -180,7 +180,7 @@ async def collect(before: Before, changed: Changed | None = None, time_s: float 
             async with asyncio.TaskGroup() as group:
                 for number, file in enumerate(few):
                     group.create_task(keep(number, file))
-    return Kept([kept[number] for number in sorted(kept)], len(found) - len(kept) - gone, more)
+    return CollectedFiles([kept[number] for number in sorted(kept)], len(found) - len(kept) - gone, more)
 
 
 def chosen(found: Sequence[Found]) -> list[Found]:

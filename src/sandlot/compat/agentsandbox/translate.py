@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from sandlot.compat.agentsandbox.run_files import ANSWER_S, Kept
+from sandlot.compat.agentsandbox.run_files import ANSWER_S, CollectedFiles
 from sandlot.compat.agentsandbox.schemas import ExecuteAnswer, ExecutionAnswer, FileAnswer, LanguageName, MadeFile
 from sandlot.compat.common import VENDOR_KEY, rfc3339_ms
 from sandlot.model.access import Principal
@@ -168,7 +168,7 @@ def no_session(id_: str) -> NotFoundError:
     )
 
 
-def answer(session: SandboxId, done: CommandResult, kept: Kept, timeout_s: float) -> ExecuteAnswer:
+def answer(session: SandboxId, done: CommandResult, kept: CollectedFiles, timeout_s: float) -> ExecuteAnswer:
     """What a run's client is given.
 
     Args:

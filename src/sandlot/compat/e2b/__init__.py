@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from sandlot.compat.e2b import access, errors, routes
-from sandlot.compat.vendor import Door
+from sandlot.compat.vendor import VendorApi
 
-DOOR = Door(
+API = VendorApi(
     name="e2b",
     prefix=access.PREFIX,
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
     help="docs/howto/move-from-e2b.md of Sandlot says which of E2B's calls there are.",
-    at_root=routes.ROOT,
+    root_router=routes.ROOT,
     authenticate=access.admit,
     headers=errors.headers,
 )

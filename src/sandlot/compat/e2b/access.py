@@ -27,7 +27,7 @@ from sandlot.web.dependencies import get_node, get_principal
 
 PREFIX = "/e2b"
 FILES = "/files"
-"""Below the prefix, and at the root of the port, where signed URLs lead."""
+"""PrefixRouter the prefix, and at the root of the port, where signed URLs lead."""
 
 SANDBOX, PORT = "e2b-sandbox-id", "e2b-sandbox-port"
 TOKENS = ("x-access-token", "e2b-traffic-access-token")

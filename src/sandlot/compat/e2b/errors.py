@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sandlot.compat.vendor import Failure, Kind, table
+from sandlot.compat.vendor import ErrorTableEntry, VendorErrorDetails, error_table
 from sandlot.model.errors import ErrorCode
 
 NOT_FOUND = "was not found"
@@ -19,41 +19,41 @@ NOT_FOUND = "was not found"
 ASKED_AGAIN = frozenset({429, 502, 503, 504})
 """Statuses after which the control plane's clients wait, as ``Retry-After`` says or a little, and ask again, three times (e2b, ``retry.py``)."""
 
-_GONE = Kind(502, "unavailable")
+_GONE = ErrorTableEntry(502, "unavailable")
 
-TABLE = table(
-    invalid=Kind(400, "invalid_argument"),
-    unauthenticated=Kind(401, "unauthenticated"),
-    forbidden=Kind(403, "permission_denied"),
-    absent=Kind(404, "not_found"),
-    conflict=Kind(409, "already_exists"),
-    too_large=Kind(413, "resource_exhausted"),
-    over=Kind(429, "resource_exhausted"),
-    full=Kind(507, "resource_exhausted"),
-    late=Kind(408, "deadline_exceeded"),
-    unsupported=Kind(501, "unimplemented"),
-    away=Kind(503, "unavailable"),
-    internal=Kind(500, "internal"),
+TABLE = error_table(
+    invalid=ErrorTableEntry(400, "invalid_argument"),
+    unauthenticated=ErrorTableEntry(401, "unauthenticated"),
+    forbidden=ErrorTableEntry(403, "permission_denied"),
+    not_found=ErrorTableEntry(404, "not_found"),
+    conflict=ErrorTableEntry(409, "already_exists"),
+    too_large=ErrorTableEntry(413, "resource_exhausted"),
+    limit=ErrorTableEntry(429, "resource_exhausted"),
+    disk_full=ErrorTableEntry(507, "resource_exhausted"),
+    timeout=ErrorTableEntry(408, "deadline_exceeded"),
+    unsupported=ErrorTableEntry(501, "unimplemented"),
+    unavailable=ErrorTableEntry(503, "unavailable"),
+    internal=ErrorTableEntry(500, "internal"),
     others={
         ErrorCode.SANDBOX_ENDED: _GONE,
         ErrorCode.SANDBOX_PAUSED: _GONE,  # at E2B too a paused one is not running, and what does not resume it does not find it
-        ErrorCode.SNAPSHOT_UNUSABLE: Kind(409, "failed_precondition"),
+        ErrorCode.SNAPSHOT_UNUSABLE: ErrorTableEntry(409, "failed_precondition"),
     },
 )
 
 
-def body(failure: Failure) -> Mapping[str, Any]:
+def body(details: VendorErrorDetails) -> Mapping[str, Any]:
     """What clients read. Pure."""
-    return {"code": failure.kind.status, "message": told(failure)}
+    return {"code": details.entry.status, "message": told(details)}
 
 
-def headers(failure: Failure) -> Mapping[str, str]:
+def headers(details: VendorErrorDetails) -> Mapping[str, str]:
     """``Should-Retry: false`` where clients would ask again by themselves, and would be refused again. Pure."""
-    return {"Should-Retry": "false"} if failure.kind.status in ASKED_AGAIN and failure.retry_after_s is None else {}
+    return {"Should-Retry": "false"} if details.entry.status in ASKED_AGAIN and details.retry_after_s is None else {}
 
 
-def told(failure: Failure) -> str:
+def told(details: VendorErrorDetails) -> str:
     """The message, with the words by which clients know that a sandbox is no more. Pure."""
-    if failure.kind is not _GONE or NOT_FOUND in failure.message:
-        return failure.message
-    return f"The sandbox {NOT_FOUND}: {failure.message}"
+    if details.entry is not _GONE or NOT_FOUND in details.message:
+        return details.message
+    return f"The sandbox {NOT_FOUND}: {details.message}"

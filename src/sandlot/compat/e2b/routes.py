@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from sandlot.compat.e2b.control import history, sandboxes, snapshots, templates
 from sandlot.compat.e2b.envd import routes as envd
 from sandlot.compat.e2b.interpreter import routes as interpreter
-from sandlot.compat.vendor import refuse
+from sandlot.compat.vendor import not_supported
 
 ROOT = envd.ROOT
 
@@ -39,7 +39,7 @@ for _method, _path, _why in (
     ("DELETE", "/secrets/{secret}", _SECRETS),
     ("GET", "/teams", _TEAMS),
 ):
-    refuse(router, _method, _path, _why)
+    not_supported(router, _method, _path, _why)
 
 for _part in (history, sandboxes, snapshots, templates, envd, interpreter):  # "/sandboxes/metrics" before "/sandboxes/{sandbox}"
     router.routes.extend(_part.router.routes)

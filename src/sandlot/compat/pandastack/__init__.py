@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sandlot.compat.pandastack import errors, routes
-from sandlot.compat.vendor import Door
+from sandlot.compat.vendor import VendorApi
 
-DOOR = Door(
+API = VendorApi(
     name="pandastack",
     prefix="/pandastack",
     router=routes.router,

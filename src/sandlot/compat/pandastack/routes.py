@@ -28,7 +28,7 @@ from sandlot.compat.pandastack.schemas import (
     VolumeBody,
     VolumesAnswer,
 )
-from sandlot.compat.vendor import refuse
+from sandlot.compat.vendor import not_supported
 from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError
 from sandlot.model.specs import MIB
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
@@ -233,6 +233,6 @@ for _path, _why in (
     ("/v1/schedules", "Call this API by a scheduler of your own."),
     ("/v1/me/tokens", _KEYS),
 ):
-    refuse(router, "GET", _path, _why)
-    refuse(router, "POST", _path, _why)
-refuse(router, "POST", "/v1/templates/build", _BUILDS)
+    not_supported(router, "GET", _path, _why)
+    not_supported(router, "POST", _path, _why)
+not_supported(router, "POST", "/v1/templates/build", _BUILDS)

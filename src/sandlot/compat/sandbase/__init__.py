@@ -6,9 +6,9 @@ No client is published; its documentation shows programs with ``requests``, and 
 from __future__ import annotations
 
 from sandlot.compat.sandbase import errors, routes
-from sandlot.compat.vendor import Door
+from sandlot.compat.vendor import VendorApi
 
-DOOR = Door(
+API = VendorApi(
     name="sandbase",
     prefix="/sandbase",
     router=routes.router,

@@ -13,7 +13,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.compat.common import find_live_sandboxes
-from sandlot.compat.e2b_conventions import NEXT, metadata_filter, told
+from sandlot.compat.e2b_conventions import NEXT, e2b_json_response, metadata_filter
 from sandlot.compat.sandbase import translate
 from sandlot.compat.sandbase.sandboxes import live, made, opened
 from sandlot.compat.sandbase.schemas import E2bListQuery, E2bSandboxBody, ResumeBody
@@ -48,7 +48,7 @@ async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Reque
         found = [sandbox for sandbox in found if (sandbox.created_at, sandbox.id) < (after.at, after.id)]
     page = found[: query.limit]
     headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
-    return told([translate.sandbox(sandbox) for sandbox in page], headers=headers)
+    return e2b_json_response([translate.sandbox(sandbox) for sandbox in page], headers=headers)
 
 
 @router.post("/v2/sandboxes/{sandbox}/connect")
@@ -62,4 +62,4 @@ async def connect(sandbox: str, request: Request, body: ResumeBody | None = None
         found = await sandboxes.resume(principal, found.id, timeout_s=seconds)
     elif found.expires_at is not None and (found.expires_at - found.as_of).total_seconds() < seconds:
         found = await sandboxes.update(principal, found.id, UpdateSandboxParams(timeout_s=seconds))
-    return told(opened(request, found), 201 if paused else 200)
+    return e2b_json_response(opened(request, found), 201 if paused else 200)

@@ -9,34 +9,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sandlot.compat.vendor import Failure, Kind, table
+from sandlot.compat.vendor import ErrorTableEntry, VendorErrorDetails, error_table
 from sandlot.model.errors import ErrorCode
 
-_INVALID = Kind(400, "")
-_GONE = Kind(404, "sandbox not found")
+_INVALID = ErrorTableEntry(400, "")
+_GONE = ErrorTableEntry(404, "sandbox not found")
 
-TABLE = table(
+TABLE = error_table(
     invalid=_INVALID,
-    unauthenticated=Kind(401, ""),
-    forbidden=Kind(403, ""),
-    absent=Kind(404, ""),
-    conflict=Kind(409, ""),
-    too_large=Kind(413, ""),
-    over=Kind(429, ""),
-    full=Kind(507, ""),
-    late=Kind(408, ""),
-    unsupported=Kind(501, ""),
-    away=Kind(503, ""),
-    internal=Kind(500, ""),
+    unauthenticated=ErrorTableEntry(401, ""),
+    forbidden=ErrorTableEntry(403, ""),
+    not_found=ErrorTableEntry(404, ""),
+    conflict=ErrorTableEntry(409, ""),
+    too_large=ErrorTableEntry(413, ""),
+    limit=ErrorTableEntry(429, ""),
+    disk_full=ErrorTableEntry(507, ""),
+    timeout=ErrorTableEntry(408, ""),
+    unsupported=ErrorTableEntry(501, ""),
+    unavailable=ErrorTableEntry(503, ""),
+    internal=ErrorTableEntry(500, ""),
     others={
         ErrorCode.TEMPLATE_NOT_FOUND: _INVALID,
         ErrorCode.SANDBOX_NOT_FOUND: _GONE,
         ErrorCode.SANDBOX_ENDED: _GONE,
-        ErrorCode.SANDBOX_PAUSED: Kind(409, "sandbox is not active"),
+        ErrorCode.SANDBOX_PAUSED: ErrorTableEntry(409, "sandbox is not active"),
     },
 )
 
 
-def body(failure: Failure) -> Mapping[str, Any]:
+def body(details: VendorErrorDetails) -> Mapping[str, Any]:
     """What callers read. Pure."""
-    return {"code": failure.kind.status, "message": failure.kind.word or failure.message, "error": failure.message}
+    return {"code": details.entry.status, "message": details.entry.code or details.message, "error": details.message}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from sandlot.compat.sandbase import e2b_client, runtime, sandboxes, telling
-from sandlot.compat.vendor import refuse
+from sandlot.compat.vendor import not_supported
 
 router = APIRouter()
 for _part in (e2b_client, runtime, sandboxes, telling):
@@ -23,11 +23,11 @@ for _path in (
     "/v1/sessions",
     "/v1/environments",
 ):
-    refuse(router, "POST", _path, _AGENTS)
+    not_supported(router, "POST", _path, _AGENTS)
 for _path in ("/v1/chat/completions", "/v1/messages", "/v1/embeddings"):
-    refuse(router, "POST", _path, _MODELS)
-refuse(router, "GET", "/v1/models", _MODELS)
-refuse(router, "POST", "/templates", _TEMPLATES)
-refuse(router, "POST", "/v3/templates", _TEMPLATES)
+    not_supported(router, "POST", _path, _MODELS)
+not_supported(router, "GET", "/v1/models", _MODELS)
+not_supported(router, "POST", "/templates", _TEMPLATES)
+not_supported(router, "POST", "/v3/templates", _TEMPLATES)
 for _method, _path in (("POST", "/sandboxes/{sandbox}/fork"), ("POST", "/sandboxes/{sandbox}/snapshots"), ("PUT", "/sandboxes/{sandbox}/network")):
-    refuse(router, _method, _path, _E2B)
+    not_supported(router, _method, _path, _E2B)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.compat.common import single_chunk
-from sandlot.compat.e2b_conventions import told
+from sandlot.compat.e2b_conventions import e2b_json_response
 from sandlot.compat.sandbase import translate
 from sandlot.compat.sandbase.sandboxes import by_e2b, live
 from sandlot.compat.sandbase.schemas import ContentBody, FolderBody, FolderQuery, MetricsQuery, MoveBody, PathQuery, ProcessBody, done
@@ -69,13 +69,13 @@ async def run(sandbox: str, body: ProcessBody, request: Request) -> Response:
     answer = translate.outcome(finished)
     if finished.outcome.reason == "timeout":
         return _failed(f"The command was ended after {spec.timeout_s:g} seconds. Give a longer timeout.", answer)
-    return told(answer)
+    return e2b_json_response(answer)
 
 
 def _failed(message: str, more: dict[str, Any] | None = None) -> Response:
     """A command that was not run to its end, and what it wrote until then."""
     status = HTTPStatus.BAD_GATEWAY
-    return told({**(more or {}), "code": status.value, "message": message, "error": message}, status)
+    return e2b_json_response({**(more or {}), "code": status.value, "message": message, "error": message}, status)
 
 
 @router.get("/sandboxes/{sandbox}/files")
@@ -86,7 +86,7 @@ async def read_or_list(sandbox: str, query: Annotated[FolderQuery, Query()], req
         return _raw(await files.read(principal, sandbox, query.path))
     except InvalidRequestError as error:
         with suppress(SandlotError):
-            return told([translate.entry(each) for each in await _listing(request, sandbox, query.path)])
+            return e2b_json_response([translate.entry(each) for each in await _listing(request, sandbox, query.path)])
         raise error from None
 
 
@@ -97,14 +97,14 @@ async def upload(sandbox: str, request: Request) -> Response:
     """Write a file that a form carries; where the upload breaks off, the old file stays."""
     found = await live(request, sandbox)
     entry = await cancel_on_hangup(request, _upload(request, found.id))
-    return told(translate.entry(entry))
+    return e2b_json_response(translate.entry(entry))
 
 
 @router.get("/sandboxes/{sandbox}/filesystem/list")
 async def list_folder(sandbox: str, query: Annotated[FolderQuery, Query()], request: Request) -> Response:
     """List a folder."""
     found = await _listing(request, sandbox, query.path)
-    return told([translate.entry(each) for each in found])
+    return e2b_json_response([translate.entry(each) for each in found])
 
 
 @router.get("/sandboxes/{sandbox}/filesystem")
@@ -119,7 +119,7 @@ async def read(sandbox: str, query: Annotated[PathQuery, Query()], request: Requ
         raise InvalidRequestError(
             f"The file has more than {translate.INLINE_BYTES} bytes.", hint="Download it: GET .../filesystem/download.", fields={"field": "path"}
         )
-    return told({"content": base64.b64encode(content).decode(), "path": query.path})
+    return e2b_json_response({"content": base64.b64encode(content).decode(), "path": query.path})
 
 
 @router.post("/sandboxes/{sandbox}/filesystem")
@@ -150,20 +150,20 @@ async def download(sandbox: str, query: Annotated[PathQuery, Query()], request: 
 @router.get("/sandboxes/{sandbox}/filesystem/stat")
 async def stat(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Look at a path."""
-    return told(translate.entry(await get_node(request).files.stat(get_principal(request), sandbox, query.path)))
+    return e2b_json_response(translate.entry(await get_node(request).files.stat(get_principal(request), sandbox, query.path)))
 
 
 @router.post("/sandboxes/{sandbox}/filesystem/mkdir")
 async def make_folder(sandbox: str, body: FolderBody, request: Request) -> Response:
     """Make a folder, and those above it."""
-    return told(translate.entry(await get_node(request).files.make_directory(get_principal(request), sandbox, body.path)))
+    return e2b_json_response(translate.entry(await get_node(request).files.make_directory(get_principal(request), sandbox, body.path)))
 
 
 @router.post("/sandboxes/{sandbox}/filesystem/move")
 async def move(sandbox: str, body: MoveBody, request: Request) -> Response:
     """Move or rename."""
     moved = await get_node(request).files.move(get_principal(request), sandbox, body.source, body.destination)
-    return told(translate.entry(moved))
+    return e2b_json_response(translate.entry(moved))
 
 
 @router.get("/sandboxes/{sandbox}/health")
@@ -182,15 +182,15 @@ async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request
     used, now = await get_node(request).sandboxes.usage(get_principal(request), found.id), found.as_of
     lived_s = (now - found.created_at).total_seconds()
     if not listed:
-        return told(translate.metrics(used, now, lived_s))
+        return e2b_json_response(translate.metrics(used, now, lived_s))
     wanted = (query.start or 0) <= now.timestamp() and (query.end is None or query.end >= int(now.timestamp()))
-    return told([translate.e2b_metrics(used, now, lived_s)] if wanted else [])
+    return e2b_json_response([translate.e2b_metrics(used, now, lived_s)] if wanted else [])
 
 
 @router.get("/sandboxes/{sandbox}/envs")
 async def envs(sandbox: str, request: Request) -> Response:
     """What every command starts with."""
-    return told(translate.envs(await live(request, sandbox)))
+    return e2b_json_response(translate.envs(await live(request, sandbox)))
 
 
 async def _upload(request: Request, sandbox: str) -> Entry:

@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.compat.common import find_live_sandbox, find_sandbox, find_sandboxes
-from sandlot.compat.e2b_conventions import told
+from sandlot.compat.e2b_conventions import e2b_json_response
 from sandlot.compat.sandbase import translate
 from sandlot.compat.sandbase.schemas import PauseBody, RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
@@ -41,7 +41,7 @@ async def made(body: SandboxBody, request: Request) -> Response:
     known = await node.templates.list(get_principal(request))
     params = translate.new_sandbox(body, [each.name for each in known])
     sandbox = await cancel_on_disconnect(request, node.sandboxes.create(get_principal(request), params))
-    return told(opened(request, sandbox), 201)
+    return e2b_json_response(opened(request, sandbox), 201)
 
 
 @router.get("/sandboxes")
@@ -51,16 +51,16 @@ async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Reques
     states = SandboxFilter(states=frozenset(state for state, status in translate.STATUSES.items() if status in wanted))
     newest = None if translate.LIVE.issuperset(wanted) else MOST_ENDED
     found = await find_sandboxes(get_node(request), get_principal(request), states, newest=newest)
-    return told([translate.sandbox(sandbox) for sandbox in reversed(found)])
+    return e2b_json_response([translate.sandbox(sandbox) for sandbox in reversed(found)])
 
 
 @router.get("/sandboxes/{sandbox}")
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox, also at one that has ended, for as long as it is known."""
     if by_e2b(request):
-        return told(opened(request, await live(request, sandbox)))
+        return e2b_json_response(opened(request, await live(request, sandbox)))
     found = await find_sandbox(get_node(request), get_principal(request), sandbox)
-    return told(translate.sandbox(found) if found.is_over else opened(request, found))
+    return e2b_json_response(translate.sandbox(found) if found.is_over else opened(request, found))
 
 
 @router.delete("/sandboxes/{sandbox}")
@@ -96,7 +96,7 @@ async def resume(sandbox: str, request: Request, body: ResumeBody | None = None)
             found = await sandboxes.resume(principal, found.id, timeout_s=seconds)
         else:
             found = await sandboxes.update(principal, found.id, UpdateSandboxParams(timeout_s=seconds))
-    return told(opened(request, found))
+    return e2b_json_response(opened(request, found))
 
 
 @router.post("/sandboxes/{sandbox}/timeout")
@@ -115,21 +115,21 @@ async def refresh(sandbox: str, body: RefreshBody, request: Request) -> Response
 async def list_templates(request: Request) -> Response:
     """List what a sandbox can be started from."""
     known = await get_node(request).templates.list(get_principal(request))
-    return told([translate.template(name, about) for name, about in translate.templates(known)])
+    return e2b_json_response([translate.template(name, about) for name, about in translate.templates(known)])
 
 
 @router.get("/templates/aliases/{alias}")
 async def alias(alias: str, request: Request) -> Response:
     """Which template a name is."""
     name, _ = await _template(request, alias)
-    return told({"templateID": name, "public": True})
+    return e2b_json_response({"templateID": name, "public": True})
 
 
 @router.get("/templates/{template}")
 async def get_template(template: str, request: Request) -> Response:
     """Look at a template."""
     name, about = await _template(request, template)
-    return told(translate.template(name, about))
+    return e2b_json_response(translate.template(name, about))
 
 
 def by_e2b(request: Request) -> bool:

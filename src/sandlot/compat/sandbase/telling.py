@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.compat.common import find_sandbox
-from sandlot.compat.e2b_conventions import told
+from sandlot.compat.e2b_conventions import e2b_json_response
 from sandlot.compat.sandbase import translate, webhook_payload
 from sandlot.compat.sandbase.schemas import EventsQuery, WebhookBody, WebhookChangeBody, done
 from sandlot.model.errors import ErrorCode, NotFoundError
@@ -21,7 +21,7 @@ router = APIRouter()
 async def list_events(query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to sandboxes, newest first."""
     found = await get_node(request).history.latest_events(get_principal(request), kinds=webhook_payload.TYPES, limit=query.limit)
-    return told([webhook_payload.event(record) for record in found])
+    return e2b_json_response([webhook_payload.event(record) for record in found])
 
 
 @router.get("/events/sandboxes/{sandbox}")
@@ -30,7 +30,7 @@ async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], r
     node, principal = get_node(request), get_principal(request)
     known = await find_sandbox(node, principal, sandbox)
     found = await node.history.latest_events(principal, kinds=webhook_payload.TYPES, limit=query.limit, sandbox=known.id)
-    return told([webhook_payload.event(record) for record in found])
+    return e2b_json_response([webhook_payload.event(record) for record in found])
 
 
 @router.post("/events/webhooks")
@@ -45,14 +45,14 @@ async def create_webhook(body: WebhookBody, request: Request) -> Response:
         payload_format=translate.NAME,
         enabled=body.enabled is not False,
     )
-    return told({**webhook_payload.webhook(made), "signatureSecret": made.secret}, 201)
+    return e2b_json_response({**webhook_payload.webhook(made), "signatureSecret": made.secret}, 201)
 
 
 @router.get("/events/webhooks")
 async def list_webhooks(request: Request) -> Response:
     """The webhooks that were made here, oldest first."""
     found = await get_node(request).webhooks.list(get_principal(request))
-    return told([webhook_payload.webhook(record) for record in found if record.payload_format == translate.NAME])
+    return e2b_json_response([webhook_payload.webhook(record) for record in found if record.payload_format == translate.NAME])
 
 
 @router.patch("/events/webhooks/{webhook}")
@@ -66,7 +66,7 @@ async def change_webhook(webhook: str, body: WebhookChangeBody, request: Request
         secret=body.signature_secret,
         enabled=body.enabled,
     )
-    return told(webhook_payload.webhook(await get_node(request).webhooks.update(get_principal(request), record.id, change)))
+    return e2b_json_response(webhook_payload.webhook(await get_node(request).webhooks.update(get_principal(request), record.id, change)))
 
 
 @router.delete("/events/webhooks/{webhook}")

@@ -7,9 +7,9 @@ beyond these is its documentation's. ``COVERAGE.md`` lists every call; ``sandlot
 from __future__ import annotations
 
 from sandlot.compat.sandboxapi import errors, routes
-from sandlot.compat.vendor import Door
+from sandlot.compat.vendor import VendorApi
 
-DOOR = Door(
+API = VendorApi(
     name="sandboxapi",
     prefix="/sandboxapi",
     router=routes.router,

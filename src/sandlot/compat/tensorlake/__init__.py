@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from sandlot.compat.tensorlake import errors, routes
 from sandlot.compat.tensorlake.addressing import PREFIX
-from sandlot.compat.vendor import Door
+from sandlot.compat.vendor import VendorApi
 
-DOOR = Door(
+API = VendorApi(
     name="tensorlake",
     prefix=PREFIX,
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
     help="docs/howto/move-from-tensorlake.md of Sandlot says which of Tensorlake's calls there are.",
-    at_root=routes.at_root,
+    root_router=routes.root_router,
     authenticate=routes.admit,
 )

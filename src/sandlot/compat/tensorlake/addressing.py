@@ -35,7 +35,7 @@ HOST_SUFFIX = ".local"
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])
 
 router = APIRouter()
-at_root = APIRouter()
+root_router = APIRouter()
 
 
 async def one_namespace(request: Request) -> None:
@@ -53,7 +53,7 @@ async def one_namespace(request: Request) -> None:
         )
 
 
-class Ways:
+class RouteAliases:
     """A set of calls that is there at several places.
 
     Args:
@@ -85,8 +85,8 @@ class Ways:
         return add
 
 
-CONTROL = Ways((router, "/v1/namespaces/{namespace}"), (router, ""))
-INSIDE = Ways((router, f"{BELOW}/{{sandbox}}{INNER}"), (at_root, INNER))
+CONTROL = RouteAliases((router, "/v1/namespaces/{namespace}"), (router, ""))
+INSIDE = RouteAliases((router, f"{BELOW}/{{sandbox}}{INNER}"), (root_router, INNER))
 
 
 async def any_sandbox(request: HTTPConnection, id_or_name: str) -> SandboxInfo:

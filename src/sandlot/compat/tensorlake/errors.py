@@ -8,30 +8,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sandlot.compat.vendor import Failure, Kind, table
+from sandlot.compat.vendor import ErrorTableEntry, VendorErrorDetails, error_table
 from sandlot.model.errors import ErrorCode
 
-_INVALID = Kind(400, "INVALID_REQUEST")
+_INVALID = ErrorTableEntry(400, "INVALID_REQUEST")
 
-TABLE = table(
+TABLE = error_table(
     invalid=_INVALID,
-    unauthenticated=Kind(401, "UNAUTHORIZED"),
-    forbidden=Kind(403, "FORBIDDEN"),
-    absent=Kind(404, "NOT_FOUND"),
-    conflict=Kind(409, "CONFLICT"),
-    too_large=Kind(413, "TOO_LARGE"),
-    over=Kind(429, "QUOTA_EXCEEDED"),
-    full=Kind(507, "DISK_FULL"),
-    late=Kind(408, "TIMEOUT"),
-    unsupported=Kind(501, "NOT_SUPPORTED"),
-    away=Kind(503, "SERVICE_UNAVAILABLE"),
-    internal=Kind(500, "INTERNAL"),
+    unauthenticated=ErrorTableEntry(401, "UNAUTHORIZED"),
+    forbidden=ErrorTableEntry(403, "FORBIDDEN"),
+    not_found=ErrorTableEntry(404, "NOT_FOUND"),
+    conflict=ErrorTableEntry(409, "CONFLICT"),
+    too_large=ErrorTableEntry(413, "TOO_LARGE"),
+    limit=ErrorTableEntry(429, "QUOTA_EXCEEDED"),
+    disk_full=ErrorTableEntry(507, "DISK_FULL"),
+    timeout=ErrorTableEntry(408, "TIMEOUT"),
+    unsupported=ErrorTableEntry(501, "NOT_SUPPORTED"),
+    unavailable=ErrorTableEntry(503, "SERVICE_UNAVAILABLE"),
+    internal=ErrorTableEntry(500, "INTERNAL"),
     others={
         ErrorCode.TEMPLATE_NOT_FOUND: _INVALID,  # an image that is not there is no sandbox that is not there
     },
 )
 
 
-def body(failure: Failure) -> Mapping[str, Any]:
+def body(details: VendorErrorDetails) -> Mapping[str, Any]:
     """What callers read. Pure."""
-    return {"error": failure.message, "code": failure.kind.word, "request_id": failure.request_id}
+    return {"error": details.message, "code": details.entry.code, "request_id": details.request_id}

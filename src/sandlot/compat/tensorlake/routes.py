@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sandlot.compat.tensorlake.addressing import at_root, router
+from sandlot.compat.tensorlake.addressing import root_router, router
 from sandlot.compat.tensorlake.control import logs, pools, sandboxes, snapshots
 from sandlot.compat.tensorlake.runtime import daemon, files, processes, terminals, tunnels
-from sandlot.compat.vendor import refuse
+from sandlot.compat.vendor import not_supported
 
-__all__ = ["admit", "at_root", "router"]
+__all__ = ["admit", "root_router", "router"]
 
 ROOMS = (processes, files, terminals, tunnels, daemon, sandboxes, snapshots, pools, logs)
 """Each has put its routes where they are asked for."""
@@ -23,4 +23,4 @@ for _method, _path, _why in (
     ("GET", "/v1/namespaces/default/secrets", "Give secrets as the environment of what needs them."),
     ("POST", "/v1/namespaces/default/secrets", "Give secrets as the environment of what needs them."),
 ):
-    refuse(router, _method, _path, _why)
+    not_supported(router, _method, _path, _why)

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from agentsandbox import AgentSandbox, AgentSandboxError
 
-from sandlot.compat.agentsandbox import DOOR
+from sandlot.compat.agentsandbox import API
 from sandlot.model.errors import ErrorCode, error_class
 from sandlot.web.errors import problem_response
 from tests.support.cases import cases
@@ -25,7 +25,7 @@ RAISED: dict[int, type[AgentSandboxError]] = {
 
 @cases("code", ErrorCode)
 def test_client_raises_its_own_error_with_message_and_hint(code: ErrorCode) -> None:
-    told = problem_response(error_class(code)("It happened.", code=code, hint="Do this."), "abc", error_format=DOOR)
+    told = problem_response(error_class(code)("It happened.", code=code, hint="Do this."), "abc", error_format=API)
 
     def refuse(_: httpx.Request) -> httpx.Response:
         return httpx.Response(told.status_code, content=bytes(told.body), headers=dict(told.headers))

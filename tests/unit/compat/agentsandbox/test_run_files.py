@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sandlot.compat.agentsandbox import run_files
-from sandlot.compat.agentsandbox.run_files import Before, Found
+from sandlot.compat.agentsandbox.run_files import FileBaseline, Found
 from sandlot.core.files import files
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
@@ -53,7 +53,7 @@ def test_hidden_and_compiled_files_are_no_outputs(path: str, *, hidden: bool) ->
 
 
 async def test_outputs_are_kept_up_to_the_size_limit(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = await Before.look(at.node, OPERATOR, sandbox.id)
+    before = await FileBaseline.look(at.node, OPERATOR, sandbox.id)
     await sh(at.node, sandbox, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
     monkeypatch.setattr(run_files, "KEPT_BYTES", 10)
     kept = await run_files.collect(before)
@@ -66,7 +66,7 @@ async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench
     for number in range(1, 7):
         guest.files.write(f"/output/{number}", bytes(100), 1000)
 
-    class Liar(Before):
+    class Liar(FileBaseline):
         async def made(self, _: object) -> tuple[list[Found], bool]:
             return [Found(f"/output/{i}", 1) for i in range(1, 7)], False
 
@@ -77,14 +77,14 @@ async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench
 
 
 async def test_outputs_count_against_the_upload_quota(at: SharedBench, sandbox: Sandbox) -> None:
-    before = await Before.look(at.node, replace(OPERATOR, quota=Quota(upload_bytes=5)), sandbox.id)
+    before = await FileBaseline.look(at.node, replace(OPERATOR, quota=Quota(upload_bytes=5)), sandbox.id)
     await sh(at.node, sandbox, "cd /output; printf 12345 > a; printf 123456 > b")
     kept = await run_files.collect(before)
     assert ([record.filename for record in kept.records], kept.left) == (["a"], 1)
 
 
 async def test_files_in_subfolders_are_outputs_and_links_are_not(at: SharedBench, sandbox: Sandbox) -> None:
-    before = await Before.look(at.node, OPERATOR, sandbox.id)
+    before = await FileBaseline.look(at.node, OPERATOR, sandbox.id)
     guest = at.driver.guest(sandbox.ref)
     for path in ("/output/d/a", "/output/.hidden/b", "/output/__pycache__/c.pyc"):
         guest.files.write(path, b"1", 1000)
@@ -96,9 +96,9 @@ async def test_files_in_subfolders_are_outputs_and_links_are_not(at: SharedBench
 
 
 async def test_large_tree_is_compared_by_a_program_inside(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await Before.look(at.node, OPERATOR, sandbox.id)).tracked == ()
+    assert (await FileBaseline.look(at.node, OPERATOR, sandbox.id)).tracked == ()
     monkeypatch.setattr(run_files, "FEW_FOLDERS", 1)
-    before = await Before.look(at.node, OPERATOR, sandbox.id)
+    before = await FileBaseline.look(at.node, OPERATOR, sandbox.id)
 
     assert before.tracked == run_files.FOLDERS
     changed = [ChangedFile(path, created=True, size_bytes=1, modified_ns=0) for path in ("/output/a", "/output/.b")]
@@ -109,7 +109,7 @@ async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: San
     async def forever(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    class FoundAtOnce(Before):
+    class FoundAtOnce(FileBaseline):
         async def made(self, _: object) -> tuple[list[Found], bool]:
             return [Found("/output/a", 1)], False
 
@@ -120,7 +120,7 @@ async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: San
     kept = await run_files.collect(FoundAtOnce(at.node, OPERATOR, sandbox.id, {}), time_s=-1)
     assert (list(kept.records), kept.left, kept.more) == ([], 1, False)
     monkeypatch.setattr(files, "listing", forever)
-    assert (await run_files.collect(Before(at.node, OPERATOR, sandbox.id, {}))).more
+    assert (await run_files.collect(FileBaseline(at.node, OPERATOR, sandbox.id, {}))).more
 
 
 @cases("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
@@ -130,7 +130,7 @@ async def test_run_keeps_its_result_if_its_outputs_cannot_be_kept(
     async def refuses(*_: object, **__: object) -> None:
         raise error_class(code)("no", code=code)
 
-    before = await Before.look(at.node, OPERATOR, sandbox.id)
+    before = await FileBaseline.look(at.node, OPERATOR, sandbox.id)
     await sh(at.node, sandbox, "echo 1 > a")
     monkeypatch.setattr(type(at.node.file_store), "keep", refuses)
     assert (await run_files.collect(before)).left == 1

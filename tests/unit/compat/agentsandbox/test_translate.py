@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sandlot.compat.agentsandbox import translate
-from sandlot.compat.agentsandbox.run_files import Kept
+from sandlot.compat.agentsandbox.run_files import CollectedFiles
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.executions import CommandResult, ProcessOutcome
@@ -74,15 +74,15 @@ def test_session_has_a_timeout_only_if_the_quota_demands_it() -> None:
 
 
 def test_omitted_files_are_counted() -> None:
-    told = translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3), 110)
+    told = translate.answer(BOX, finished(b"", b""), CollectedFiles([FILE], left=3), 110)
     assert (told.files_omitted, told.stderr) == (3, "Sandlot kept 1 of 4 files that this run made; the others are where the run left them.\n")
-    assert "there may be others" in translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3, more=True), 110).stderr
+    assert "there may be others" in translate.answer(BOX, finished(b"", b""), CollectedFiles([FILE], left=3, more=True), 110).stderr
 
 
 def test_truncated_output_says_how_many_bytes_are_missing() -> None:
     stdout = OutputCapture(4, 4)
     stdout.add(b"12345678901234567890")
-    assert translate.answer(BOX, replace(finished(b"", b""), stdout=stdout), Kept(), 110).stdout == "1234\n[... 12 bytes omitted ...]\n7890"
+    assert translate.answer(BOX, replace(finished(b"", b""), stdout=stdout), CollectedFiles(), 110).stdout == "1234\n[... 12 bytes omitted ...]\n7890"
 
 
 @cases(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.compat.e2b.envd import connect_rpc
-from sandlot.compat.e2b.envd.connect_rpc import Envelopes
+from sandlot.compat.e2b.envd.connect_rpc import ConnectRpcDecoder
 from sandlot.model.errors import SandlotError
 from tests.support.cases import cases
 
@@ -25,7 +25,7 @@ def framed(message: bytes, flags: int = 0) -> bytes:
 def test_messages_do_not_depend_on_chunk_boundaries(messages: list[bytes], cuts: list[int]) -> None:
     whole = b"".join(framed(message) for message in messages)
     edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
-    envelopes = Envelopes()
+    envelopes = ConnectRpcDecoder()
     came = [message for start, end in pairwise(edges) for message in envelopes.feed(whole[start:end])]
     envelopes.finish()
     assert came == messages
@@ -34,7 +34,7 @@ def test_messages_do_not_depend_on_chunk_boundaries(messages: list[bytes], cuts:
 
 @given(st.lists(st.binary(max_size=50), max_size=10))
 def test_random_bytes_raise_only_project_errors(pieces: list[bytes]) -> None:
-    envelopes = Envelopes()
+    envelopes = ConnectRpcDecoder()
     with suppress(SandlotError):
         for piece in pieces:
             envelopes.feed(piece)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sandlot.compat.e2b import DOOR
+from sandlot.compat.e2b import API
 from sandlot.compat.e2b.envd import connect_rpc, filesystem, signed_urls
 from sandlot.compat.e2b.envd.routes import router
 from sandlot.core.sandbox import Sandbox
@@ -28,7 +28,7 @@ STREAMING = (f"{PROCESS}/Start", f"{PROCESS}/Connect", f"{FILES}/WatchDir", f"{P
 UNARY = tuple(
     sorted(HERE + route.path for route in router.routes if route.path.startswith(("/process", "/filesystem")) and HERE + route.path not in STREAMING)  # type: ignore[attr-defined]
 )
-FIELDS = st.sampled_from(sorted({name for _, name in taken(DOOR)}))
+FIELDS = st.sampled_from(sorted({name for _, name in taken(API)}))
 BODIES = st.dictionaries(FIELDS, VALUES | st.dictionaries(FIELDS, VALUES | st.dictionaries(FIELDS, VALUES, max_size=3), max_size=3), max_size=4)
 CONTENT = BODIES.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100)
 

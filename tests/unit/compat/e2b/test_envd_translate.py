@@ -28,7 +28,7 @@ CONNECT_CODES = {
 
 @cases("code", list(ErrorCode))
 def test_every_error_has_a_connect_code(code: ErrorCode) -> None:
-    told = errors.told(SandlotError("It went wrong.", code=code, hint="Do this."))
+    told = errors.rpc_error(SandlotError("It went wrong.", code=code, hint="Do this."))
     assert set(told) == {"code", "message"}
     assert told["code"] in CONNECT_CODES
     assert told["message"].endswith("It went wrong. Do this.")

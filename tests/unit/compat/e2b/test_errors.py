@@ -19,7 +19,7 @@ from e2b.exceptions import (
 )
 from e2b.retry import RETRYABLE_STATUSES, _retry_delay
 
-from sandlot.compat.e2b import DOOR
+from sandlot.compat.e2b import API
 from sandlot.model.errors import CODES, ErrorCode, error_class
 from sandlot.web.errors import problem_response
 from tests.support.cases import cases
@@ -27,7 +27,7 @@ from tests.support.cases import cases
 
 def told(code: ErrorCode) -> tuple[int, str]:
     """What a client is answered: status and message."""
-    answered = problem_response(error_class(code)("It happened.", code=code, hint="Do this."), "abc", error_format=DOOR)
+    answered = problem_response(error_class(code)("It happened.", code=code, hint="Do this."), "abc", error_format=API)
     body = json.loads(bytes(answered.body))
     assert set(body) == {"code", "message"}
     assert body["code"] == answered.status_code
@@ -73,7 +73,7 @@ def test_envd_client_raises_its_own_exceptions(code: ErrorCode, raised: type[Exc
 @cases("fields, again_s", [({}, None), ({"retry_after_s": 5}, 5.0)])
 @cases("code", ErrorCode)
 def test_clients_retry_only_retryable_errors(code: ErrorCode, fields: dict[str, Any], again_s: float | None) -> None:
-    answered = problem_response(error_class(code)("It happened.", code=code, fields=fields), "abc", error_format=DOOR)
+    answered = problem_response(error_class(code)("It happened.", code=code, fields=fields), "abc", error_format=API)
     response = httpx.Response(answered.status_code, headers=dict(answered.headers))
     waits_s = _retry_delay(response, 0, lambda: 1.0)
     if answered.status_code not in RETRYABLE_STATUSES:

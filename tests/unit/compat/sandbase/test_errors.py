@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandlot.compat.sandbase import DOOR
+from sandlot.compat.sandbase import API
 from sandlot.model.errors import ErrorCode, error_class
 from tests.support.cases import cases
 
@@ -20,6 +20,6 @@ from tests.support.cases import cases
     ],
 )
 def test_error_body_has_status_and_message(code: ErrorCode, status: int, message: str) -> None:
-    told = DOOR.render_error(error_class(code)("It happened.", code=code, hint="Do this."), "abc", None)
+    told = API.render_error(error_class(code)("It happened.", code=code, hint="Do this."), "abc", None)
     assert told.status == status
     assert told.body == {"code": status, "message": message, "error": "It happened. Do this."}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sandlot.compat.sandboxapi import DOOR
+from sandlot.compat.sandboxapi import API
 from sandlot.compat.sandboxapi.errors import NO_SESSION
 from sandlot.model.errors import ErrorCode, error_class
 from sandlot.web.errors import problem_response
@@ -13,7 +13,7 @@ from tests.support.cases import cases
 
 @cases("code", ErrorCode)
 def test_error_and_message_are_sentences_for_every_code(code: ErrorCode) -> None:
-    told = json.loads(bytes(problem_response(error_class(code)("It happened.", code=code, hint="Do this."), "abc", error_format=DOOR).body))
+    told = json.loads(bytes(problem_response(error_class(code)("It happened.", code=code, hint="Do this."), "abc", error_format=API).body))
     gone = code in {ErrorCode.SANDBOX_NOT_FOUND, ErrorCode.SANDBOX_ENDED}
     assert told["message"] == "It happened. Do this."
     assert told["error"] == (NO_SESSION if gone else "It happened. Do this.")

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.compat.common import rfc3339_ms
 from sandlot.compat.e2b.control.sandboxes import find, unless_ended
 from sandlot.compat.e2b.control.schemas import LogsQuery, LogsV2Query, ManyMetricsQuery, MetricsQuery
-from sandlot.compat.e2b_conventions import told
+from sandlot.compat.e2b_conventions import e2b_json_response
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, SandlotError
@@ -48,7 +48,7 @@ async def many_metrics(query: Annotated[ManyMetricsQuery, Query()], request: Req
             return None
 
     found = await asyncio.gather(*(metric(id_) for id_ in ids))
-    return told({"sandboxes": {id_: each for id_, each in zip(ids, found, strict=True) if each is not None}})
+    return e2b_json_response({"sandboxes": {id_: each for id_, each in zip(ids, found, strict=True) if each is not None}})
 
 
 @router.get("/sandboxes/{sandbox}/metrics")
@@ -59,7 +59,7 @@ async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request
     now = found.as_of.timestamp()
     wanted = (query.start is None or query.start <= now) and (query.end is None or query.end >= int(now))
     with unless_ended(sandbox):
-        return told([await _metric(node, principal, found)] if wanted else [])
+        return e2b_json_response([await _metric(node, principal, found)] if wanted else [])
 
 
 @router.get("/sandboxes/{sandbox}/logs")
@@ -67,13 +67,13 @@ async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Requ
     """What runs in a sandbox wrote, oldest first, as older clients ask for it."""
     asked = LogsV2Query(cursor=query.start, limit=query.limit)
     kept = await _found(request, sandbox, asked)
-    return told({"logs": [{"timestamp": each["timestamp"], "line": each["message"]} for each in kept], "logEntries": kept})
+    return e2b_json_response({"logs": [{"timestamp": each["timestamp"], "line": each["message"]} for each in kept], "logEntries": kept})
 
 
 @router.get("/v2/sandboxes/{sandbox}/logs")
 async def logs_v2(sandbox: str, query: Annotated[LogsV2Query, Query()], request: Request) -> Response:
     """What runs in a sandbox wrote, from the cursor on or backward from it."""
-    return told({"logs": await _found(request, sandbox, query)})
+    return e2b_json_response({"logs": await _found(request, sandbox, query)})
 
 
 async def _found(request: Request, sandbox: str, asked: LogsV2Query) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from sandlot.compat.e2b.control.schemas import (
     SandboxesQuery,
     TimeoutBody,
 )
-from sandlot.compat.e2b_conventions import NEXT, metadata_filter, told
+from sandlot.compat.e2b_conventions import NEXT, e2b_json_response, metadata_filter
 from sandlot.core.node import Node
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import (
@@ -104,7 +104,7 @@ async def create_old(body: CreateBody, request: Request, idempotency_key: Key = 
 
 async def _create(body: CreateBody, request: Request, timeout_s: float, key: str | None) -> Response:
     node, principal = get_node(request), get_principal(request)
-    return told(made(node, await cancel_on_disconnect(request, _made(node, principal, body, timeout_s, key))), 201)
+    return e2b_json_response(made(node, await cancel_on_disconnect(request, _made(node, principal, body, timeout_s, key))), 201)
 
 
 async def _made(node: Node, principal: Principal, body: CreateBody, timeout_s: float, key: str | None) -> SandboxInfo:
@@ -148,14 +148,14 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
         ]
     page = found[: query.limit]
     headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
-    return told([translate.listed(sandbox) for sandbox in page], headers=headers)
+    return e2b_json_response([translate.listed(sandbox) for sandbox in page], headers=headers)
 
 
 @router.get("/sandboxes")
 async def list_old(query: Annotated[FilterQuery, Query()], request: Request) -> Response:
     """List the sandboxes that run, as older clients ask for it."""
     sandboxes = await _all(request, {translate.RUNNING}, metadata_filter(query.metadata or ""))
-    return told([translate.listed(sandbox) for sandbox in reversed(sandboxes)])
+    return e2b_json_response([translate.listed(sandbox) for sandbox in reversed(sandboxes)])
 
 
 async def _all(request: Request, states: Collection[str], metadata: Mapping[str, str]) -> list[SandboxInfo]:
@@ -169,7 +169,7 @@ async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox."""
     node, principal = get_node(request), get_principal(request)
     found = await find(node, principal, sandbox)
-    return told(translate.detailed(found, node.tokens.sandbox_token(principal, found.id)))
+    return e2b_json_response(translate.detailed(found, node.tokens.sandbox_token(principal, found.id)))
 
 
 @router.delete("/sandboxes/{sandbox}")
@@ -274,7 +274,7 @@ async def _connected(sandbox: str, request: Request, asked: ConnectBody, seconds
             await node.sandboxes.resume(principal, found.id, timeout_s=timeout_s)
         else:
             await _prolong(node, principal, found, timeout_s)
-    return told(made(node, found), 201 if rests else 200)
+    return e2b_json_response(made(node, found), 201 if rests else 200)
 
 
 async def _prolong(node: Node, principal: Principal, sandbox: SandboxInfo, timeout_s: float) -> None:

@@ -10,7 +10,7 @@ from sandlot.compat.common import iter_snapshots
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.control.sandboxes import OLD_TIMEOUT_S, find, made, unless_ended
 from sandlot.compat.e2b.control.schemas import ForkBody, SnapshotBody, SnapshotsQuery
-from sandlot.compat.e2b_conventions import NEXT, told
+from sandlot.compat.e2b_conventions import NEXT, e2b_json_response
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import ForkParams
@@ -29,7 +29,7 @@ async def take(sandbox: str, request: Request, body: SnapshotBody | None = None)
     kind = SnapshotKind.MEMORY if asked.memory else SnapshotKind.FILES
     with unless_ended(sandbox):
         record = await cancel_on_disconnect(request, node.snapshots.create(principal, found.id, name=asked.name, kind=kind))
-    return told(_snapshot(record), 201)
+    return e2b_json_response(_snapshot(record), 201)
 
 
 @router.get("/snapshots")
@@ -43,7 +43,7 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
                 break
     page = found[: query.limit]
     headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
-    return told([_snapshot(record) for record in page], headers=headers)
+    return e2b_json_response([_snapshot(record) for record in page], headers=headers)
 
 
 @router.post("/sandboxes/{sandbox}/fork")
@@ -55,7 +55,7 @@ async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> 
     wanted = ForkParams(count=asked.count, metadata=dict(found.metadata), timeout_s=timeout_s)
     with unless_ended(sandbox):
         children = await cancel_on_disconnect(request, node.sandboxes.fork(principal, found.id, wanted))
-    return told([{"sandbox": made(node, child)} for child in children], 201)
+    return e2b_json_response([{"sandbox": made(node, child)} for child in children], 201)
 
 
 def _snapshot(record: SnapshotRecord) -> dict[str, object]:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.compat.common import rfc3339_ms
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.control.schemas import TeamQuery, TemplatesQuery
-from sandlot.compat.e2b_conventions import ENVD_VERSION, NEXT, told
+from sandlot.compat.e2b_conventions import ENVD_VERSION, NEXT, e2b_json_response
 from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError, UnsupportedError
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
@@ -31,7 +31,7 @@ _LONG_AGO = rfc3339_ms(_EPOCH)
 async def list_old(query: Annotated[TeamQuery, Query()], request: Request) -> Response:
     """List the service's templates, as older clients ask for it: all at once."""
     _check_team(query)
-    return told([_template(each) for each in await _known(request)])
+    return e2b_json_response([_template(each) for each in await _known(request)])
 
 
 @router.get("/v2/templates")
@@ -42,7 +42,7 @@ async def list_templates(query: Annotated[TemplatesQuery, Query()], request: Req
     known = sorted((each for each in await _known(request) if after is None or each.name > after.id), key=lambda each: each.name)
     page = known[: query.limit]
     headers = {NEXT: pagination.encode_cursor(Position(_EPOCH, page[-1].name))} if len(known) > len(page) else {}
-    return told([_template(each) for each in page], headers=headers)
+    return e2b_json_response([_template(each) for each in page], headers=headers)
 
 
 @router.get("/templates/aliases/{template}")
@@ -50,8 +50,8 @@ async def alias(template: str, request: Request) -> Response:
     """Which template a name is."""
     found = await _find(request, template)
     if isinstance(found, SnapshotRecord):
-        return told({"templateID": found.id, "public": False})
-    return told({"templateID": found.name, "public": True})
+        return e2b_json_response({"templateID": found.id, "public": False})
+    return e2b_json_response({"templateID": found.name, "public": True})
 
 
 @router.get("/templates/{template}")
@@ -59,7 +59,7 @@ async def get(template: str, request: Request) -> Response:
     """Look at a template; it has one build."""
     found = await _find(request, template)
     looks = _of_snapshot(found) if isinstance(found, SnapshotRecord) else _template(found)
-    return told({**looks, "builds": []})
+    return e2b_json_response({**looks, "builds": []})
 
 
 @router.delete("/templates/{template}")

@@ -27,7 +27,7 @@ MESSAGE_BYTES = 8 * MIB
 _TIMEOUT_DIGITS = 10
 
 
-class Envelopes:
+class ConnectRpcDecoder:
     """A request's body, taken apart as it comes."""
 
     __slots__ = ("_rest",)

@@ -1,6 +1,6 @@
-"""Failures as Connect tells them: ``{"code": "not_found", "message": ...}``, a unary method's with the status, a stream's in its last envelope.
+"""Errors of Connect RPCs: ``{"code": "not_found", "message": ...}``, with the HTTP status for a unary method, in the last envelope for a stream.
 
-What each of our codes is there is in the door's own table, whose words are Connect's codes.
+The codes in the table of E2B's API are those of Connect.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sandlot.compat.e2b import errors
-from sandlot.compat.vendor import Failure
+from sandlot.compat.vendor import VendorErrorDetails
 from sandlot.model.errors import SandlotError
 
 
 def status(error: SandlotError) -> int:
-    """The HTTP status of a unary method that fails like that. Pure."""
+    """Return the HTTP status of a unary method that fails with an error. Pure."""
     return errors.TABLE[error.code].status
 
 
-def told(error: SandlotError) -> Mapping[str, str]:
-    """What a client reads of it. Pure."""
-    kind = errors.TABLE[error.code]
-    failure = Failure(kind=kind, message=str(error), code=error.code, request_id="", retryable=error.retryable)
-    return {"code": kind.word, "message": errors.told(failure)}
+def rpc_error(error: SandlotError) -> Mapping[str, str]:
+    """Return the error that a client reads. Pure."""
+    entry = errors.TABLE[error.code]
+    details = VendorErrorDetails(entry=entry, message=str(error), code=error.code, request_id="", retryable=error.retryable)
+    return {"code": entry.code, "message": errors.told(details)}

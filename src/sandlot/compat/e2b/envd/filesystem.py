@@ -14,7 +14,7 @@ from typing import Any
 
 from sandlot.compat.common import iter_directory
 from sandlot.compat.e2b.envd import translate
-from sandlot.compat.e2b.envd.rpc_routes import Call
+from sandlot.compat.e2b.envd.rpc_routes import ConnectRpcCall
 from sandlot.compat.e2b.envd.schemas import ListDirMessage, MoveMessage, PathMessage
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError
 from sandlot.model.files import Entry
@@ -23,13 +23,13 @@ ENTRIES_MOST = 20_000
 """That one list tells of."""
 
 
-async def stat(call: Call, asked: PathMessage) -> Mapping[str, Any]:
+async def stat(call: ConnectRpcCall, asked: PathMessage) -> Mapping[str, Any]:
     """What is at a path; a link is told as one."""
     found = await call.node.files.stat(call.principal, call.sandbox, translate.absolute(asked.path, call.user), user=call.user, follow=False)
     return {"entry": translate.entry(found)}
 
 
-async def list_dir(call: Call, asked: ListDirMessage) -> Mapping[str, Any]:
+async def list_dir(call: ConnectRpcCall, asked: ListDirMessage) -> Mapping[str, Any]:
     """What is in a folder, and so many folders deep."""
     path = translate.absolute(asked.path, call.user)
     found: list[Entry] = []
@@ -37,7 +37,7 @@ async def list_dir(call: Call, asked: ListDirMessage) -> Mapping[str, Any]:
     return {"entries": [translate.entry(entry) for entry in found]}
 
 
-async def make_dir(call: Call, asked: PathMessage) -> Mapping[str, Any]:
+async def make_dir(call: ConnectRpcCall, asked: PathMessage) -> Mapping[str, Any]:
     """Make a folder, and those above it."""
     path, user = translate.absolute(asked.path, call.user), call.user
     try:
@@ -53,7 +53,7 @@ async def make_dir(call: Call, asked: PathMessage) -> Mapping[str, Any]:
     return {"entry": translate.entry(made)}
 
 
-async def move(call: Call, asked: MoveMessage) -> Mapping[str, Any]:
+async def move(call: ConnectRpcCall, asked: MoveMessage) -> Mapping[str, Any]:
     """Move or rename; the folders above the new place are made."""
     source, target = (translate.absolute(path, call.user) for path in (asked.source, asked.destination))
     try:
@@ -68,7 +68,7 @@ async def move(call: Call, asked: MoveMessage) -> Mapping[str, Any]:
     return {"entry": translate.entry(moved)}
 
 
-async def remove(call: Call, asked: PathMessage) -> Mapping[str, Any]:
+async def remove(call: ConnectRpcCall, asked: PathMessage) -> Mapping[str, Any]:
     """Remove a file, or a folder with all that is in it."""
     try:
         await call.node.files.delete(call.principal, call.sandbox, translate.absolute(asked.path, call.user), user=call.user, recursive=True)
@@ -78,14 +78,14 @@ async def remove(call: Call, asked: PathMessage) -> Mapping[str, Any]:
     return {}
 
 
-async def entry_at(call: Call, path: str) -> Mapping[str, Any] | None:
+async def entry_at(call: ConnectRpcCall, path: str) -> Mapping[str, Any] | None:
     """What is at a path, where there is something that may be seen."""
     with suppress(SandlotError):
         return translate.entry(await call.node.files.stat(call.principal, call.sandbox, path, user=call.user, follow=False))
     return None
 
 
-async def _walk(call: Call, path: str, depth: int, found: list[Entry]) -> None:
+async def _walk(call: ConnectRpcCall, path: str, depth: int, found: list[Entry]) -> None:
     async for entry in iter_directory(call.node, call.principal, call.sandbox, path, user=call.user):
         found.append(entry)
         if len(found) > ENTRIES_MOST:

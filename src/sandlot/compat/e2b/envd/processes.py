@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from sandlot.compat.e2b.envd import translate
-from sandlot.compat.e2b.envd.rpc_routes import Call, Told
+from sandlot.compat.e2b.envd.rpc_routes import ConnectRpcCall, Told
 from sandlot.compat.e2b.envd.schemas import (
     Input,
     Nothing,
@@ -30,14 +30,14 @@ from sandlot.model.executions import ExecutionOptions, Output, OutputGap, Proces
 from sandlot.model.streams import Stream
 
 
-async def start(call: Call, asked: StartMessage) -> Told:
+async def start(call: ConnectRpcCall, asked: StartMessage) -> Told:
     """Run a command, and tell of it."""
     spec = translate.spec(asked, call.user, call.timeout_s)
     events = await call.node.processes.stream(call.principal, call.sandbox, spec, options=ExecutionOptions(origin=NAME), keeps_running=True)
     return Told(_told(events, spec.timeout_s, pty=spec.pty), events.aclose, translate.KEEPALIVE)
 
 
-async def connect(call: Call, asked: SelectMessage) -> Told:
+async def connect(call: ConnectRpcCall, asked: SelectMessage) -> Told:
     """Tell of a command that runs."""
     found = await find(call, asked.process)
     events = await call.node.processes.follow(
@@ -46,13 +46,13 @@ async def connect(call: Call, asked: SelectMessage) -> Told:
     return Told(_told(events, None, pty=found.pty), events.aclose, translate.KEEPALIVE)
 
 
-async def listing(call: Call, _asked: Nothing) -> Mapping[str, Any]:
+async def listing(call: ConnectRpcCall, _asked: Nothing) -> Mapping[str, Any]:
     """All that run."""
     running = [info for info in await call.node.processes.list(call.principal, call.sandbox) if info.running]
     return {"processes": [translate.process(info) for info in running]}
 
 
-async def send_input(call: Call, asked: SendInputMessage) -> Mapping[str, Any]:
+async def send_input(call: ConnectRpcCall, asked: SendInputMessage) -> Mapping[str, Any]:
     """Write to a command's standard input, or type."""
     found = await find(call, asked.process)
     _check_kind(found, asked.input)
@@ -60,7 +60,7 @@ async def send_input(call: Call, asked: SendInputMessage) -> Mapping[str, Any]:
     return {}
 
 
-async def stream_input(call: Call, asked: AsyncIterator[StreamInputMessage]) -> None:
+async def stream_input(call: ConnectRpcCall, asked: AsyncIterator[StreamInputMessage]) -> None:
     """The same, piece by piece as it comes."""
     first = await anext(asked, None)
     if first is None or first.start is None:
@@ -78,7 +78,7 @@ async def stream_input(call: Call, asked: AsyncIterator[StreamInputMessage]) -> 
     await call.node.processes.write_stdin(call.principal, call.sandbox, found.process, pieces())
 
 
-async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
+async def close_stdin(call: ConnectRpcCall, asked: SelectMessage) -> Mapping[str, Any]:
     """End a command's standard input."""
     found = await find(call, asked.process)
     if found.pty:
@@ -87,7 +87,7 @@ async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
     return {}
 
 
-async def send_signal(call: Call, asked: SignalMessage) -> Mapping[str, Any]:
+async def send_signal(call: ConnectRpcCall, asked: SignalMessage) -> Mapping[str, Any]:
     """End a command."""
     number = translate.signal(asked.signal)
     found = await find(call, asked.process)
@@ -96,7 +96,7 @@ async def send_signal(call: Call, asked: SignalMessage) -> Mapping[str, Any]:
     return {}
 
 
-async def update(call: Call, asked: UpdateMessage) -> Mapping[str, Any]:
+async def update(call: ConnectRpcCall, asked: UpdateMessage) -> Mapping[str, Any]:
     """Give a terminal another size."""
     found = await find(call, asked.process)
     if asked.pty is not None:
@@ -104,7 +104,7 @@ async def update(call: Call, asked: UpdateMessage) -> Mapping[str, Any]:
     return {}
 
 
-async def find(call: Call, selector: Selector) -> ProcessInfo:
+async def find(call: ConnectRpcCall, selector: Selector) -> ProcessInfo:
     """The process that is meant.
 
     Raises:

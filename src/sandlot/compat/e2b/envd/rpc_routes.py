@@ -41,7 +41,7 @@ _Done = TypeVar("_Done")
 _log = structlog.get_logger("sandlot.http")
 
 
-class Call:
+class ConnectRpcCall:
     """One call of a method.
 
     Args:
@@ -64,13 +64,13 @@ class Call:
         self.ping_s = translate.ping_s(request.headers.get("keepalive-ping-interval", ""))
 
 
-async def call_of(request: Request) -> Call:
+async def call_of(request: Request) -> ConnectRpcCall:
     """The call that a request is.
 
     Raises:
         SandlotError: What it says of itself makes no sense, or its sandbox is no more.
     """
-    return Call(request, (await access.sandbox_of(request)).id)
+    return ConnectRpcCall(request, (await access.sandbox_of(request)).id)
 
 
 class Told:
@@ -90,7 +90,7 @@ class Told:
         self.beat = beat
 
 
-def unary(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[Call, _Asked], Awaitable[Mapping[str, Any]]]) -> None:
+def unary(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[ConnectRpcCall, _Asked], Awaitable[Mapping[str, Any]]]) -> None:
     """Give a router a method with one message each way.
 
     Args:
@@ -109,12 +109,14 @@ def unary(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[Ca
                 return _json(await cancel_on_disconnect(request, _done(work(call, parsed(kind, raw or b"{}")))), 200)
         except SandlotError as error:
             web_errors.record_failure(request.scope, error)
-            return _json(errors.told(error), errors.status(error))
+            return _json(errors.rpc_error(error), errors.status(error))
 
     router.add_api_route(method, answered, methods=["POST"])
 
 
-def streaming(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[Call, _Asked], Awaitable[Told]], *, bounded: bool = True) -> None:
+def streaming(
+    router: APIRouter, method: str, kind: type[_Asked], work: Callable[[ConnectRpcCall, _Asked], Awaitable[Told]], *, bounded: bool = True
+) -> None:
     """Give a router a method that answers with a stream.
 
     Args:
@@ -135,7 +137,7 @@ def streaming(router: APIRouter, method: str, kind: type[_Asked], work: Callable
             told = await cancel_on_disconnect(request, _done(work(call, parsed(kind, asked[0]))))
         except SandlotError as error:
             web_errors.record_failure(request.scope, error)
-            return Response(connect_rpc.end(errors.told(error)), media_type=connect_rpc.STREAM)
+            return Response(connect_rpc.end(errors.rpc_error(error)), media_type=connect_rpc.STREAM)
         pieces = _enveloped(request, told.messages, call.timeout_s if bounded else None)
         return KeepAliveStreamResponse(
             pieces, told.close, media_type=connect_rpc.STREAM, keep_alive=connect_rpc.envelope(told.beat), keep_alive_s=call.ping_s
@@ -144,7 +146,7 @@ def streaming(router: APIRouter, method: str, kind: type[_Asked], work: Callable
     router.add_api_route(method, answered, methods=["POST"])
 
 
-def taking(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[Call, AsyncIterator[_Asked]], Awaitable[None]]) -> None:
+def taking(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[ConnectRpcCall, AsyncIterator[_Asked]], Awaitable[None]]) -> None:
     """Give a router a method that takes a stream, and answers once.
 
     Args:
@@ -163,7 +165,7 @@ def taking(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[C
                 await cancel_on_hangup(request, _done(work(call, (parsed(kind, raw) async for raw in came))))
         except SandlotError as error:
             web_errors.record_failure(request.scope, error)
-            return Response(connect_rpc.end(errors.told(error)), media_type=connect_rpc.STREAM)
+            return Response(connect_rpc.end(errors.rpc_error(error)), media_type=connect_rpc.STREAM)
         return Response(connect_rpc.envelope({}) + connect_rpc.end(), media_type=connect_rpc.STREAM)
 
     router.add_api_route(method, answered, methods=["POST"])
@@ -179,7 +181,7 @@ async def messages(request: Request, buffers: BufferBudget | None = None) -> Asy
     Raises:
         SandlotError: It is none, is cut, or is too large.
     """
-    envelopes, taken = connect_rpc.Envelopes(), 0
+    envelopes, taken = connect_rpc.ConnectRpcDecoder(), 0
     try:
         async for piece in iter_body(request):
             whole = envelopes.feed(piece)
@@ -221,14 +223,14 @@ async def _enveloped(request: Request, told: AsyncIterator[Mapping[str, Any]], t
                 break
             yield connect_rpc.envelope(message)
     except TimeoutError:
-        yield connect_rpc.end(errors.told(_late(timeout_s)))
+        yield connect_rpc.end(errors.rpc_error(_late(timeout_s)))
     except SandlotError as error:
         web_errors.record_failure(request.scope, error)
-        yield connect_rpc.end(errors.told(error))
+        yield connect_rpc.end(errors.rpc_error(error))
     except Exception:  # noqa: BLE001 - the client is told that there was one
         _log.exception("request.defect", request=get_request_id(request.scope))
         web_errors.record_failure(request.scope, defect := web_errors.internal_error(get_request_id(request.scope)))
-        yield connect_rpc.end(errors.told(defect))
+        yield connect_rpc.end(errors.rpc_error(defect))
     else:
         yield connect_rpc.end()
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from sandlot.compat.e2b.access import sandbox_of
 from sandlot.compat.e2b.interpreter import operations
-from sandlot.compat.e2b_conventions import told
+from sandlot.compat.e2b_conventions import e2b_json_response
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, RequestModel, Text
 from sandlot.web.streaming import NDJSON_MEDIA_TYPE, KeepAliveStreamResponse, ndjson_line
@@ -49,14 +49,14 @@ async def create_context(request: Request, body: ContextBody | None = None) -> R
     asked = body or ContextBody()
     sandbox, language = (await sandbox_of(request)).id, (asked.language or "python").lower()
     work = get_node(request).contexts.create(get_principal(request), sandbox, language, cwd=asked.cwd or operations.HOME)
-    return told(operations.told(await cancel_on_disconnect(request, work)))
+    return e2b_json_response(operations.told(await cancel_on_disconnect(request, work)))
 
 
 @router.get("/contexts")
 async def list_contexts(request: Request) -> Response:
     """List the contexts of a sandbox."""
     sandbox = (await sandbox_of(request)).id
-    return told([operations.told(each) for each in await get_node(request).contexts.list(get_principal(request), sandbox)])
+    return e2b_json_response([operations.told(each) for each in await get_node(request).contexts.list(get_principal(request), sandbox)])
 
 
 @router.delete("/contexts/{context}")
