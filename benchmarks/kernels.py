@@ -121,7 +121,7 @@ async def kernels(rounds: Rounds, name: str, box: AsyncSandbox) -> None:
     for figure, context in (("warmed", made[0]), ("plain", made[2])):
         await rounds.timed(f"{name} import pandas, {figure}", lambda context=context: right(box.run_code("import pandas", context=context)))  # type: ignore[misc]
     for context in made:
-        await box.contexts.remove(context)
+        await box.contexts.delete(context)
 
 
 async def measure(rounds: Rounds, count: int, folder: Path, template: str) -> None:

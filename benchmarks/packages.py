@@ -54,7 +54,7 @@ async def inside(rounds: Rounds, client: AsyncClient, template: str, isolation: 
         "apt-get": ["sh", "-c", "apt-get -qq update && apt-get -qq install tree"],
     }
     for part in PARTS:
-        async with await AsyncSandbox.create(template, client=client, isolation=isolation, timeout=600) as sandbox:
+        async with AsyncSandbox.create(template, client=client, isolation=isolation, timeout=600) as sandbox:
             started_s = time.perf_counter()
             argv = commands.get(part)
             done = await (sandbox.install(package) if argv is None else sandbox.commands.run(argv, timeout=300))

@@ -1,6 +1,6 @@
-"""Sandlot: a safe place for AI agents to run code.
+"""Sandlot: sandboxes for code that AI agents write.
 
-The names that users meet are re-exported here lazily, so that ``import sandlot`` pulls in no server part.
+The public names are those of ``sandlot.sdk``. They are imported on first use, so that ``import sandlot`` loads no part of the service.
 """
 
 from __future__ import annotations
@@ -8,111 +8,138 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sandlot.model.errors import (
-        AuthenticationError,
-        ConflictError,
-        ErrorCode,
-        ExecutionFailedError,
-        ForbiddenError,
-        HostError,
-        InternalError,
-        InvalidRequestError,
-        LimitError,
-        NotFoundError,
-        SandboxEndedError,
-        SandlotError,
-        TimeoutExceededError,
-        UnavailableError,
-        UnsupportedError,
-    )
-    from sandlot.sdk import (
-        AsyncClient,
-        AsyncSandbox,
-        Client,
-        CommandResult,
-        Execution,
-        Limits,
-        Network,
-        ProgramResult,
-        Sandbox,
-        SandboxInfo,
-        SnapshotInfo,
-    )
-
-__all__ = [
-    "AsyncClient",
-    "AsyncSandbox",
-    "AuthenticationError",
-    "Client",
-    "CommandResult",
-    "ConflictError",
-    "ErrorCode",
-    "Execution",
-    "ExecutionFailedError",
-    "ForbiddenError",
-    "HostError",
-    "InternalError",
-    "InvalidRequestError",
-    "LimitError",
-    "Limits",
-    "Network",
-    "NotFoundError",
-    "ProgramResult",
-    "Sandbox",
-    "SandboxEndedError",
-    "SandboxInfo",
-    "SandlotError",
-    "SnapshotInfo",
-    "TimeoutExceededError",
-    "UnavailableError",
-    "UnsupportedError",
-    "__version__",
-]
+    from sandlot.sdk import *  # noqa: F403 - the names of `__all__`, which a test compares
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AsyncClient": "sandlot.sdk",
-    "AsyncSandbox": "sandlot.sdk",
-    "AuthenticationError": "sandlot.model.errors",
-    "Client": "sandlot.sdk",
-    "CommandResult": "sandlot.sdk",
-    "ConflictError": "sandlot.model.errors",
-    "ErrorCode": "sandlot.model.errors",
-    "Execution": "sandlot.sdk",
-    "ExecutionFailedError": "sandlot.model.errors",
-    "ForbiddenError": "sandlot.model.errors",
-    "HostError": "sandlot.model.errors",
-    "InternalError": "sandlot.model.errors",
-    "InvalidRequestError": "sandlot.model.errors",
-    "LimitError": "sandlot.model.errors",
-    "Limits": "sandlot.sdk",
-    "Network": "sandlot.sdk",
-    "NotFoundError": "sandlot.model.errors",
-    "ProgramResult": "sandlot.sdk",
-    "Sandbox": "sandlot.sdk",
-    "SandboxEndedError": "sandlot.model.errors",
-    "SandboxInfo": "sandlot.sdk",
-    "SandlotError": "sandlot.model.errors",
-    "SnapshotInfo": "sandlot.sdk",
-    "TimeoutExceededError": "sandlot.model.errors",
-    "UnavailableError": "sandlot.model.errors",
-    "UnsupportedError": "sandlot.model.errors",
-}
+__all__ = [  # noqa: F405 - for type checkers of the star import above, for Python of `__getattr__`
+    "AsyncClient",
+    "AsyncCodeHandle",
+    "AsyncCommandHandle",
+    "AsyncCommands",
+    "AsyncContexts",
+    "AsyncEvents",
+    "AsyncExecutions",
+    "AsyncFileStore",
+    "AsyncFileStream",
+    "AsyncFileWatch",
+    "AsyncFiles",
+    "AsyncForkBatch",
+    "AsyncKeys",
+    "AsyncPools",
+    "AsyncPortForward",
+    "AsyncPrograms",
+    "AsyncPty",
+    "AsyncSandbox",
+    "AsyncSandboxes",
+    "AsyncService",
+    "AsyncSnapshots",
+    "AsyncTemplates",
+    "AsyncTerminal",
+    "AsyncTunnel",
+    "AsyncVolumes",
+    "AsyncWatchers",
+    "AsyncWebhooks",
+    "AuthenticationError",
+    "BatchItem",
+    "ChangedFile",
+    "Chart",
+    "Client",
+    "CodeEvent",
+    "CodeHandle",
+    "CommandHandle",
+    "CommandResult",
+    "Commands",
+    "ConflictError",
+    "Context",
+    "Contexts",
+    "CurrentKey",
+    "ErrorCode",
+    "EventInfo",
+    "Events",
+    "ExceptionInfo",
+    "Execution",
+    "ExecutionFailedError",
+    "ExecutionInfo",
+    "ExecutionStarted",
+    "Executions",
+    "FileEntry",
+    "FileEvent",
+    "FileStore",
+    "FileStream",
+    "FileWatch",
+    "Files",
+    "ForbiddenError",
+    "ForkBatch",
+    "ForkTree",
+    "ForkTreeNode",
+    "HostError",
+    "InternalError",
+    "InvalidRequestError",
+    "KeyInfo",
+    "Keys",
+    "LimitError",
+    "Limits",
+    "ListeningPort",
+    "LogEntry",
+    "Mount",
+    "Network",
+    "NewKey",
+    "NotFoundError",
+    "Output",
+    "OutputCleared",
+    "PoolInfo",
+    "Pools",
+    "PortForward",
+    "ProcessInfo",
+    "Program",
+    "ProgramOptions",
+    "ProgramResult",
+    "Programs",
+    "Pty",
+    "Quota",
+    "Result",
+    "Sandbox",
+    "SandboxEndedError",
+    "SandboxInfo",
+    "Sandboxes",
+    "SandlotError",
+    "Service",
+    "ServiceStopResult",
+    "SnapshotInfo",
+    "Snapshots",
+    "StoredFile",
+    "StoredFiles",
+    "Templates",
+    "Terminal",
+    "TimeoutExceededError",
+    "TransferProgress",
+    "Tunnel",
+    "UnavailableError",
+    "UnsupportedError",
+    "Usage",
+    "VolumeInfo",
+    "Volumes",
+    "WatcherInfo",
+    "Watchers",
+    "WebhookInfo",
+    "Webhooks",
+    "__version__",
+    "parse_size",
+]
 
 
-if not TYPE_CHECKING:  # a type checker would otherwise believe every name
+if not TYPE_CHECKING:  # a type checker would otherwise accept every name
 
     def __getattr__(name: str) -> object:
         """Import a public name on first use (PEP 562)."""
-        home = _HOMES.get(name)
-        if home is None:
+        if name not in __all__:
             raise AttributeError(f"module 'sandlot' has no attribute {name!r}")
-        import importlib  # noqa: PLC0415 - only paid for when a public name is used
+        import importlib  # noqa: PLC0415 - loaded only when a public name is used
 
-        return getattr(importlib.import_module(home), name)
+        return getattr(importlib.import_module("sandlot.sdk"), name)
 
 
 def __dir__() -> list[str]:
-    """The public names, whether they have been used or not."""
+    """Return the public names, imported or not."""
     return sorted({*globals(), *__all__})

@@ -148,7 +148,7 @@ def test_its_kernel_has_no_past(looks: tuple[dict[str, Any], dict[str, Any]], ri
     fresh = second.contexts.create("python")
     assert second.run_code("len(In), len(Out)", context=fresh).text == "(2, 0)"
     assert second.run_code("import readline\nreadline.get_current_history_length()", context=fresh).text in {"0", None}
-    second.contexts.remove(fresh)
+    second.contexts.delete(fresh)
 
 
 def test_two_share_no_file_no_process_and_no_randomness(rig: Rig) -> None:

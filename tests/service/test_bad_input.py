@@ -74,12 +74,12 @@ CALLS: dict[str, tuple[Call, ErrorCode]] = {
     "a removal of what is missing": (lambda sb: sb.files.remove("/no/such/file"), ErrorCode.PATH_NOT_FOUND),
     "a move onto what is there": (_move_onto, ErrorCode.PATH_EXISTS),
     # Limits.
-    "memory beyond this host": (lambda sb: sb.set_limits(memory="1000G"), ErrorCode.INVALID_REQUEST),
-    "memory in words": (lambda sb: sb.set_limits(memory="lots"), ErrorCode.INVALID_REQUEST),
-    "cores that are no number": (lambda sb: sb.set_limits(cpus=float("nan")), ErrorCode.INVALID_REQUEST),
-    "more processes than Linux has": (lambda sb: sb.set_limits(pids=10**9), ErrorCode.INVALID_REQUEST),
-    "a larger disk": (lambda sb: sb.set_limits(disk="6G"), ErrorCode.UNSUPPORTED),
-    "a larger disk and more memory": (lambda sb: sb.set_limits(disk="6G", memory="2G"), ErrorCode.UNSUPPORTED),
+    "memory beyond this host": (lambda sb: sb.update(memory="1000G"), ErrorCode.INVALID_REQUEST),
+    "memory in words": (lambda sb: sb.update(memory="lots"), ErrorCode.INVALID_REQUEST),
+    "cores that are no number": (lambda sb: sb.update(cpus=float("nan")), ErrorCode.INVALID_REQUEST),
+    "more processes than Linux has": (lambda sb: sb.update(pids=10**9), ErrorCode.INVALID_REQUEST),
+    "a larger disk": (lambda sb: sb.update(disk="6G"), ErrorCode.UNSUPPORTED),
+    "a larger disk and more memory": (lambda sb: sb.update(disk="6G", memory="2G"), ErrorCode.UNSUPPORTED),
     "a timeout of a year": (lambda sb: sb.set_timeout(365 * 24 * 3600), ErrorCode.INVALID_REQUEST),
 }
 

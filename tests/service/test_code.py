@@ -54,11 +54,11 @@ def test_runs_continue_over_a_restart_of_the_service_and_are_not_repeated(servic
         for done in (*(run.result(120) for run in runs), handle.wait()):
             assert (done.status, done.stdout, done.text) == ("ok", TICKED, "1")
     assert "".join(told) == TICKED, "nothing was lost, and nothing was told twice"
-    again = sandbox.attach_code(handle.id).wait()
+    again = sandbox.connect_code(handle.id).wait()
     assert (again.stdout, again.status) == (TICKED, "ok"), "also after its end"
-    assert sandbox.attach_code(handle.id, stdout_from=len(TICKED.encode()) - 3).wait().stdout == "é\n"
+    assert sandbox.connect_code(handle.id, stdout_from=len(TICKED.encode()) - 3).wait().stdout == "é\n"
     for context in (first, second, third):
-        sandbox.contexts.remove(context)
+        sandbox.contexts.delete(context)
 
 
 def wait_for(sandbox: Sandbox, path: str) -> None:
@@ -119,5 +119,5 @@ async def test_contexts_are_independent_and_an_abandoned_stream_interrupts_its_o
     await async_sandbox.contexts.restart(made)
     assert (await async_sandbox.run_code("'x' in globals()", context=made.id)).text == "False"
     assert made.id in [each.id for each in await async_sandbox.contexts.list()]
-    await async_sandbox.contexts.remove(made)
+    await async_sandbox.contexts.delete(made)
     assert made.id not in [each.id for each in await async_sandbox.contexts.list()]

@@ -47,7 +47,7 @@ def sandbox(service: LocalService, isolation: str) -> Iterator[Sandbox]:
 
 def test_raised_limits_apply_to_running_processes(sandbox: Sandbox) -> None:
     assert sandbox.run_code("kept = 41").error is None
-    assert sandbox.set_limits(memory="1G", pids=200, cpus=1.5) == Limits(cpus=1.5, memory_bytes=GIB, disk_bytes=64 * MIB, pids=200)
+    assert sandbox.update(memory="1G", pids=200, cpus=1.5).limits == Limits(cpus=1.5, memory_bytes=GIB, disk_bytes=64 * MIB, pids=200)
     assert sandbox.limits == sandbox.info().limits
     # The kernel of before, with its variables: more memory than it was born with, and more processes.
     grown = sandbox.run_code(GROW)
@@ -63,18 +63,18 @@ def test_raised_limits_apply_to_running_processes(sandbox: Sandbox) -> None:
 
 
 def test_limits_below_what_is_in_use_are_refused_and_nothing_changes(sandbox: Sandbox) -> None:
-    sandbox.set_limits(memory="1G", pids=200)
+    sandbox.update(memory="1G", pids=200)
     grown = sandbox.run_code(GROW)
     assert grown.stdout == "280 70\n", grown.error
     before = sandbox.info()
     with pytest.raises(ConflictError) as memory:
-        sandbox.set_limits(memory="256M", cpus=0.5)
+        sandbox.update(memory="256M", cpus=0.5)
     assert memory.value.fields["field"] == "memory_bytes"
     assert memory.value.fields["in_use"] >= 280 * MIB
     with pytest.raises(ConflictError, match="processes and threads"):
-        sandbox.set_limits(pids=64, cpus=0.5)
+        sandbox.update(pids=64, cpus=0.5)
     with pytest.raises(UnsupportedError, match="disk"):
-        sandbox.set_limits(disk="128M", cpus=0.5)
+        sandbox.update(disk="128M", cpus=0.5)
     assert sandbox.info() == before
     assert sandbox.run_code("print(len(family), len(held) >> 20, family[0].poll())").stdout == "70 280 None\n"
 
@@ -82,7 +82,7 @@ def test_limits_below_what_is_in_use_are_refused_and_nothing_changes(sandbox: Sa
 def test_lowered_limits_hold(sandbox: Sandbox) -> None:
     shrunk = sandbox.run_code(SHRINK)
     assert shrunk.stdout == "gone\n", shrunk.error
-    assert sandbox.set_limits(memory="256M", pids=64).memory_bytes == 256 * MIB
+    assert sandbox.update(memory="256M", pids=64).limits.memory_bytes == 256 * MIB
     forks = sandbox.run_code("import subprocess\nfamily = []\nwhile True: family.append(subprocess.Popen(['sleep', '600']))")
     assert forks.error is not None
     assert forks.error.name == "BlockingIOError"

@@ -163,7 +163,7 @@ def test_without_network_only_install_gets_packages(service: LocalService) -> No
 def test_package_port_works_after_the_service_was_killed(service: LocalService) -> None:
     with service.create(timeout=600) as box:
         typed(box, "pip install six")
-        running = box.commands.start("sleep 1; pip install --force-reinstall six")
+        running = box.commands.run("sleep 1; pip install --force-reinstall six", background=True)
         service.end(signal.SIGKILL)
         service.start()
         done = Sandbox.connect(box.id, client=service.client).commands.connect(running.id).wait()

@@ -42,7 +42,7 @@ def full(service: LocalService) -> Iterator[Sandbox]:
         made.commands.run(TICKING, background=True)
         until_ticked(made)
         yield made
-        for branch in made.tree():
+        for branch in made.fork_tree():
             service.client.sandboxes.kill(branch.id)
 
 
@@ -85,7 +85,7 @@ def test_hibernated_sandbox_is_woken_by_the_next_request(service: LocalService, 
     assert draws(full) != before
     full.pause()
     full.hibernate()
-    full.wake(timeout=500)
+    full.resume(timeout=500)
     assert (full.info().state, full.info().timeout) == ("running", 500)
     has_it_all(full)
     assert happened(service, full) == [
@@ -184,7 +184,7 @@ def test_snapshot_starts_sandboxes_also_after_its_source_is_killed(service: Loca
 def test_forks_continue_from_their_parent_and_are_independent(service: LocalService, full: Sandbox) -> None:
     forks, again = [full.fork(2, name="f", metadata={"a": "b"}, envs={"OWN": "fork"}, timeout=100, idempotency_key="k") for _ in range(2)]
     assert [fork.id for fork in forks] == [fork.id for fork in again]
-    assert len(full.tree()) == 3
+    assert len(full.fork_tree()) == 3
     with pytest.raises(ConflictError):
         full.fork(1, idempotency_key="k")
     for fork in forks:
@@ -201,7 +201,7 @@ def test_forks_continue_from_their_parent_and_are_independent(service: LocalServ
         has_it_all(sandbox)
     (grandchild,) = forks[0].fork()
     assert grandchild.run_code("print(n)").stdout == "0\n"
-    tree = forks[1].tree()
+    tree = forks[1].fork_tree()
     assert tree.root == full.id
     assert {branch.id for branch in tree.children(full.id)} == {fork.id for fork in forks}
     assert [branch.id for branch in tree.children(forks[0].id)] == [grandchild.id]
@@ -209,7 +209,7 @@ def test_forks_continue_from_their_parent_and_are_independent(service: LocalServ
     assert forks[1].promote() == []
     for sandbox in (full, forks[1]):
         has_it_all(sandbox)
-    assert {branch.state for branch in full.tree() if branch.id not in {full.id, forks[1].id}} == {"stopped"}
+    assert {branch.state for branch in full.fork_tree() if branch.id not in {full.id, forks[1].id}} == {"stopped"}
     assert "sandbox.forked" in happened(service, full)
     assert "sandbox.promoted" in happened(service, forks[1])
 
@@ -226,7 +226,7 @@ def test_client_that_goes_away_leaves_no_half_made_snapshot_or_fork(service: Loc
             has_it_all(made)
         service.client.snapshots.delete(snapshot.id)
     has_it_all(full)
-    alive = [branch for branch in full.tree() if branch.state == "running"]
+    alive = [branch for branch in full.fork_tree() if branch.state == "running"]
     assert len(alive) in {1, 3}  # all of the forks, or none
     assert {info.id for info in service.client.sandboxes.list()} == {branch.id for branch in alive}
 

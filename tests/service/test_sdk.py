@@ -163,7 +163,7 @@ def test_background_command_is_found_again_and_given_input(sandbox: Sandbox) -> 
 
 
 def test_commands_and_terminals_are_found_by_their_tag(sandbox: Sandbox) -> None:
-    handle = sandbox.commands.start("sleep 1000", tag="mine", cwd="/tmp", envs={"A": "b"})
+    handle = sandbox.commands.run("sleep 1000", tag="mine", cwd="/tmp", envs={"A": "b"}, background=True)
     terminal = sandbox.pty.create("cat", tag="seen")
     sandbox.commands.run("true", tag="over")
     known = {info.tag: info for info in sandbox.commands.list() if info.tag is not None}
@@ -214,7 +214,7 @@ async def test_cancelled_context_kills_its_sandbox(service: LocalService) -> Non
         made: asyncio.Future[AsyncSandbox] = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
-            async with await AsyncSandbox.create("base", client=client) as sandbox:
+            async with AsyncSandbox.create("base", client=client) as sandbox:
                 made.set_result(sandbox)
                 await asyncio.sleep(100)
 

@@ -179,7 +179,7 @@ def test_flood_on_a_terminal_takes_bounded_memory_of_the_service(service: LocalS
 
 
 def test_processes_and_input_survive_a_killed_service(service: LocalService, sandbox: Sandbox) -> None:
-    background = sandbox.commands.start(["cat"], stdin=True)
+    background = sandbox.commands.run(["cat"], stdin=True, background=True)
     assert background.send_stdin("before,", offset=0) == 7
     screen = sandbox.pty.create("stty -echo; echo ready; read x; echo got $x; exit 5")
     assert screen.read() == b"ready\r\n"

@@ -212,7 +212,7 @@ def test_forward_command_listens_until_it_is_interrupted(
 def test_traffic_keeps_a_sandbox_alive_and_an_open_tunnel_does_not(service: LocalService) -> None:
     with listening_in(service) as box:
         assert [each.running for each in box.commands.list()] == [True], "it listens in the background and does nothing"
-        box.set_idle_timeout(5)
+        box.update(idle_timeout=5)
         with say(box, "echo") as tunnel:
             for _ in range(16):
                 tunnel.send(b"x")

@@ -23,6 +23,7 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB, ProcessSpec, SnapshotKind, User, VolumeMount
+from sandlot.sdk import Mount
 from sandlot.server.composition import RunningService
 from tests.support.localservice import local_service
 from tests.support.saving import BASE, IN_CONTAINER, cell, make, shell
@@ -244,7 +245,7 @@ def test_volumes_are_mounted_once_over_kills_and_a_restart_of_the_service_and_no
             again = service.client.volumes.get("data")
             assert (again.id, again.attached) == (made.id, (first.id,))
             assert first.commands.run("cat /data/word").stdout == "1\n"
-            with service.create("base", volumes={"/data": "data:ro"}) as second:
+            with service.create("base", volumes={"/data": Mount("data", read_only=True)}) as second:
                 assert second.commands.run("cat /data/word").stdout == "1\n"
                 assert len(loops_below(folder)) == 1
                 assert len({line.split()[2] for line in _mounts(folder) if made.id in line}) == 1  # one file system

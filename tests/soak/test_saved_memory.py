@@ -128,7 +128,7 @@ def test_memory_filled_to_nine_tenths_survives_20_rounds(service: LocalService) 
         limit = sandbox.info().limits.memory_bytes
         sandbox.files.write("/tmp/holder.py", HOLDER)
         size = limit * 9 // 10 - sandbox.usage().memory_bytes
-        process = sandbox.commands.start(f"exec python3 /tmp/holder.py {size >> 20}")
+        process = sandbox.commands.run(f"exec python3 /tmp/holder.py {size >> 20}", background=True)
         wait_ready(process)
         assert sandbox.usage().memory_bytes > limit * 88 // 100
         ask = f"kill -USR1 {process.pid} && cat /tmp/answers"
@@ -156,7 +156,7 @@ def test_memory_that_a_program_takes_during_a_snapshot_is_not_kept(service: Loca
     with service.create(memory=f"{memory}M", timeout=3600) as sandbox:
         (ref,) = service.refs()
         sandbox.files.write("/tmp/tenant.py", TENANT)
-        process = sandbox.commands.start(f"exec python3 /tmp/tenant.py {before} {more}")
+        process = sandbox.commands.run(f"exec python3 /tmp/tenant.py {before} {more}", background=True)
         wait_ready(process)
         service.client.snapshots.delete(sandbox.snapshot().id)
         deadline = time.monotonic() + WITHDRAWN_S

@@ -103,13 +103,13 @@ def run(sandbox: Sandbox, docstrings: Sequence[Docstring]) -> Iterator[Told]:
     for docstring in docstrings:
         context = sandbox.contexts.create("python")
         try:
-            ready = sandbox.run_code(SETUP.format(module=docstring.module), context=context, silent=True)
+            ready = sandbox.run_code(SETUP.format(module=docstring.module), context=context)
             assert ready.ok, (docstring.name, str(ready.error))
             for example in docstring.examples:
                 done = sandbox.run_code(example.source, context=context, timeout=10)
                 yield Told(docstring, example, shown(done), raised(done))
         finally:
-            sandbox.contexts.remove(context)
+            sandbox.contexts.delete(context)
 
 
 def shown(done: Execution) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, assert_type
 
 from sandlot import (
@@ -10,7 +10,6 @@ from sandlot import (
     AsyncSandbox,
     Client,
     Execution,
-    Limits,
     Network,
     NotFoundError,
     ProgramResult,
@@ -28,6 +27,7 @@ from sandlot.sdk import (
     Context,
     ErrorCode,
     FileEntry,
+    ForkBatch,
     ForkTree,
     SnapshotInfo,
     Usage,
@@ -49,7 +49,7 @@ def synchronous(client: Client) -> None:
         isolation="auto",
         network=Network("none"),
         name="mine",
-        files=["file-1"],
+        file_ids=["file-1"],
         idempotency_key="k",
         client=client,
     )
@@ -59,7 +59,7 @@ def synchronous(client: Client) -> None:
     assert_type(client.sandboxes.iter(state="running"), Iterator[SandboxInfo])
     assert_type(sandbox.run_code("1", on_stdout=print), Execution)
     assert_type(sandbox.run_code("1", "bash", context=sandbox.contexts.create(), background=True), CodeHandle)
-    assert_type(sandbox.attach_code("e1").wait(), Execution)
+    assert_type(sandbox.connect_code("e1").wait(), Execution)
     assert_type(sandbox.contexts.list(), list[Context])
     for event in sandbox.stream_code("1"):
         assert_type(event, CodeEvent)
@@ -68,12 +68,11 @@ def synchronous(client: Client) -> None:
     assert_type(sandbox.install("six", on_stdout=print), CommandResult)
     assert_type(sandbox.files.list("/workspace"), list[FileEntry])
     assert_type(sandbox.files.read("/x"), str)
-    assert_type(sandbox.set_limits(memory="1G"), Limits)
+    assert_type(sandbox.update(memory="1G"), SandboxInfo)
     assert_type(sandbox.usage(), Usage)
-    assert_type(sandbox.update_metadata({}), Mapping[str, str])
     assert_type(sandbox.snapshot("mine", kind="files"), SnapshotInfo)
-    assert_type(sandbox.fork(2, envs={"A": "b"}, timeout=60), list[Sandbox])
-    assert_type(sandbox.tree(), ForkTree)
+    assert_type(sandbox.fork(2, envs={"A": "b"}, timeout=60), ForkBatch)
+    assert_type(sandbox.fork_tree(), ForkTree)
     assert_type(sandbox.promote(), list[str])
     assert_type(Sandbox.create(snapshot="mine", on_timeout="hibernate", auto_resume=False), Sandbox)
     assert_type(client.snapshots.list(limit=5), list[SnapshotInfo])
@@ -87,7 +86,7 @@ def synchronous(client: Client) -> None:
 
 
 async def asynchronous(client: AsyncClient) -> None:
-    async with await AsyncSandbox.create("base", persistent=True, client=client) as sandbox:
+    async with AsyncSandbox.create("base", persistent=True, client=client) as sandbox:
         assert_type(sandbox, AsyncSandbox)
         assert_type(await sandbox.run_code("1"), Execution)
         assert_type(await sandbox.run_code("1", background=True), AsyncCodeHandle)

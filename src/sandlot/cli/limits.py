@@ -53,7 +53,7 @@ def limit(
     from sandlot.sdk import Sandbox
 
     with asking() as client:
-        limits = Sandbox.connect(sandbox, client=client, resume=False).set_limits(cpus=cpus, memory=memory, disk=disk, pids=pids)
+        limits = Sandbox.connect(sandbox, client=client, resume=False).update(cpus=cpus, memory=memory, disk=disk, pids=pids).limits
     if in_json:
         typer.echo(as_json(limits))
     else:

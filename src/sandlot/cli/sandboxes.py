@@ -59,8 +59,6 @@ def create(  # noqa: PLR0913 - one for each option
     """Make a sandbox and print its id."""
     import anyio
 
-    from sandlot.sdk import Network
-
     if persistent and timeout is not None:
         raise typer.BadParameter("A persistent sandbox has no timeout: give --persistent or --timeout.")
     if snapshot is not None and template is not None:
@@ -77,8 +75,8 @@ def create(  # noqa: PLR0913 - one for each option
         "disk": disk,
         "pids": pids,
         "isolation": isolation,
-        "network": None if network is None else Network(network),
-        "files": files or None,
+        "network": network,
+        "file_ids": files or None,
         "snapshot": snapshot,
         "on_timeout": on_timeout,
         "auto_resume": auto_resume,
@@ -163,9 +161,7 @@ def set_timeout(
 
     timeout_s = None if timeout == NEVER else _seconds(timeout)
     with asking() as client:
-        changed = Sandbox.connect(sandbox, client=client, resume=False)
-        changed.set_timeout(timeout_s)
-        found = changed.info()
+        found = Sandbox.connect(sandbox, client=client, resume=False).update(timeout=timeout_s, persistent=timeout_s is None or None)
     if in_json:
         typer.echo(as_json(found))
     else:

@@ -36,12 +36,12 @@ from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.pools import AsyncPools
 from sandlot.sdk._async.programs import AsyncPrograms
 from sandlot.sdk._async.pty import AsyncPty, AsyncTerminal
-from sandlot.sdk._async.sandbox import AsyncSandbox
+from sandlot.sdk._async.sandbox import AsyncForkBatch, AsyncSandbox
 from sandlot.sdk._async.sandboxes import AsyncSandboxes
 from sandlot.sdk._async.service import AsyncService
 from sandlot.sdk._async.snapshots import AsyncSnapshots
 from sandlot.sdk._async.templates import AsyncTemplates
-from sandlot.sdk._async.tunnels import AsyncForward, AsyncTunnel
+from sandlot.sdk._async.tunnels import AsyncPortForward, AsyncTunnel
 from sandlot.sdk._async.volumes import AsyncVolumes
 from sandlot.sdk._async.watches import AsyncFileWatch, AsyncWatchers
 from sandlot.sdk._async.webhooks import AsyncWebhooks
@@ -57,12 +57,12 @@ from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.pools import Pools
 from sandlot.sdk._sync.programs import Programs
 from sandlot.sdk._sync.pty import Pty, Terminal
-from sandlot.sdk._sync.sandbox import Sandbox
+from sandlot.sdk._sync.sandbox import ForkBatch, Sandbox
 from sandlot.sdk._sync.sandboxes import Sandboxes
 from sandlot.sdk._sync.service import Service
 from sandlot.sdk._sync.snapshots import Snapshots
 from sandlot.sdk._sync.templates import Templates
-from sandlot.sdk._sync.tunnels import Forward, Tunnel
+from sandlot.sdk._sync.tunnels import PortForward, Tunnel
 from sandlot.sdk._sync.volumes import Volumes
 from sandlot.sdk._sync.watches import FileWatch, Watchers
 from sandlot.sdk._sync.webhooks import Webhooks
@@ -81,6 +81,7 @@ from sandlot.sdk.models.service import ServiceStopResult
 from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode, SnapshotInfo
 from sandlot.sdk.models.volumes import Mount, VolumeInfo
 from sandlot.sdk.models.webhooks import WebhookInfo
+from sandlot.sdk.requests import parse_size
 from sandlot.sdk.transfer.upload import TransferProgress
 
 __all__ = [
@@ -95,9 +96,10 @@ __all__ = [
     "AsyncFileStream",
     "AsyncFileWatch",
     "AsyncFiles",
-    "AsyncForward",
+    "AsyncForkBatch",
     "AsyncKeys",
     "AsyncPools",
+    "AsyncPortForward",
     "AsyncPrograms",
     "AsyncPty",
     "AsyncSandbox",
@@ -140,9 +142,9 @@ __all__ = [
     "FileWatch",
     "Files",
     "ForbiddenError",
+    "ForkBatch",
     "ForkTree",
     "ForkTreeNode",
-    "Forward",
     "HostError",
     "InternalError",
     "InvalidRequestError",
@@ -160,6 +162,7 @@ __all__ = [
     "OutputCleared",
     "PoolInfo",
     "Pools",
+    "PortForward",
     "ProcessInfo",
     "Program",
     "ProgramOptions",
@@ -193,4 +196,5 @@ __all__ = [
     "Watchers",
     "WebhookInfo",
     "Webhooks",
+    "parse_size",
 ]

@@ -16,8 +16,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import GIB, KIB, MAX_TIMEOUT_S, MIB
 from sandlot.sdk.models.programs import ProgramOptions
 from sandlot.sdk.models.sandboxes import Network
-
-READ_ONLY = ":ro"
+from sandlot.sdk.models.volumes import Mount
 
 PAGE_SIZE = 100
 """What the service puts on a page by default."""
@@ -64,21 +63,23 @@ def _content(content: str | bytes) -> str | dict[str, str]:
     return content if isinstance(content, str) else {"content": base64.b64encode(content).decode(), "encoding": "base64"}
 
 
-def mounts_body(volumes: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Volumes of a new sandbox, as requests carry them. Pure.
+def mounts_body(volumes: Mapping[str, str | Mount]) -> list[dict[str, Any]]:
+    """Return the volumes of a new sandbox as requests carry them.
 
     Args:
-        volumes: Path -> name or id, followed by ``:ro`` where nothing is to be written.
+        volumes: Volumes by path: the name or id of a volume, or a mount; the ``path`` of a mount is not used.
     """
-    return [
-        {"volume": volume.removesuffix(READ_ONLY), "path": path, **({"read_only": True} if volume.endswith(READ_ONLY) else {})}
-        for path, volume in volumes.items()
-    ]
+    mounts = ((path, Mount(volume) if isinstance(volume, str) else volume) for path, volume in volumes.items())
+    return [{"volume": mount.volume, "path": path, **omit_none(read_only=mount.read_only or None)} for path, mount in mounts]
 
 
-def idempotency_headers() -> dict[str, str]:
-    """The header under which the service does a request idempotency_headers however often it is sent."""
-    return {"Idempotency-Key": uuid.uuid4().hex}
+def idempotency_headers(key: str | None = None) -> dict[str, str]:
+    """Return the header with which the service carries out repeated requests once.
+
+    Args:
+        key: Key of the caller. None: a new key.
+    """
+    return {"Idempotency-Key": key or uuid.uuid4().hex}
 
 
 def parse_size(value: int | str) -> int:
@@ -154,41 +155,41 @@ def limits_body(*, cpus: float | None, memory: int | str | None, disk: int | str
     )
 
 
-def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
+def sandbox_body(  # noqa: PLR0913 - passed by name
     *,
     template: str | None,
-    timeout: float | None,
-    idle_timeout: float | None,
-    persistent: bool,
-    envs: Mapping[str, str] | None,
+    snapshot: str | None,
+    name: str | None,
     metadata: Mapping[str, str] | None,
+    envs: Mapping[str, str] | None,
+    timeout: float | None,
+    persistent: bool,
+    idle_timeout: float | None,
+    on_timeout: str | None,
+    auto_resume: bool | None,
     limits: Mapping[str, Any],
     isolation: str | None,
-    network: Network | None,
-    name: str | None,
-    files: Iterable[str] | None,
-    snapshot: str | None = None,
-    on_timeout: str | None = None,
-    auto_resume: bool | None = None,
-    volumes: Mapping[str, str] | None = None,
+    network: Network | str | None,
+    volumes: Mapping[str, str | Mount] | None,
+    file_ids: Iterable[str] | None,
 ) -> dict[str, Any]:
-    """The body that creates a sandbox."""
+    """Return the body of a request that creates a sandbox."""
     return omit_none(
         template=template,
-        timeout=timeout,
-        idle_timeout=idle_timeout,
-        persistent=persistent or None,
-        env=None if envs is None else dict(envs),
-        metadata=None if metadata is None else dict(metadata),
-        limits=omit_none(**limits) or None,
-        isolation=isolation,
-        network=None if network is None else {"mode": network.mode},
-        name=name,
-        files=None if files is None else list(files),
         snapshot=snapshot,
+        name=name,
+        metadata=None if metadata is None else dict(metadata),
+        env=None if envs is None else dict(envs),
+        timeout=timeout,
+        persistent=persistent or None,
+        idle_timeout=idle_timeout,
         on_timeout=on_timeout,
         auto_resume=auto_resume,
+        limits=dict(limits) or None,
+        isolation=isolation,
+        network=None if network is None else {"mode": network.mode if isinstance(network, Network) else network},
         volumes=None if volumes is None else mounts_body(volumes),
+        files=None if file_ids is None else list(file_ids),
     )
 
 

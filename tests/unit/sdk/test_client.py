@@ -181,7 +181,7 @@ def test_a_list_that_leads_to_itself_ends(service: Script, client: Client) -> No
     assert len(service.seen) == 2
 
 
-def test_sandbox_is_created_and_listed_with_a_name_and_its_process_restarted(service: Script, sandbox: Sandbox) -> None:
+def test_sandboxes_are_listed_by_name_and_processes_restarted(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(201, SANDBOX), Reply(200, {"sandboxes": [SANDBOX], "next_cursor": None}), Reply(201, {"process": "new", "pid": 7}))
     Sandbox.create(name="n", url=service.url).close()
     assert service.seen[-1].json() == {"name": "n"}
@@ -236,7 +236,7 @@ def _until_fed(fed: list[bytes]) -> Any:  # noqa: ANN401 - an iterable in place 
 
 def test_a_piece_of_standard_input_that_is_sent_again_says_where_it_belongs(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(200, {"process": "p1", "pid": 1}), Reply(200, {"stdin_bytes": 1}), problem(503, "busy", retryable=True), Reply(200), Reply(204))
-    sandbox.commands.start("cat", stdin=b"\xff" * 262_145)
+    sandbox.commands.run("cat", stdin=b"\xff" * 262_145, background=True)
     sent = [(seen.query, len(seen.body)) for seen in service.seen if seen.method == "POST" and seen.path.endswith("/stdin")]
     assert sent == [("offset=0", 262_144), ("offset=262144", 1), ("offset=262144", 1)]
 

@@ -145,12 +145,13 @@ def test_a_cell_in_the_background_is_waited_for_looked_at_and_interrupted(servic
     assert service.seen[-1].json()["background"] is True
     assert (handle.id, handle.result) == ("e1", None)
     service.say(Reply(200, {**DONE, "status": "running", "stdout": "a", "done": False}))
-    assert handle.poll().status == "running"
+    assert handle.poll() is None
+    assert (handle.state().status, handle.state().stdout) == ("running", "a")
     service.say(events(ACCEPTED, STARTED, out("a", 0), cut=True), events(ACCEPTED, out("b", 1), shown("1", main=True), ("exit", DONE)))
     told: list[str] = []
     assert handle.wait(on_stdout=told.append).stdout == "ab"
     assert (told, handle.stdout, handle.stderr, [each.text for each in handle.results]) == (["a", "b"], "ab", "", ["1"])
-    assert handle.result == handle.wait()
+    assert handle.result == handle.wait() == handle.poll()
     assert list(handle) == []
     service.say(Reply(200, {"running": False}))
     assert not handle.interrupt()
@@ -177,7 +178,7 @@ def test_contexts_are_made_listed_and_taken_by_object_or_id(service: Script, san
     service.say(Reply(200, CONTEXT))
     assert sandbox.contexts.get(made) == sandbox.contexts.get(made.id) == made
     service.say(Reply(204))
-    sandbox.contexts.remove(made)
+    sandbox.contexts.delete(made)
     sandbox.contexts.restart("a/b")
     sandbox.contexts.restart()
     service.say(Reply(200, {"running": True}))

@@ -57,7 +57,7 @@ async def _asynchronous(at: Bench, id_: str) -> None:
         assert b"".join([piece async for piece in other]) == b"ready\r\n10 20\r\n"
         assert other.result == again.result
         assert not await other.kill()
-    plain = await sandbox.commands.start(["sleep", "4361"])
+    plain = await sandbox.commands.run(["sleep", "4361"], background=True)
     with pytest.raises(ConflictError):
         await sandbox.pty.connect(plain.id)
     with pytest.raises(NotFoundError):
@@ -76,7 +76,7 @@ def _synchronous(at: Bench, id_: str) -> None:
         screen.kill("SIGTERM")
         assert screen.wait().exit_code == 143
         assert list(screen) == []
-    handle = sandbox.commands.start(["cat"], stdin=True)
+    handle = sandbox.commands.run(["cat"], stdin=True, background=True)
     assert [handle.send_stdin("once", offset=0) for _ in range(2)] == [4, 4]
     handle.close_stdin()
     assert handle.wait().stdout == "once"

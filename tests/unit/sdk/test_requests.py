@@ -34,8 +34,8 @@ def test_what_is_no_size_is_refused(subtests: pytest.Subtests) -> None:
 
 def test_what_is_not_given_is_not_sent() -> None:
     body = requests.sandbox_body(
-        template=None, timeout=None, idle_timeout=None, persistent=False, envs=None, metadata=None, limits={"cpus": None}, isolation=None,
-        network=None, name=None, files=None,
+        template=None, snapshot=None, name=None, metadata=None, envs=None, timeout=None, persistent=False, idle_timeout=None, on_timeout=None,
+        auto_resume=None, limits={}, isolation=None, network=None, volumes=None, file_ids=None,
     )  # fmt: skip
     assert body == {}
 

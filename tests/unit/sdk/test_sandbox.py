@@ -1,17 +1,19 @@
-"""Rests, snapshots and forks by both clients: what is sent, what is read, and what is said again where a connection broke."""
+"""Sandbox objects of both clients: what their methods send and read, and what is repeated after a broken connection."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
+import anyio
 import pytest
 
-from sandlot import Client, Sandbox, SandboxInfo
-from sandlot.sdk import SnapshotInfo
+from sandlot import AsyncClient, AsyncSandbox, Client, Sandbox, SandboxInfo
+from sandlot.sdk import ForbiddenError, Mount, Network, NotFoundError, SnapshotInfo
 from sandlot.sdk.converter import structure
 from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode
-from tests.unit.sdk.scripted import Reply, Script
+from tests.unit.sdk.scripted import Reply, Script, problem
 
 BOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base", "on_timeout": "pause", "auto_resume": False}
 URL = f"/v1/sandboxes/{BOX['id']}"
@@ -50,7 +52,6 @@ def test_a_rest_is_one_request_that_is_sent_again_where_it_was_cut(service: Scri
         ("resume", lambda sandbox: sandbox.resume(), b"{}"),
         ("resume", lambda sandbox: sandbox.resume(60), b'{"timeout":60}'),
         ("hibernate", lambda sandbox: sandbox.hibernate(), b""),
-        ("wake", lambda sandbox: sandbox.wake(timeout=5), b'{"timeout":5}'),
     )
     for verb, work, body in rests:
         with subtests.test(verb=verb, work=work, body=body):
@@ -112,7 +113,7 @@ def test_a_tree_is_read_and_walked(service: Script, sandbox: Sandbox) -> None:
         return {"id": id_, "parent": parent, "state": "running", "name": None, "created_at": AT, "of a later version": 1}
 
     service.say(Reply(200, {"root": "a", "sandboxes": [branch("a", None), branch("b", "a"), branch("c", "b"), branch("d", "a")]}))
-    tree = sandbox.tree()
+    tree = sandbox.fork_tree()
     assert isinstance(tree, ForkTree)
     assert tree.root == "a"
     assert [each.id for each in tree] == ["a", "b", "c", "d"]
@@ -141,3 +142,116 @@ def test_connecting_resumes_what_rests(service: Script, subtests: pytest.Subtest
                 look,
                 *(look, ("PATCH", URL, b'{"timeout":9}')),
             ]
+
+
+def test_all_changes_of_an_update_are_one_request(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, {**BOX, "name": "new"}))
+    changed = sandbox.update(timeout=9, idle_timeout=0, on_timeout="pause", auto_resume=True, name="new", metadata={}, cpus=2, memory="1G")
+    assert changed.name == "new"
+    assert [(seen.method, seen.path) for seen in service.seen] == [("PATCH", URL)]
+    assert service.seen[0].json() == {
+        "timeout": 9,
+        "idle_timeout": 0,
+        "on_timeout": "pause",
+        "auto_resume": True,
+        "name": "new",
+        "metadata": {},
+        "limits": {"cpus": 2, "memory_bytes": 1 << 30},
+    }
+    sandbox.update(persistent=True)
+    assert service.seen[-1].json() == {"persistent": True}
+    sandbox.set_timeout(5)
+    assert service.seen[-1].json() == {"timeout": 5}
+
+
+def test_e2b_names_do_the_same_as_ours(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, BOX))
+    assert sandbox.sandbox_id == sandbox.id
+    assert sandbox.get_info() == sandbox.info()
+    service.say(Reply(201, SNAPSHOT))
+    assert sandbox.create_snapshot("mine", "files") == sandbox.snapshot("mine", "files")
+
+
+def test_get_or_create_says_whether_the_sandbox_was_created(service: Script, client: Client) -> None:
+    service.say(Reply(201, BOX), Reply(200, BOX))
+    assert Sandbox.get_or_create("mine", client=client).was_created
+    assert not Sandbox.get_or_create("mine", "base", memory="1G", client=client).was_created
+    assert [seen.json() for seen in service.seen] == [
+        {"name": "mine", "if_exists": "return"},
+        {"name": "mine", "template": "base", "limits": {"memory_bytes": 1 << 30}, "if_exists": "return"},
+    ]
+
+
+def test_network_and_volumes_are_text_or_values(service: Script, client: Client) -> None:
+    service.say(Reply(201, BOX))
+    for network in ("none", Network("none")):
+        Sandbox.create(network=network, client=client)
+        assert service.seen[-1].json() == {"network": {"mode": "none"}}
+    Sandbox.create(volumes={"/a": "sets", "/b": Mount("sets", read_only=True)}, client=client)
+    assert service.seen[-1].json() == {"volumes": [{"volume": "sets", "path": "/a"}, {"volume": "sets", "path": "/b", "read_only": True}]}
+
+
+FORKS = {"sandboxes": [{**BOX, "id": f"sb-{number}"} for number in range(3)]}
+
+
+def test_end_of_a_fork_batch_kills_all_forks_but_the_promoted_one(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(201, FORKS))
+    with sandbox.fork(3) as forks:
+        assert [fork.id for fork in forks] == ["sb-0", "sb-1", "sb-2"]
+        assert (len(forks), forks[-1].id, [fork.id for fork in forks[1:]]) == (3, "sb-2", ["sb-1", "sb-2"])
+        service.say(Reply(200, {"ended": ["sb-0"]}))
+        forks[1].promote()
+        service.seen.clear()
+        service.say(problem(404, "sandbox_not_found"), Reply(204))
+    assert [(seen.method, seen.path) for seen in service.seen] == [("DELETE", "/v1/sandboxes/sb-0"), ("DELETE", "/v1/sandboxes/sb-2")]
+
+
+def test_a_fork_that_cannot_be_killed_spares_no_other(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(201, FORKS))
+    forks = sandbox.fork(3)
+    service.seen.clear()
+    service.say(problem(403, "forbidden"), Reply(204))
+    with pytest.raises(ForbiddenError), forks:
+        pass
+    assert [seen.path for seen in service.seen] == [f"/v1/sandboxes/sb-{number}" for number in range(3)]
+
+
+async def test_cancelled_fork_batch_kills_its_forks(service: Script, async_sandbox: AsyncSandbox) -> None:
+    service.say(Reply(201, FORKS))
+    with anyio.CancelScope() as scope:
+        async with async_sandbox.fork(3):
+            service.seen.clear()
+            service.say(Reply(204))
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert [seen.path for seen in service.seen] == [f"/v1/sandboxes/sb-{number}" for number in range(3)]
+
+
+async def test_calls_that_return_a_context_are_entered_without_await(service: Script) -> None:
+    async with AsyncClient(url=service.url) as client:
+        service.say(Reply(201, BOX), Reply(204))
+        async with AsyncSandbox.create(client=client) as created:
+            assert isinstance(created, AsyncSandbox)
+        service.say(Reply(200, BOX), Reply(201, FORKS), Reply(204))
+        async with AsyncSandbox.connect("mine", client=client) as connected, connected.fork(3) as forks:
+            assert [type(fork) for fork in forks] == [AsyncSandbox] * 3
+        assert [seen.method for seen in service.seen] == ["POST", "DELETE", "GET", "POST", *["DELETE"] * 4]
+
+
+async def test_calls_that_return_a_context_are_awaited_and_run_as_tasks(service: Script) -> None:
+    service.say(Reply(201, BOX))
+    async with AsyncClient(url=service.url) as client:
+        assert (await AsyncSandbox.create(client=client)).id == BOX["id"]
+        task = asyncio.create_task(AsyncSandbox.create(client=client))
+        assert (await task).id == BOX["id"]
+        assert len(await asyncio.gather(*(AsyncSandbox.create(client=client) for _ in range(2)))) == 2
+        async with await AsyncSandbox.create(client=client) as entered:
+            assert entered.id == BOX["id"]
+
+
+async def test_error_of_a_call_is_raised_where_it_is_entered(service: Script) -> None:
+    service.say(problem(404, "template_not_found"))
+    async with AsyncClient(url=service.url) as client:
+        with pytest.raises(NotFoundError):
+            async with AsyncSandbox.create("none", client=client):
+                pytest.fail("the body ran")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -78,7 +78,7 @@ async def fork_10(rig: Rig) -> None:
 async def fork_parent_stop(rig: Rig) -> None:
     """The longest time that a process of the parent did not run during a fork, by the clock on the wall as it sees it."""
     async with _live(rig) as box:
-        watcher = await box.commands.start(["python3", "-c", WATCH], stdin=True)
+        watcher = await box.commands.run(["python3", "-c", WATCH], stdin=True, background=True)
         pieces = watcher.output()
 
         async def longest_ms() -> float:
@@ -130,7 +130,7 @@ async def _sleeps_and_wakes(rig: Rig, box: AsyncSandbox, part: str | None) -> No
     await pools.settled(rig)
     with rig.clock("wake", part=part):
         with rig.clock("wake", part="call" if part is None else f"{part}, call"):
-            await box.wake()
+            await box.resume()
         run = await box.run_code("print(kept)")
     if good(run).stdout != "1\n":
         raise CannotError(f"A sandbox woke without its state: {run.stdout!r}")
@@ -151,7 +151,7 @@ async def _forks(rig: Rig, key: str, count: int, times: int) -> None:
         for _ in range(times):
             await rig.native(key, copied)
             await pools.settled(rig)
-            children: list[AsyncSandbox] = []
+            children: Sequence[AsyncSandbox] = ()
             try:
                 with rig.clock(key):
                     with rig.clock(key, part="fork"):

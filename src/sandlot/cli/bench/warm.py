@@ -69,7 +69,7 @@ async def kernel_new(rig: Rig) -> None:
     """A new context until its first cell is answered, while the sandbox has a spare; ``create`` is the context alone."""
     box = await rig.warm(CODE)
     # One that was restored has no spare any more, and what spares are made of is made when the first is asked for.
-    await box.contexts.remove(await box.contexts.create())
+    await box.contexts.delete(await box.contexts.create())
     for _ in range(rig.times(20)):
         await asyncio.sleep(REFILL_S)
         await rig.native("kernel_new", rig.natives.python)
@@ -78,7 +78,7 @@ async def kernel_new(rig: Rig) -> None:
                 context = await box.contexts.create()
             run = await box.run_code(PRINT, context=context)
         good(run)
-        await box.contexts.remove(context)
+        await box.contexts.delete(context)
 
 
 async def moved(rig: Rig) -> None:

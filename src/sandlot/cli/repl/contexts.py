@@ -62,7 +62,7 @@ def rm(*, sandbox: SandboxId, ids: ContextIds) -> None:
         found = Sandbox.connect(sandbox, client=client, resume=False).contexts
         for each in ids:
             try:
-                found.remove(each)
+                found.delete(each)
             except NotFoundError as error:
                 note(f"sandlot: {error}")
                 missing = True

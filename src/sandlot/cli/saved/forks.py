@@ -50,7 +50,7 @@ def tree(*, sandbox: SandboxId, in_json: InJson = False) -> None:
     from sandlot.sdk import Sandbox
 
     with asking() as client:
-        found = Sandbox.connect(sandbox, client=client, resume=False).tree()
+        found = Sandbox.connect(sandbox, client=client, resume=False).fork_tree()
     if in_json:
         typer.echo(as_json(found))
         return

@@ -48,7 +48,7 @@ def wake(*, sandboxes: Ids, timeout: Anew = None) -> None:
 
     Prints the id of each.
     """
-    _each(sandboxes, lambda sandbox: sandbox.wake(timeout))
+    _each(sandboxes, lambda sandbox: sandbox.resume(timeout))
 
 
 def _each(sandboxes: list[str], work: Callable[[Sandbox], None]) -> None:

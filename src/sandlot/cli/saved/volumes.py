@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sandlot.cli.arguments import InJson, asking, live_ids
 from sandlot.cli.output import age, as_json, note, size, table, visible
+
+if TYPE_CHECKING:
+    from sandlot.sdk import Mount
 
 volumes = typer.Typer(help="Files that outlive sandboxes, as folders of theirs.", no_args_is_help=True)
 
@@ -100,9 +103,9 @@ def attach(
     """Give a sandbox that runs a volume; one that rests is resumed for it."""
     from sandlot.sdk import Sandbox
 
-    ((path, name),) = (mounts([volume]) or {}).items()
+    ((path, mount),) = (mounts([volume]) or {}).items()
     with asking() as client:
-        Sandbox.connect(sandbox, client=client).attach_volume(name.removesuffix(":ro"), path, read_only=name.endswith(":ro"))
+        Sandbox.connect(sandbox, client=client).attach_volume(mount.volume, path, read_only=mount.read_only)
 
 
 @volumes.command("detach")
@@ -118,13 +121,15 @@ def detach(
         Sandbox.connect(sandbox, client=client).detach_volume(path)
 
 
-def mounts(given: list[str] | None) -> dict[str, str] | None:
-    """What ``--volume`` says, and who attaches one: path -> volume, with ``:ro`` where nothing is to be written. Pure.
+def mounts(given: list[str] | None) -> dict[str, Mount] | None:
+    """Return the volumes of ``--volume`` options by path.
 
     Raises:
-        typer.BadParameter: It says something else.
+        typer.BadParameter: An option has another form, or two volumes have the same path.
     """
-    found: dict[str, str] = {}
+    from sandlot.sdk import Mount
+
+    found: dict[str, Mount] = {}
     for text in given or ():
         volume, _, path = text.partition(":")
         read_only = path.endswith(":ro")
@@ -133,5 +138,5 @@ def mounts(given: list[str] | None) -> dict[str, str] | None:
             raise typer.BadParameter(f"A volume is given as NAME:/path or NAME:/path:ro, not {text!r}.")
         if path in found:
             raise typer.BadParameter(f"Two volumes cannot be at {path}.")
-        found[path] = f"{volume}:ro" if read_only else volume
+        found[path] = Mount(volume, path, read_only=read_only)
     return found or None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, asynccontextmanager
-from typing import IO, TYPE_CHECKING, TypeAlias, TypeVar, TypeVarTuple
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from functools import wraps
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_thread
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     Socket: TypeAlias = ClientConnection
 
+C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
+P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -82,6 +86,49 @@ async def call(callback: Callback[T] | None, value: T) -> None:
 def shielded() -> AbstractContextManager[object]:
     """Clean-up in the body is carried out even where the task has been cancelled, for a bounded time."""
     return anyio.move_on_after(CLEANUP_S, shield=True)
+
+
+class AwaitableContext(Coroutine[Any, Any, C]):
+    """The call of a coroutine function: awaited, or entered as a context manager in place of its result."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, C]) -> None:
+        self._coroutine = coroutine
+        self._entered: C | None = None
+
+    def __await__(self) -> Generator[Any, None, C]:
+        return self._coroutine.__await__()
+
+    async def __aenter__(self) -> C:
+        self._entered = await self._coroutine
+        await self._entered.__aenter__()
+        return self._entered
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
+        assert self._entered is not None  # noqa: S101 - entered before
+        return await self._entered.__aexit__(kind, error, trace)
+
+    # A task takes only coroutines: asyncio.create_task(AsyncSandbox.create()).
+    def send(self, value: Any) -> Any:  # noqa: ANN401 - as in `collections.abc`
+        """Forward to the coroutine."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:  # noqa: ANN401 - as in `collections.abc`
+        """Forward to the coroutine."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """Forward to the coroutine."""
+        self._coroutine.close()
+
+
+def awaitable_context(function: Callable[P, Coroutine[Any, Any, C]]) -> Callable[P, AwaitableContext[C]]:
+    """Let ``async with function(...)`` enter the result of a coroutine function; ``await function(...)`` still returns it."""
+
+    @wraps(function)
+    def call_function(*args: P.args, **kwargs: P.kwargs) -> AwaitableContext[C]:
+        return AwaitableContext(function(*args, **kwargs))
+
+    return call_function
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The contexts of a sandbox: made, listed, begun anew, interrupted, removed."""
+"""Code contexts of a sandbox, as ``sandbox.contexts``."""
 
 from __future__ import annotations
 
@@ -13,66 +13,65 @@ from sandlot.sdk.models.contexts import Context, context_id
 
 
 class AsyncContexts:
-    """The contexts of one sandbox: kernels, each with its own variables."""
+    """The code contexts of one sandbox. Each context is an interpreter with its own variables."""
 
-    def __init__(self, transport: AsyncTransport, path: str) -> None:
+    def __init__(self, transport: AsyncTransport, sandbox: str) -> None:
         self._transport = transport
-        self._path = path
+        self._path = f"/v1/sandboxes/{sandbox}/contexts"
 
     async def create(self, language: str = "python", *, cwd: str | None = None, envs: Mapping[str, str] | None = None) -> Context:
-        """Make another context.
+        """Create a context.
 
         Args:
             language: ``python``, ``bash`` or ``javascript``.
-            cwd: The folder to start in, absolute; by default ``/workspace``.
-            envs: Environment of everything that runs in it.
+            cwd: Absolute path of the working directory. Default: ``/workspace``.
+            envs: Environment variables of everything that runs in the context.
 
         Raises:
-            InvalidRequestError: The language is none of these, or the folder or environment is none.
-            LimitError: The sandbox has as many as it may.
+            LimitError: The sandbox has its maximum number of contexts.
+            UnsupportedError: The template has no interpreter for this language.
             SandboxEndedError: The sandbox has ended.
         """
         body = {"language": language, **requests.omit_none(cwd=cwd, env=None if envs is None else dict(envs))}
-        return structure(
-            Context, await self._transport.request("POST", self._path, body=body, headers=requests.idempotency_headers(), idempotent=True)
-        )
+        response = await self._transport.request("POST", self._path, body=body, headers=requests.idempotency_headers(), idempotent=True)
+        return structure(Context, response)
 
     async def list(self) -> builtins.list[Context]:
-        """All that there are."""
-        answer = await self._transport.request("GET", self._path)
-        return structure_list(Context, answer, "contexts")
+        """List all contexts."""
+        response = await self._transport.request("GET", self._path)
+        return structure_list(Context, response, "contexts")
 
     async def get(self, context: Context | str) -> Context:
-        """One of them as it is now.
+        """Get a context as it is now.
 
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        return structure(Context, await self._transport.request("GET", self._of(context)))
+        return structure(Context, await self._transport.request("GET", self._path_of(context)))
 
-    async def remove(self, context: Context | str) -> None:
-        """End a context, and everything that runs in it. One that is there always starts anew with the next cell.
+    async def delete(self, context: Context | str) -> None:
+        """End a context and everything that runs in it. A default context starts again with its next run.
 
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        await self._transport.request("DELETE", self._of(context))
+        await self._transport.request("DELETE", self._path_of(context))
 
     async def restart(self, context: Context | str = "default") -> None:
-        """Begin anew in a context: its variables are gone, what ran in it is ended, what waited for its turn never runs.
+        """Restart a context: its variables are lost, code that runs in it is ended, and code that waits for its turn is not run.
 
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        await self._transport.request("POST", f"{self._of(context)}/restart")
+        await self._transport.request("POST", f"{self._path_of(context)}/restart")
 
     async def interrupt(self, context: Context | str = "default") -> bool:
-        """Interrupt what runs in a context, as Ctrl-C would; False when nothing does.
+        """Interrupt the code that runs in a context, as Ctrl-C does. Returns False if nothing runs.
 
         Raises:
             NotFoundError: ``context_not_found``.
         """
-        return await interrupt(self._transport, self._of(context))
+        return await interrupt(self._transport, self._path_of(context))
 
-    def _of(self, context: Context | str) -> str:
+    def _path_of(self, context: Context | str) -> str:
         return f"{self._path}/{requests.path_segment(context_id(context) or '')}"

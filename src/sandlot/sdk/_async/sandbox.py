@@ -1,24 +1,31 @@
-"""A sandbox: what users of the SDK hold in their hands."""
+"""A sandbox: start or connect to one, run code and commands in it, change, save and end it.
+
+Invariants:
+- A call that its caller leaves early ends what the call started: a cancelled or interrupted foreground run interrupts its code, and a cancelled
+  cleanup still ends the sandbox.
+- Every call that creates something has an idempotency key, so that the call can be repeated after a broken connection.
+"""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, Literal, Self, overload
 
-from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError, UnavailableError
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, Limits
 from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
-from sandlot.sdk._async.code import AsyncCodeHandle, Callbacks, answered, finished_execution, run
-from sandlot.sdk._async.commands import AsyncCommands, cut_short, finished_command, tell, tell_rest
+from sandlot.sdk._async.code import AsyncCodeHandle, Callbacks, finished_execution, run_streamed, run_to_response
+from sandlot.sdk._async.commands import AsyncCommands, deliver_output, deliver_remainders, finished_command, stream_cut_error
 from sandlot.sdk._async.contexts import AsyncContexts
 from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.pty import AsyncPty
 from sandlot.sdk._async.transport import wait_before_resuming
-from sandlot.sdk._async.tunnels import AsyncForward, AsyncTunnel
+from sandlot.sdk._async.tunnels import AsyncPortForward, AsyncTunnel
 from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
 from sandlot.sdk.models.contexts import Context, context_id
@@ -26,130 +33,207 @@ from sandlot.sdk.models.executions import LogEntry
 from sandlot.sdk.models.processes import CommandResult, Output
 from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, Usage
 from sandlot.sdk.models.snapshots import ForkTree, SnapshotInfo
+from sandlot.sdk.models.volumes import Mount
 from sandlot.sdk.transcript import Transcript
 
 CREATE_TIMEOUT_S = 30 * 60.0
-"""The first sandbox of a template waits until the template's image has been built, which takes minutes."""
-BOTH = "both"
+"""The first sandbox of a template waits until the template's image is built, which takes minutes."""
+SAVE_TIMEOUT_S = 10 * 60.0
+"""Seconds that the service may take to write the memory of a sandbox to disk or to read it; this can be many GiB."""
 LOCAL_HOST = "127.0.0.1"
-WRITTEN_TIMEOUT_S = 10 * 60.0
-"""How long the service may take to write a sandbox's memory to a disk, or to read it: it can be many GiB."""
 
 
 class AsyncSandbox:
-    """An isolated place to run code in.
+    """An isolated place to run code, with its own kernel, files and processes.
 
-    ``async with await AsyncSandbox.create() as sb`` ends it together with the block. Otherwise :meth:`kill` does, or its timeout.
+    ``async with AsyncSandbox.create() as sandbox:`` ends the sandbox together with the block. Without a block, the sandbox ends at its timeout or by
+    :meth:`kill`.
+
+    Args:
+        client: Client of the service; closing the sandbox object does not close it.
+        info: Description of the sandbox, from ``client.sandboxes``.
     """
 
-    def __init__(self, client: AsyncClient, info: SandboxInfo, *, owns_client: bool = False, users: set[str] | None = None) -> None:
+    def __init__(self, client: AsyncClient, info: SandboxInfo, *, was_created: bool = False, users: set[str] | None = None) -> None:
         self._client = client
         self._transport = client.transport
         self._info = info
         self._path = f"/v1/sandboxes/{info.id}"
-        self._code = f"{self._path}/code"
-        self._owns_client = owns_client
-        # Forks use the connections of what they came of; the last one closes them.
-        self._users = set() if users is None else users
-        self._users.add(info.id)
-        self.commands = AsyncCommands(self._transport, info.id)
-        """Commands: :class:`AsyncCommands`."""
-        self.pty = AsyncPty(self._transport, info.id)
-        """Terminals: :class:`AsyncPty`."""
+        self._users = users
+        """Ids of the sandboxes that share a client which the last of them closes; None if the caller closes the client."""
+        if users is not None:
+            users.add(info.id)
+        self._is_promoted = False
+        self.was_created = was_created
+        """True if this object's call created the sandbox; False if the sandbox existed before."""
         self.files = AsyncFiles(self._transport, info.id)
-        """Files: :class:`AsyncFiles`."""
-        self.contexts = AsyncContexts(self._transport, f"{self._path}/contexts")
-        """Contexts: :class:`AsyncContexts`."""
+        """Files of the sandbox: :class:`AsyncFiles`."""
+        self.commands = AsyncCommands(self._transport, info.id)
+        """Commands and processes: :class:`AsyncCommands`."""
+        self.pty = AsyncPty(self._transport, info.id)
+        """Interactive terminals: :class:`AsyncPty`."""
+        self.contexts = AsyncContexts(self._transport, info.id)
+        """Code contexts, each with its own variables: :class:`AsyncContexts`."""
 
     @classmethod
-    async def create(  # noqa: PLR0913 - all by name, and each the field's
+    @backend.awaitable_context
+    async def create(  # noqa: PLR0913 - passed by name
         cls,
         template: str | None = None,
         *,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
-        persistent: bool = False,
-        envs: Mapping[str, str] | None = None,
+        snapshot: str | None = None,
+        name: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        envs: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        persistent: bool = False,
+        idle_timeout: float | None = None,
+        on_timeout: str | None = None,
+        auto_resume: bool | None = None,
         cpus: float | None = None,
         memory: int | str | None = None,
         disk: int | str | None = None,
         pids: int | None = None,
         isolation: str | None = None,
-        network: Network | None = None,
-        name: str | None = None,
-        files: Iterable[str] | None = None,
-        snapshot: str | None = None,
-        on_timeout: str | None = None,
-        auto_resume: bool | None = None,
-        volumes: Mapping[str, str] | None = None,
+        network: Network | str | None = None,
+        volumes: Mapping[str, str | Mount] | None = None,
+        file_ids: Iterable[str] | None = None,
         idempotency_key: str | None = None,
         url: str | None = None,
         api_key: str | None = None,
         client: AsyncClient | None = None,
     ) -> Self:
-        """Make a sandbox; it runs when this returns.
+        """Create a sandbox and wait until it runs.
 
         Args:
-            template: What it starts from, by default ``code-interpreter``.
-            timeout: Seconds until it is ended, 300 by default, 7 days at most; :meth:`set_timeout` moves that.
-            idle_timeout: Seconds of doing nothing after which it is ended; by default it may idle until its timeout.
-            persistent: It has no timeout: it lives until it is killed.
-            envs: Environment of everything that runs in it.
-            metadata: Your own words, kept with it.
-            cpus: Cores, 1 by default; fractions are a share of one core.
-            memory: Bytes, or text such as ``512M`` or ``2GiB``; 1 GiB by default.
-            disk: What may be written, in the same form; 5 GiB by default.
-            pids: Processes and threads, 512 by default.
-            isolation: ``auto`` (the default), or a driver by name.
-            network: Network policy, as in ``Network("none")``; by default ``Network("packages")``: the package indexes of the service's host.
-            name: Name of the sandbox, unique among your live sandboxes.
-            files: Ids of files of the file store, which are in ``/workspace`` when this returns.
-            snapshot: Id or name of a snapshot to start from; template, limits, isolation and network are its own then.
-            on_timeout: What becomes of it at its timeout: ``kill`` (the default), ``pause`` or ``hibernate``.
-            auto_resume: Whether the next request resumes it while it is paused or hibernated, as by default; otherwise :meth:`resume` does.
-            volumes: Its volumes: path -> name or id, followed by ``:ro`` where it may not write, as in ``{"/data": "sets:ro"}``.
-            idempotency_key: A name for this very request, by default a new one: where the connection breaks, the request is sent again under
-                the same, and the service makes one sandbox. With your own, that holds for your program's repetitions as well.
-            url: The service's address, by default ``SANDLOT_URL`` or the local service.
-            api_key: The key, by default ``SANDLOT_API_KEY``.
-            client: A connection pool to share, instead of an address and a key; it stays open when the sandbox is closed.
+            template: Template to start from. Default: ``code-interpreter``.
+            snapshot: Id or name of a snapshot to start from; template, limits, isolation and network are then those of the snapshot.
+            name: Name of the sandbox, unique among the caller's live sandboxes; it can be used in place of the id.
+            metadata: Key-value pairs that are kept with the sandbox.
+            envs: Environment variables of everything that runs in the sandbox.
+            timeout: Seconds until the timeout, at most 7 days. Default: 300.
+            persistent: Create the sandbox without a timeout.
+            idle_timeout: Seconds without activity after which the sandbox ends. Default: none.
+            on_timeout: Action at the timeout: ``kill`` (default), ``pause`` or ``hibernate``.
+            auto_resume: Let the next request resume the sandbox while it is paused or hibernated. Default: True.
+            cpus: CPU cores; fractions are allowed. Default: 1.
+            memory: Memory limit in bytes, or as text such as ``"512M"`` or ``"2G"``. Default: 1 GiB.
+            disk: Limit of written data, in the same forms. Default: 5 GiB.
+            pids: Maximum number of processes and threads. Default: 512.
+            isolation: Name of a driver, such as ``gvisor``, or ``auto``. Default: the service's.
+            network: ``"packages"`` (package indexes only, default) or ``"none"``; also as ``Network``.
+            volumes: Volumes by the absolute path at which they are mounted: the name or id of a volume, or a ``Mount``.
+            file_ids: Ids of files of the file store to copy into ``/workspace``.
+            idempotency_key: Key under which the service creates at most one sandbox. Default: a new key for each call.
+            url: Address of the service, as for :class:`AsyncClient`.
+            api_key: API key, as for :class:`AsyncClient`.
+            client: Client to use in place of ``url`` and ``api_key``; it stays open when the sandbox is closed.
 
         Raises:
-            NotFoundError: There is no such template, or volume.
-            InvalidRequestError: A limit, the environment or the timeout is out of bounds.
-            UnsupportedError: The service cannot enforce what was asked for, and therefore does not pretend to.
-            UnavailableError: No service answers, or its host is full.
-            HostError: This machine cannot run sandboxes; the message says what to do.
+            NotFoundError: The template, snapshot, volume or file does not exist.
+            ConflictError: Another live sandbox of the caller has the name.
+            InvalidRequestError: A value is out of range.
+            UnsupportedError: The service cannot enforce what was requested.
+            LimitError: The quota of the API key is used up.
+            UnavailableError: The service cannot be reached, or has no room for the sandbox now.
         """
         body = requests.sandbox_body(
             template=template,
-            timeout=timeout,
-            idle_timeout=idle_timeout,
-            persistent=persistent,
-            envs=envs,
+            snapshot=snapshot,
+            name=name,
             metadata=metadata,
+            envs=envs,
+            timeout=timeout,
+            persistent=persistent,
+            idle_timeout=idle_timeout,
+            on_timeout=on_timeout,
+            auto_resume=auto_resume,
             limits=requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids),
             isolation=isolation,
             network=network,
-            name=name,
-            files=files,
-            snapshot=snapshot,
-            on_timeout=on_timeout,
-            auto_resume=auto_resume,
             volumes=volumes,
+            file_ids=file_ids,
         )
-        headers = requests.idempotency_headers() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
-        pool = client or AsyncClient(url=url, api_key=api_key)
-        try:
-            raw = await pool.transport.request("POST", "/v1/sandboxes", body=body, headers=headers, idempotent=True, read_timeout_s=CREATE_TIMEOUT_S)
-        except BaseException:
-            if client is None:
-                await pool.aclose()
-            raise
-        return cls(pool, structure(SandboxInfo, raw), owns_client=client is None)
+        return await cls._create(body, idempotency_key, url, api_key, client)
 
     @classmethod
+    @backend.awaitable_context
+    async def get_or_create(  # noqa: PLR0913 - passed by name
+        cls,
+        name: str,
+        template: str | None = None,
+        *,
+        snapshot: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        envs: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        persistent: bool = False,
+        idle_timeout: float | None = None,
+        on_timeout: str | None = None,
+        auto_resume: bool | None = None,
+        cpus: float | None = None,
+        memory: int | str | None = None,
+        disk: int | str | None = None,
+        pids: int | None = None,
+        isolation: str | None = None,
+        network: Network | str | None = None,
+        volumes: Mapping[str, str | Mount] | None = None,
+        file_ids: Iterable[str] | None = None,
+        idempotency_key: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
+        client: AsyncClient | None = None,
+    ) -> Self:
+        """Return the caller's live sandbox of a name, or create it. Of several simultaneous calls, one creates the sandbox.
+
+        A sandbox that is being created is waited for, and a suspended one is resumed. If the sandbox exists, all arguments but ``name`` are ignored;
+        :attr:`was_created` says which case it was.
+
+        Args:
+            name: Name of the sandbox.
+            template: As for :meth:`create`, like all other arguments.
+            snapshot: As for :meth:`create`.
+            metadata: As for :meth:`create`.
+            envs: As for :meth:`create`.
+            timeout: As for :meth:`create`.
+            persistent: As for :meth:`create`.
+            idle_timeout: As for :meth:`create`.
+            on_timeout: As for :meth:`create`.
+            auto_resume: As for :meth:`create`.
+            cpus: As for :meth:`create`.
+            memory: As for :meth:`create`.
+            disk: As for :meth:`create`.
+            pids: As for :meth:`create`.
+            isolation: As for :meth:`create`.
+            network: As for :meth:`create`.
+            volumes: As for :meth:`create`.
+            file_ids: As for :meth:`create`.
+            idempotency_key: As for :meth:`create`.
+            url: As for :meth:`create`.
+            api_key: As for :meth:`create`.
+            client: As for :meth:`create`.
+        """
+        body = requests.sandbox_body(
+            template=template,
+            snapshot=snapshot,
+            name=name,
+            metadata=metadata,
+            envs=envs,
+            timeout=timeout,
+            persistent=persistent,
+            idle_timeout=idle_timeout,
+            on_timeout=on_timeout,
+            auto_resume=auto_resume,
+            limits=requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids),
+            isolation=isolation,
+            network=network,
+            volumes=volumes,
+            file_ids=file_ids,
+        )
+        return await cls._create({**body, "if_exists": "return"}, idempotency_key, url, api_key, client)
+
+    @classmethod
+    @backend.awaitable_context
     async def connect(
         cls,
         id: str,  # noqa: A002 - the word of the API
@@ -160,32 +244,32 @@ class AsyncSandbox:
         api_key: str | None = None,
         client: AsyncClient | None = None,
     ) -> Self:
-        """Take hold of a sandbox that lives already; one that is paused or hibernated goes on.
+        """Connect to a live sandbox, and resume it if it is paused or hibernated.
 
         Args:
-            id: Its id.
-            timeout: Seconds from now until it is ended; by default that stays as it is.
-            resume: Whether one that rests is resumed.
-            url: As in :meth:`create`.
-            api_key: As in :meth:`create`.
-            client: As in :meth:`create`.
+            id: Id or name of the sandbox.
+            timeout: Seconds from now until the timeout. Default: unchanged.
+            resume: Resume a suspended sandbox.
+            url: As for :meth:`create`.
+            api_key: As for :meth:`create`.
+            client: As for :meth:`create`.
 
         Raises:
-            NotFoundError: There was never one of this id.
-            SandboxEndedError: It has ended.
+            NotFoundError: ``sandbox_not_found``.
+            SandboxEndedError: The sandbox has ended.
         """
-        pool = client or AsyncClient(url=url, api_key=api_key)
+        connections = client or AsyncClient(url=url, api_key=api_key)
         try:
-            info = await pool.sandboxes.get(id)
+            info = await connections.sandboxes.get(id)
             responses.check_alive(info)
-            sandbox = cls(pool, info, owns_client=client is None)
+            sandbox = cls(connections, info, users=None if client else set())
             if resume and info.state in responses.SUSPENDED:
                 await sandbox.resume(timeout)
             elif timeout is not None:
                 await sandbox.set_timeout(timeout)
         except BaseException:
             if client is None:
-                await pool.aclose()
+                await connections.aclose()
             raise
         return sandbox
 
@@ -195,31 +279,29 @@ class AsyncSandbox:
         *,
         state: str | Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
-        ended: bool = False,
         name: str | None = None,
+        ended: bool = False,
         limit: int | None = None,
         url: str | None = None,
         api_key: str | None = None,
         client: AsyncClient | None = None,
     ) -> builtins.list[SandboxInfo]:
-        """The sandboxes that live now, oldest first: your own, or with an operator's key everybody's.
-
-        ``client.sandboxes.iter`` gives the same one by one, reading page by page.
+        """List live sandboxes, oldest first: the caller's own, or everybody's with an operator's key.
 
         Args:
-            state: Only those in this state, or in one of these.
-            metadata: Only those that have all of these entries.
-            ended: Also those that have ended, for as long as the service keeps their records.
-            name: Only those of this name.
-            limit: So many at most; all of them where left out.
-            url: As in :meth:`create`.
-            api_key: As in :meth:`create`.
-            client: As in :meth:`create`.
+            state: Only sandboxes in this state, or in one of these states.
+            metadata: Only sandboxes that have all of these entries.
+            name: Only sandboxes of this name.
+            ended: Include ended sandboxes whose records the service still keeps.
+            limit: Maximum number of sandboxes. Default: all.
+            url: As for :meth:`create`.
+            api_key: As for :meth:`create`.
+            client: As for :meth:`create`.
         """
         if client is not None:
-            return await client.sandboxes.list(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
-        async with AsyncClient(url=url, api_key=api_key) as pool:
-            return await pool.sandboxes.list(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
+            return await client.sandboxes.list(state=state, metadata=metadata, name=name, ended=ended, limit=limit)
+        async with AsyncClient(url=url, api_key=api_key) as connections:
+            return await connections.sandboxes.list(state=state, metadata=metadata, name=name, ended=ended, limit=limit)
 
     async def __aenter__(self) -> Self:
         return self
@@ -230,40 +312,45 @@ class AsyncSandbox:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """Id of the sandbox."""
+        return self._info.id
+
+    @property
+    def sandbox_id(self) -> str:
+        """The same as :attr:`id`, under E2B's name."""
         return self._info.id
 
     @property
     def template(self) -> str:
-        """What it was made from."""
+        """Template that the sandbox was created from."""
         return self._info.template
 
     @property
     def isolation(self) -> str:
-        """What isolates it: ``gvisor`` or ``container``."""
+        """Name of the driver that isolates the sandbox, such as ``gvisor``."""
         return self._info.isolation
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Its owner's words, as this object last heard; :meth:`info` asks."""
+        """Metadata in the last response of the service; :meth:`info` requests the current metadata."""
         return self._info.metadata
 
     @property
     def limits(self) -> Limits:
-        """What it may use, as this object last heard; :meth:`info` asks."""
+        """Limits in the last response of the service; :meth:`info` requests the current limits."""
         return self._info.limits
 
     async def kill(self: AsyncSandbox | str, *, url: str | None = None, api_key: str | None = None) -> None:
-        """End it and remove every trace of it. Doing so twice does no harm.
+        """End the sandbox and delete everything in it. Killing an ended sandbox does nothing.
 
-        ``AsyncSandbox.kill("sb-...")`` ends a sandbox that one only has the id of.
+        ``AsyncSandbox.kill("sb-...")`` ends a sandbox by its id or name.
 
         Args:
-            url: Only with an id: as in :meth:`create`.
-            api_key: Only with an id: as in :meth:`create`.
+            url: Only with an id or name: as for :meth:`create`.
+            api_key: Only with an id or name: as for :meth:`create`.
 
         Raises:
-            NotFoundError: There was never one of this id.
+            NotFoundError: ``sandbox_not_found``.
         """
         if isinstance(self, str):
             async with AsyncClient(url=url, api_key=api_key) as client:
@@ -275,170 +362,209 @@ class AsyncSandbox:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connection; the sandbox lives on until its timeout."""
-        self._users.discard(self.id)
-        if self._owns_client and not self._users:
-            await self._client.aclose()
+        """Close the connection; the sandbox keeps running until its timeout."""
+        if self._users is not None:
+            self._users.discard(self.id)
+            if not self._users:
+                await self._client.aclose()
 
     async def info(self) -> SandboxInfo:
-        """Its state, limits and deadline as they are now."""
-        self._info = structure(SandboxInfo, await self._transport.request("GET", self._path))
+        """Get the current state, limits and timeouts."""
+        self._info = await self._client.sandboxes.get(self.id)
         return self._info
 
+    async def get_info(self) -> SandboxInfo:
+        """Do the same as :meth:`info`, under E2B's name."""
+        return await self.info()
+
     async def is_running(self) -> bool:
-        """Whether it lives, and does not rest."""
+        """Return True if the sandbox runs; False if it is suspended or has ended."""
         return (await self.info()).state == "running"
 
-    async def set_timeout(self, timeout: float | None) -> None:
-        """End it this many seconds from now, whatever was set before; with None it lives until it is killed."""
-        await self._change({"persistent": True} if timeout is None else {"timeout": timeout})
-
-    async def set_idle_timeout(self, idle_timeout: float | None) -> None:
-        """End it once it has done nothing for this many seconds; with None it may idle until its timeout."""
-        await self._change({"idle_timeout": 0 if idle_timeout is None else idle_timeout})
-
-    async def rename(self, name: str) -> None:
-        """Give the sandbox a name that no other live sandbox of its owner has."""
-        await self._change({"name": name})
-
-    async def update_metadata(self, metadata: Mapping[str, str]) -> Mapping[str, str]:
-        """Give it other words of yours, in place of all that it had; they are returned as they are now."""
-        await self._change({"metadata": dict(metadata)})
-        return self._info.metadata
-
-    async def set_limits(
-        self, *, cpus: float | None = None, memory: int | str | None = None, disk: int | str | None = None, pids: int | None = None
-    ) -> Limits:
-        """Change what it may use while it runs: all of what is given, or nothing. What is left out stays.
-
-        What runs inside is not told: on ``gvisor`` MemTotal, the number of processors and the size of /dev/shm stay what they were
-        at the start, and the new limits hold all the same.
-
-        Args:
-            cpus: Cores; fractions are a share of one core.
-            memory: Bytes, or text such as ``512M`` or ``2GiB``.
-            disk: The same; what this service's drivers cannot change is refused with the reason.
-            pids: Processes and threads.
-
-        Returns:
-            All of its limits from now on.
-
-        Raises:
-            InvalidRequestError: Out of bounds, or more than the node could ever give.
-            ConflictError: It uses more than it would be allowed.
-            UnsupportedError: This limit cannot be changed while a sandbox runs.
-            UnavailableError: The node has not so much to give now, and did not have it for the next seconds either.
-            SandboxEndedError: It has ended.
-        """
-        limits = requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
-        await self._change({"limits": limits})
-        return self._info.limits
-
     async def usage(self) -> Usage:
-        """What it has used of processor time, memory, disk and processes, beside its limits."""
+        """Get the CPU time, memory, disk and processes in use, with their limits."""
         return structure(Usage, await self._transport.request("GET", f"{self._path}/usage"))
 
-    async def install(
-        self,
-        packages: str | Sequence[str],
-        *,
-        manager: str = "pip",
-        user: str | None = None,
-        timeout: float | None = DEFAULT_INSTALL_TIMEOUT_S,
-        on_stdout: backend.Callback[str] | None = None,
-        on_stderr: backend.Callback[str] | None = None,
-        on_output: backend.Callback[Output] | None = None,
-    ) -> CommandResult:
-        """Install packages; code that runs already can import them afterwards.
+    async def set_timeout(self, timeout: float) -> None:
+        """Set the timeout to a number of seconds from now, whatever it was before. :meth:`update` also removes a timeout."""
+        await self.update(timeout=timeout)
 
-        An install that fails is a result like any other: look at ``exit_code``, and at what the package manager says in ``stderr``.
+    async def update(  # noqa: PLR0913 - passed by name
+        self,
+        *,
+        timeout: float | None = None,
+        persistent: bool | None = None,
+        idle_timeout: float | None = None,
+        on_timeout: str | None = None,
+        auto_resume: bool | None = None,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        cpus: float | None = None,
+        memory: int | str | None = None,
+        disk: int | str | None = None,
+        pids: int | None = None,
+    ) -> SandboxInfo:
+        """Change timeouts, name, metadata and limits: all given values, or none of them. Values that are not given stay.
+
+        On ``gvisor``, programs inside still see the memory size and the number of CPUs of the start; the new limits hold nevertheless.
 
         Args:
-            packages: Names, with or without versions as the manager writes them (``requests>=2``, ``lodash@^4``, ``tree``): one, or several.
-            manager: ``pip`` (the default), ``npm`` or ``apt``.
-            user: Who installs: ``user`` (the default) or ``root``; apt always as root.
-            timeout: Seconds until it is ended, 300 by default; None sets no limit but the sandbox's.
-            on_stdout: Called with each piece of text of the manager's standard output as it arrives.
-            on_stderr: The same for standard error.
-            on_output: Called with each piece of either stream as bytes.
+            timeout: Seconds from now until the timeout, at most 7 days.
+            persistent: True removes the timeout.
+            idle_timeout: Seconds without activity after which the sandbox ends; 0 removes the idle timeout.
+            on_timeout: Action at the timeout: ``kill``, ``pause`` or ``hibernate``.
+            auto_resume: Let the next request resume the sandbox while it is paused or hibernated.
+            name: New name, unique among the caller's live sandboxes.
+            metadata: New metadata; it replaces all entries.
+            cpus: CPU cores.
+            memory: Memory limit in bytes, or as text such as ``"512M"``.
+            disk: Limit of written data, in the same forms.
+            pids: Maximum number of processes and threads.
+
+        Raises:
+            InvalidRequestError: A value is out of range.
+            ConflictError: The sandbox uses more than the new limit, or the name is taken.
+            UnsupportedError: The driver cannot change this limit of a running sandbox.
+            UnavailableError: The node does not have the resources now.
+            SandboxEndedError: The sandbox has ended.
+        """
+        body = requests.omit_none(
+            timeout=timeout,
+            persistent=persistent,
+            idle_timeout=idle_timeout,
+            on_timeout=on_timeout,
+            auto_resume=auto_resume,
+            name=name,
+            metadata=None if metadata is None else dict(metadata),
+            limits=requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids) or None,
+        )
+        self._info = structure(SandboxInfo, await self._transport.request("PATCH", self._path, body=body))
+        return self._info
+
+    async def pause(self) -> None:
+        """Freeze the sandbox and keep its memory; :meth:`hibernate` also frees the memory.
+
+        The timeout stands still. The next request resumes the sandbox, unless it was created with ``auto_resume=False``.
+
+        Raises:
+            ConflictError: The sandbox is hibernated.
+            SandboxEndedError: The sandbox has ended.
+        """
+        await self._suspend_or_resume("pause")
+
+    async def resume(self, timeout: float | None = None) -> None:
+        """Resume a paused or hibernated sandbox; a running sandbox stays as it is.
+
+        Args:
+            timeout: Seconds from now until the timeout. Default: as many as were set last.
+
+        Raises:
+            UnavailableError: The node has no room for the memory of the sandbox now.
+            SandboxEndedError: The sandbox has ended.
+        """
+        await self._suspend_or_resume("resume", requests.omit_none(timeout=timeout))
+
+    async def hibernate(self) -> None:
+        """Write the memory of the sandbox to disk and free it; :meth:`pause` keeps the memory.
+
+        The next request or :meth:`resume` continues the processes where they were. Connections into the sandbox are closed. Hibernating a hibernated
+        sandbox does nothing.
+
+        Raises:
+            UnsupportedError: The driver cannot hibernate this sandbox.
+            LimitError: The disk of the service is full; the sandbox keeps running.
+            SandboxEndedError: The sandbox has ended.
+        """
+        await self._suspend_or_resume("hibernate")
+
+    async def snapshot(self, name: str | None = None, kind: str = "memory", *, idempotency_key: str | None = None) -> SnapshotInfo:
+        """Save the sandbox, which keeps running. ``AsyncSandbox.create(snapshot=...)`` starts other sandboxes from the snapshot.
+
+        Args:
+            name: Name of the snapshot, unique among the caller's snapshots. Default: none.
+            kind: ``memory`` (memory, processes and files) or ``files`` (files only; a sandbox that starts from the snapshot boots).
+            idempotency_key: As for :meth:`create`.
+
+        Raises:
+            ConflictError: Another snapshot of the caller has the name.
+            UnsupportedError: The driver cannot save memory; ``files`` may be possible.
+            LimitError: The disk of the service is full.
+            SandboxEndedError: The sandbox has ended.
+        """
+        return structure(SnapshotInfo, await self._post_once("snapshot", requests.omit_none(name=name, kind=kind), idempotency_key))
+
+    async def create_snapshot(self, name: str | None = None, kind: str = "memory", *, idempotency_key: str | None = None) -> SnapshotInfo:
+        """Do the same as :meth:`snapshot`, under E2B's name.
+
+        Args:
+            name: As for :meth:`snapshot`.
+            kind: As for :meth:`snapshot`.
+            idempotency_key: As for :meth:`snapshot`.
+        """
+        return await self.snapshot(name, kind, idempotency_key=idempotency_key)
+
+    @backend.awaitable_context
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        envs: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        share_volumes: bool = False,
+        idempotency_key: str | None = None,
+    ) -> AsyncForkBatch:
+        """Create copies of the running sandbox with its memory, processes and files: all of them, or none.
+
+        The sandbox keeps running. The copies are independent of it and of each other, and have their own random numbers.
+
+        Args:
+            count: Number of copies, 1 to 100.
+            name: Name of the copy; with several, ``-1``, ``-2`` and so on are appended. Default: none.
+            metadata: Metadata of the copies. Default: the sandbox's.
+            envs: Environment variables that are added for programs that start in the copies.
+            timeout: Seconds until the timeout of the copies. Default: the sandbox's.
+            share_volumes: Allow copies to share volumes that the sandbox can write to. Read-only volumes are always shared.
+            idempotency_key: As for :meth:`create`.
 
         Returns:
-            What came of it.
+            The copies: a sequence, and a context manager that ends them.
 
         Raises:
-            InvalidRequestError: A word is no package: an option, a path, a URL.
-            SandboxEndedError: The sandbox ended, now or before.
+            ConflictError: The sandbox has a writable volume and ``share_volumes`` is False, or a name is taken.
+            UnsupportedError: The driver cannot fork this sandbox.
+            UnavailableError: The node has no room for the copies now.
+            SandboxEndedError: The sandbox has ended.
         """
-        words = [packages] if isinstance(packages, str) else list(packages)
-        body = {"manager": manager, "packages": words, "timeout": timeout, **requests.omit_none(user=user)}
-        path, headers = f"{self._path}/packages", requests.idempotency_headers()
-        if on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
-            return structure(
-                CommandResult, await self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None)
-            )
-        transcript, tries = Transcript(), 0
-        while not transcript.over():
-            tries += 1
-            try:
-                async with self._transport.event_stream("POST", path, body=body, headers=headers) as events:
-                    async for event in events:
-                        piece = transcript.feed(event)
-                        if isinstance(piece, Output):
-                            tries = 1
-                            await backend.call(on_output, piece)
-                            await tell(transcript, piece, on_stdout, on_stderr)
-                error: SandlotError = cut_short("install")
-            except SandlotError as caught:
-                error = caught
-            if not transcript.over():
-                await wait_before_resuming(error, tries)
-        await tell_rest(transcript, on_stdout, on_stderr)
-        return finished_command(transcript)
-
-    async def set_rest(self, *, on_timeout: str | None = None, auto_resume: bool | None = None) -> None:
-        """Change what becomes of it at its timeout, and whether the next request resumes it; what is left out stays. As in :meth:`create`."""
-        await self._change(requests.omit_none(on_timeout=on_timeout, auto_resume=auto_resume))
-
-    async def ports(self) -> builtins.list[ListeningPort]:
-        """The TCP ports on which something listens inside, by number.
-
-        Raises:
-            SandboxEndedError: It has ended.
-        """
-        told = await self._transport.request("GET", f"{self._path}/ports")
-        return [ListeningPort(int(each["port"]), str(each["address"])) for each in told["ports"]]
-
-    async def logs(self, stream: str = BOTH) -> builtins.list[LogEntry]:
-        """What its runs wrote, in the order in which they were begun: code and commands, whoever ran them and by which API.
-
-        It comes out of the log of runs, so a sandbox that has ended has it too, for as long as the service keeps that. The newest 200 runs are told,
-        of a mebibyte of text at most, and of each stream of a run its beginning and its end. What a process in the background writes is there once
-        it has ended; ``commands`` has it before.
-
-        Args:
-            stream: ``stdout``, ``stderr`` or ``both``.
-        """
-        told = await self._transport.request("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream))
-        return structure_list(LogEntry, told, "entries")
-
-    async def follow_logs(self, stream: str = BOTH) -> AsyncIterator[LogEntry]:
-        """The same, and then what they write as they write it, until the sandbox ends or you stop iterating. It is not kept from being idle.
-
-        Args:
-            stream: ``stdout``, ``stderr`` or ``both``.
-
-        Raises:
-            UnavailableError: The service is gone, or the connection was cut.
-        """
-        async with self._transport.event_stream("GET", f"{self._path}/logs", params=requests.omit_none(stream=stream)) as events:
-            async for event in events:
-                if event.name in {"entry", "output", "lost"}:
-                    yield structure(LogEntry, event.data)
-                elif event.name == "ended":
-                    return
-        raise UnavailableError(
-            "The log was cut off before the sandbox ended.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Follow it again: it begins anew."
+        body = requests.omit_none(
+            count=count,
+            name=name,
+            metadata=None if metadata is None else dict(metadata),
+            env=None if envs is None else dict(envs),
+            timeout=timeout,
+            share_volumes=share_volumes or None,
         )
+        response = await self._post_once("fork", body, idempotency_key)
+        infos = structure_list(SandboxInfo, response, "sandboxes")
+        return AsyncForkBatch([type(self)(self._client, info, was_created=True, users=self._users) for info in infos])
+
+    async def fork_tree(self) -> ForkTree:
+        """Get the tree of sandboxes that were forked from one another and that contains this sandbox."""
+        return structure(ForkTree, await self._transport.request("GET", f"{self._path}/tree"))
+
+    async def promote(self) -> builtins.list[str]:
+        """Keep this fork and end its siblings, which are the other forks of its parent, and their forks. The parent keeps running.
+
+        Returns:
+            Ids of the sandboxes that were ended.
+
+        Raises:
+            ConflictError: The sandbox is not a fork.
+        """
+        response = await self._transport.request("POST", f"{self._path}/promote", idempotent=True, read_timeout_s=SAVE_TIMEOUT_S)
+        self._is_promoted = True
+        return [str(each) for each in response["ended"]]
 
     @overload
     async def run_code(
@@ -446,13 +572,11 @@ class AsyncSandbox:
         code: str,
         language: str | None = None,
         *,
-        background: Literal[False] = False,
         context: Context | str | None = None,
-        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
         envs: Mapping[str, str] | None = None,
-        silent: bool = False,
-        store_history: bool = True,
-        stop_on_error: bool = False,
+        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        background: Literal[False] = False,
+        check: bool = False,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
@@ -465,78 +589,71 @@ class AsyncSandbox:
         code: str,
         language: str | None = None,
         *,
-        background: Literal[True],
         context: Context | str | None = None,
-        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
         envs: Mapping[str, str] | None = None,
-        silent: bool = False,
-        store_history: bool = True,
-        stop_on_error: bool = False,
+        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        background: Literal[True],
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
         on_error: backend.Callback[ExceptionInfo] | None = None,
     ) -> AsyncCodeHandle: ...
 
-    async def run_code(  # noqa: PLR0913 - all by name, and each the field's
+    async def run_code(  # noqa: PLR0913 - passed by name
         self,
         code: str,
         language: str | None = None,
         *,
-        background: bool = False,
         context: Context | str | None = None,
-        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
         envs: Mapping[str, str] | None = None,
-        silent: bool = False,
-        store_history: bool = True,
-        stop_on_error: bool = False,
+        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        background: bool = False,
+        check: bool = False,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_result: backend.Callback[Result] | None = None,
         on_error: backend.Callback[ExceptionInfo] | None = None,
     ) -> Execution | AsyncCodeHandle:
-        """Run code in a context, where variables, imports and functions of the calls before are still there.
+        """Run code in a context, in which variables, imports and functions of earlier calls persist.
 
-        Code that raises is a result like any other: look at ``error``. Cells of one context run one after another.
+        Code that raises an exception is a result: see ``error``. Runs of one context follow one another. A foreground run is interrupted if its
+        caller is cancelled.
 
         Args:
-            code: The code, 4 MiB at most.
-            language: ``python``, ``bash`` or ``javascript``; by default the context's, or ``python``.
-            background: Return at once with a handle instead of waiting for the end.
-            context: Where, of ``sandbox.contexts``; by default the one of the language that is there always.
-            timeout: Seconds from when its turn came until it is interrupted, 60 by default; None sets no limit but the sandbox's.
+            code: Code to run, at most 4 MiB.
+            language: ``python``, ``bash`` or ``javascript``. Default: the context's, or ``python``.
+            context: Context to run in. Default: the language's default context.
             envs: Environment variables for this run.
-            silent: It leaves no trace: no execution count, no history, no value of its last expression.
-            store_history: Whether it takes a place in the context's history and raises its execution count.
-            stop_on_error: Where it fails, the cells that wait behind it never run.
-            on_stdout: Called with each piece of text of standard output as it arrives; in the background by :meth:`AsyncCodeHandle.wait`.
+            timeout: Seconds until the code is interrupted, counted from its start. None: no limit. Default: 60.
+            background: Return a handle at once instead of waiting for the end.
+            check: Raise ``ExecutionFailedError`` if the code fails; only in the foreground.
+            on_stdout: Called with each piece of standard output as it arrives; of a background run, by :meth:`AsyncCodeHandle.wait`.
             on_stderr: The same for standard error.
             on_result: Called with each rich result as it arrives.
             on_error: Called with the exception that ended the code.
 
-        Returns:
-            What came of it; in the background, a handle.
-
         Raises:
-            SandboxEndedError: The sandbox ended, now or before.
+            ExecutionFailedError: ``check`` is True and the code failed.
             NotFoundError: ``context_not_found``.
-            UnsupportedError: The sandbox has no interpreter for this language.
+            UnsupportedError: The template has no interpreter for this language.
+            SandboxEndedError: The sandbox has ended.
         """
-        body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
+        path, body = f"{self._path}/code", _code_body(code, language, context, envs, timeout)
+        headers = requests.idempotency_headers()
         callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error)
         if background:
-            answer = await self._transport.request(
-                "POST", self._code, body={**body, "background": True}, headers=requests.idempotency_headers(), idempotent=True
-            )
-            return AsyncCodeHandle(self._transport, self._code, Transcript(id=str(answer["execution"])), callbacks)
+            response = await self._transport.request("POST", path, body={**body, "background": True}, headers=headers, idempotent=True)
+            return AsyncCodeHandle(self._transport, path, Transcript(id=str(response["execution"])), callbacks)
         if not callbacks and self._transport.can_wait_silently:
-            return await answered(self._transport, self._code, body, requests.idempotency_headers())
-        transcript = Transcript()
-        async with aclosing(run(self._transport, self._code, body, transcript, requests.idempotency_headers())) as pieces:
-            async for piece in pieces:
-                await callbacks.tell(transcript, piece)
-        await tell_rest(transcript, on_stdout, on_stderr)
-        return finished_execution(transcript)
+            execution = await run_to_response(self._transport, path, body, headers)
+        else:
+            transcript = Transcript()
+            async with aclosing(run_streamed(self._transport, path, body, transcript, headers)) as pieces:
+                async for piece in pieces:
+                    await callbacks.deliver(transcript, piece)
+            await deliver_remainders(transcript, on_stdout, on_stderr)
+            execution = finished_execution(transcript)
+        return execution.check() if check else execution
 
     async def stream_code(
         self,
@@ -544,256 +661,306 @@ class AsyncSandbox:
         language: str | None = None,
         *,
         context: Context | str | None = None,
-        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
         envs: Mapping[str, str] | None = None,
-        silent: bool = False,
-        store_history: bool = True,
-        stop_on_error: bool = False,
+        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
     ) -> AsyncGenerator[CodeEvent]:
-        """Run code, and iterate what it tells as it comes. Who stops iterating interrupts it.
+        """Run code and iterate over its events as they arrive. Closing the iterator interrupts the code.
 
         Args:
-            code: As in :meth:`run_code`.
-            language: As in :meth:`run_code`.
-            context: As in :meth:`run_code`.
-            timeout: As in :meth:`run_code`.
-            envs: As in :meth:`run_code`.
-            silent: As in :meth:`run_code`.
-            store_history: As in :meth:`run_code`.
-            stop_on_error: As in :meth:`run_code`.
+            code: As for :meth:`run_code`.
+            language: As for :meth:`run_code`.
+            context: As for :meth:`run_code`.
+            envs: As for :meth:`run_code`.
+            timeout: As for :meth:`run_code`.
 
         Yields:
-            Started, Output, Result, Cleared and ExceptionInfo as they come, and the Execution as the last.
+            ExecutionStarted, Output, Result, OutputCleared and ExceptionInfo as they arrive, and the Execution at the end.
         """
-        body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
+        path, body = f"{self._path}/code", _code_body(code, language, context, envs, timeout)
         transcript = Transcript()
-        async with aclosing(run(self._transport, self._code, body, transcript, requests.idempotency_headers())) as pieces:
+        async with aclosing(run_streamed(self._transport, path, body, transcript, requests.idempotency_headers())) as pieces:
             async for piece in pieces:
                 yield piece
         yield finished_execution(transcript)
 
-    def attach_code(self, id: str, *, events_from: int = 0, stdout_from: int = 0, stderr_from: int = 0) -> AsyncCodeHandle:  # noqa: A002 - the word
-        """A handle for a cell that was begun before, running or done, also by somebody else or before a restart of the service.
+    def connect_code(
+        self,
+        id: str,  # noqa: A002 - the word of the API
+        *,
+        events_from: int = 0,
+        stdout_from: int = 0,
+        stderr_from: int = 0,
+    ) -> AsyncCodeHandle:
+        """Return a handle of a run that was started before, also by another client or before a restart of the service.
 
         Args:
-            id: The execution's id.
-            events_from: How many of its events that are no output have been seen.
-            stdout_from: Byte of its standard output that the handle reads first.
-            stderr_from: The same of its standard error.
+            id: Id of the execution.
+            events_from: Number of events other than output to skip.
+            stdout_from: Byte of standard output at which the handle starts.
+            stderr_from: The same for standard error.
         """
         transcript = Transcript(id=id, events=events_from)
         transcript.stdout.offset, transcript.stderr.offset = stdout_from, stderr_from
-        return AsyncCodeHandle(self._transport, self._code, transcript, Callbacks())
+        return AsyncCodeHandle(self._transport, f"{self._path}/code", transcript, Callbacks())
 
     async def create_code_context(self, cwd: str | None = None, language: str | None = None, envs: Mapping[str, str] | None = None) -> Context:
-        """``contexts.create`` by the name that it has elsewhere."""
+        """Do the same as ``contexts.create``, under E2B's name and with its order of arguments.
+
+        Args:
+            cwd: As for ``contexts.create``.
+            language: As for ``contexts.create``.
+            envs: As for ``contexts.create``.
+        """
         return await self.contexts.create(language or "python", cwd=cwd, envs=envs)
 
-    async def pause(self) -> None:
-        """Freeze it where it is: nothing in it runs, its memory stays, its timeout stands still.
-
-        The next request to it resumes it by itself, unless it was made with ``auto_resume=False``. Pausing a paused one does no harm.
-
-        Raises:
-            SandboxEndedError: It has ended.
-            ConflictError: It is hibernated: it rests already, more deeply.
-        """
-        await self._verb("pause")
-
-    async def resume(self, timeout: float | None = None) -> None:
-        """Let a paused or hibernated one go on, exactly where it was; one that runs is left as it is.
-
-        Args:
-            timeout: Seconds from now until its timeout; by default as many as were last set.
-
-        Raises:
-            SandboxEndedError: It has ended.
-            UnavailableError: The node has no room for its memory now.
-        """
-        await self._verb("resume", requests.omit_none(timeout=timeout))
-
-    async def hibernate(self) -> None:
-        """Write its memory to the service's disk and give it back; the next request, or :meth:`wake`, has it go on where it was.
-
-        Connections into it (streams that are read, terminals) are cut; what runs inside is not. Hibernating a hibernated one does no harm.
-
-        Raises:
-            SandboxEndedError: It has ended.
-            UnsupportedError: Its isolation cannot; says why.
-            LimitError: The disk is full; it goes on as if nothing had been asked.
-        """
-        await self._verb("hibernate")
-
-    async def wake(self, timeout: float | None = None) -> None:
-        """Let a hibernated one go on: :meth:`resume` by the word that goes with :meth:`hibernate`.
-
-        Args:
-            timeout: As in :meth:`resume`.
-        """
-        await self._verb("wake", requests.omit_none(timeout=timeout))
-
-    async def snapshot(self, name: str | None = None, kind: str = "memory", *, idempotency_key: str | None = None) -> SnapshotInfo:
-        """Keep what it is at this moment; it goes on undisturbed. ``AsyncSandbox.create(snapshot=...)`` starts others from it, also after its end.
-
-        Args:
-            name: What to call it: unique among your snapshots; by default nothing, and its id finds it.
-            kind: ``memory`` (memory and files: what is started from it goes on in the middle of everything) or ``files`` (what is started from
-                it boots, and finds the files).
-            idempotency_key: As in ``AsyncSandbox.create``.
-
-        Raises:
-            SandboxEndedError: It has ended.
-            ConflictError: A snapshot of yours has that name.
-            UnsupportedError: Its isolation cannot; says why, and ``files`` may still do.
-            LimitError: The disk is full; nothing is left of the snapshot.
-        """
-        return structure(SnapshotInfo, await self._made("snapshot", requests.omit_none(name=name, kind=kind), idempotency_key))
-
-    async def fork(
+    async def install(
         self,
-        count: int = 1,
+        packages: str | Sequence[str],
         *,
-        name: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-        envs: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        share_volumes: bool = False,
-        idempotency_key: str | None = None,
-    ) -> builtins.list[Self]:
-        """Make sandboxes that are what it is at this moment: kernels with their variables, processes, files. It goes on undisturbed.
+        manager: str = "pip",
+        user: str | None = None,
+        timeout: float | None = DEFAULT_INSTALL_TIMEOUT_S,
+        check: bool = False,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_output: backend.Callback[Output] | None = None,
+    ) -> CommandResult:
+        """Install packages; code that runs already can import them afterwards.
 
-        From then on all of them are independent, draw random numbers of their own, and end by themselves. There are all of them, or none.
+        A failed installation is a result: see ``exit_code``, and ``stderr`` for the message of the package manager.
 
         Args:
-            count: How many, 1 to 100.
-            name: Name of the fork, unique among your live sandboxes; of several forks, ``-1``, ``-2`` and so on are appended.
-            metadata: Words of yours, in place of its own.
-            envs: Added to its environment, for what is started in the forks.
-            timeout: Seconds until they end, by default its own.
-            share_volumes: Whether they share the volumes that it writes to; without it such a fork is refused. Read-only ones are shared.
-            idempotency_key: As in ``AsyncSandbox.create``.
-
-        Returns:
-            They: always a list, also of one.
+            packages: One or several names, with versions in the form of the package manager (``requests>=2``, ``lodash@^4``).
+            manager: ``pip`` (default), ``npm`` or ``apt``.
+            user: User who installs: ``user`` (default) or ``root``; apt always runs as root.
+            timeout: Seconds until the installation is killed. None: no limit. Default: 300.
+            check: Raise ``ExecutionFailedError`` if the installation fails.
+            on_stdout: Called with each piece of standard output as it arrives.
+            on_stderr: The same for standard error.
+            on_output: Called with each piece of either stream as bytes.
 
         Raises:
-            SandboxEndedError: It has ended.
-            ConflictError: It writes to a volume, and that is not to be shared.
-            UnsupportedError: Its isolation cannot; says why.
-            UnavailableError: The node has no room for so many now.
+            ExecutionFailedError: ``check`` is True and the installation failed.
+            InvalidRequestError: A name is not that of a package, but an option, a path or a URL.
+            SandboxEndedError: The sandbox has ended.
         """
-        body = requests.omit_none(
-            count=count,
-            name=name,
-            metadata=None if metadata is None else dict(metadata),
-            env=None if envs is None else dict(envs),
-            timeout=timeout,
-            share_volumes=share_volumes or None,
-        )
-        answer = await self._made("fork", body, idempotency_key)
-        return [self._another(info) for info in structure_list(SandboxInfo, answer, "sandboxes")]
+        names = [packages] if isinstance(packages, str) else [*packages]
+        body = {"manager": manager, "packages": names, "timeout": timeout, **requests.omit_none(user=user)}
+        path, headers = f"{self._path}/packages", requests.idempotency_headers()
+        if on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
+            response = await self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None)
+            result = structure(CommandResult, response)
+        else:
+            transcript, tries = Transcript(), 0
+            while not transcript.over():
+                tries += 1
+                try:
+                    async with self._transport.event_stream("POST", path, body=body, headers=headers) as events:
+                        async for event in events:
+                            piece = transcript.feed(event)
+                            if isinstance(piece, Output):
+                                tries = 1
+                                await backend.call(on_output, piece)
+                                await deliver_output(transcript, piece, on_stdout, on_stderr)
+                    error: SandlotError = stream_cut_error("installation")
+                except SandlotError as caught:
+                    error = caught
+                if not transcript.over():
+                    await wait_before_resuming(error, tries)
+            await deliver_remainders(transcript, on_stdout, on_stderr)
+            result = finished_command(transcript)
+        return result.check() if check else result
 
     async def attach_volume(self, volume: str, path: str, *, read_only: bool = False) -> None:
-        """Give it a volume from now on; one that rests is resumed for it. What it has so already, it has.
+        """Mount a volume in the running sandbox; a suspended sandbox is resumed. Repeating the call does nothing.
 
         Args:
-            volume: Its name or id.
-            path: The folder that it is to be; made where it is not there.
-            read_only: Whether nothing is to be written to it from this sandbox.
+            volume: Name or id of the volume.
+            path: Absolute path of the directory; it is created if it does not exist.
+            read_only: Refuse writes to the volume from this sandbox.
 
         Raises:
-            SandboxEndedError: It has ended.
-            NotFoundError: There is no such volume.
-            ConflictError: The place is another volume's, or it has this one elsewhere; or it is being forked.
-            UnsupportedError: Its isolation cannot; says why.
+            NotFoundError: ``volume_not_found``.
+            ConflictError: Another volume is mounted at the path, the volume is mounted elsewhere in the sandbox, or the sandbox is being forked.
+            UnsupportedError: The driver cannot mount volumes in a running sandbox.
+            SandboxEndedError: The sandbox has ended.
         """
-        await self._verb("volumes", requests.omit_none(volume=volume, path=path, read_only=read_only or None))
+        await self._suspend_or_resume("volumes", requests.omit_none(volume=volume, path=path, read_only=read_only or None))
 
     async def detach_volume(self, path: str) -> None:
-        """Take a volume away from it; what is in the volume stays.
+        """Unmount a volume; its content stays.
 
         Args:
-            path: The folder that it is; or the volume's name or id.
+            path: Path at which the volume is mounted, or the name or id of the volume.
 
         Raises:
-            SandboxEndedError: It has ended.
-            NotFoundError: It has no such volume.
-            ConflictError: Something inside has a file of it open, or works in it; or it is being forked.
-            UnsupportedError: Its isolation cannot; says why.
+            NotFoundError: The sandbox has no such volume.
+            ConflictError: A process has a file of the volume open or works in it, or the sandbox is being forked.
+            UnsupportedError: The driver cannot unmount volumes of a running sandbox.
+            SandboxEndedError: The sandbox has ended.
         """
-        answer = await self._transport.request("DELETE", f"{self._path}/volumes", params={"path": path}, read_timeout_s=WRITTEN_TIMEOUT_S)
-        self._info = structure(SandboxInfo, answer)
+        response = await self._transport.request("DELETE", f"{self._path}/volumes", params={"path": path}, read_timeout_s=SAVE_TIMEOUT_S)
+        self._info = structure(SandboxInfo, response)
 
-    async def tree(self) -> ForkTree:
-        """The forks that it belongs to: those that it came of, and those that came of it."""
-        return structure(ForkTree, await self._transport.request("GET", f"{self._path}/tree"))
-
-    async def promote(self) -> builtins.list[str]:
-        """Keep this one and end its siblings: the other forks of its parent, and what came of them. The parent lives on.
-
-        Returns:
-            The ids of those that were ended.
+    async def ports(self) -> builtins.list[ListeningPort]:
+        """List the TCP ports on which programs inside listen, by number.
 
         Raises:
-            ConflictError: It is nobody's fork.
+            SandboxEndedError: The sandbox has ended.
         """
-        answer = await self._transport.request("POST", f"{self._path}/promote", idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S)
-        return [str(each) for each in answer["ended"]]
+        response = await self._transport.request("GET", f"{self._path}/ports")
+        return structure_list(ListeningPort, response, "ports")
 
-    async def _verb(self, verb: str, body: Mapping[str, Any] | None = None) -> None:
-        path = f"{self._path}/{verb}"
-        self._info = structure(SandboxInfo, await self._transport.request("POST", path, body=body, idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S))
-
-    async def _made(self, verb: str, body: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-        headers = requests.idempotency_headers() if key is None else {"Idempotency-Key": key}
-        path = f"{self._path}/{verb}"
-        return await self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=WRITTEN_TIMEOUT_S)
-
+    @backend.awaitable_context
     async def tunnel(self, port: int) -> AsyncTunnel:
-        """Connect to what listens on a port inside: on the sandbox's own loopback, so that it needs no network.
+        """Connect to a port on the loopback interface of the sandbox; the sandbox needs no network for this.
 
         Args:
-            port: 1 to 65535.
+            port: Port inside the sandbox, 1 to 65535.
 
         Raises:
-            InvalidRequestError: There is no such port.
-            NotFoundError: ``port_not_found``: nothing listens there.
-            LimitError: It has 64 connections already.
-            TimeoutExceededError: What listens there accepts nobody for 10 s.
-            ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
-            SandboxEndedError: It has ended.
+            NotFoundError: ``port_not_found``: no program listens on the port.
+            LimitError: The sandbox has 64 tunnels.
+            TimeoutExceededError: The program did not accept the connection within 10 s.
+            ConflictError: ``sandbox_paused``: the sandbox is suspended and has ``auto_resume=False``.
+            SandboxEndedError: The sandbox has ended.
         """
-        return await AsyncTunnel.open(self._transport, self._info.id, port)
+        return await AsyncTunnel.open(self._transport, self.id, port)
 
+    @backend.awaitable_context
     async def forward(
         self, port: int, local_port: int = 0, *, host: str = LOCAL_HOST, on_error: backend.Callback[SandlotError] | None = None
-    ) -> AsyncForward:
-        """Listen on this machine, and carry every connection to a port inside.
+    ) -> AsyncPortForward:
+        """Listen on a port of this machine and forward each connection to a port in the sandbox.
 
         Args:
-            port: Inside, 1 to 65535. What listens there may come later.
-            local_port: Here; 0 is any that is free, which :attr:`AsyncForward.local_port` tells.
-            host: Where to listen; whoever reaches that reaches the port inside.
-            on_error: Called where a connection cannot be carried, for example because nothing listens inside.
+            port: Port inside the sandbox, 1 to 65535; a program may start to listen on it later.
+            local_port: Port on this machine; 0 chooses a free port, see :attr:`AsyncPortForward.local_port`.
+            host: Address to listen on. Everybody who can reach it can reach the port inside.
+            on_error: Called with the error of each connection that could not be forwarded.
 
         Raises:
-            OSError: The local port is somebody else's.
+            OSError: The local port is in use.
         """
-        return await AsyncForward(self._transport, self._info.id, port, host, on_error).begin(local_port)
+        return await AsyncPortForward(self._transport, self.id, port, host, on_error).start(local_port)
 
-    def _another(self, info: SandboxInfo) -> Self:
-        return type(self)(self._client, info, owns_client=self._owns_client, users=self._users)
+    async def logs(self, stream: str = "both") -> builtins.list[LogEntry]:
+        """Read the output of code and commands that ran in the sandbox, in the order of their starts.
 
-    async def _change(self, change: Mapping[str, object]) -> None:
-        self._info = structure(SandboxInfo, await self._transport.request("PATCH", self._path, body=change))
+        The log has at most the newest 200 runs and 1 MiB of text, and of each stream its beginning and its end. Output of a background process
+        is there once the process has ended; ``commands.connect`` reads it before.
+
+        Args:
+            stream: ``stdout``, ``stderr`` or ``both``.
+        """
+        response = await self._transport.request("GET", f"{self._path}/logs", params={"stream": stream})
+        return structure_list(LogEntry, response, "entries")
+
+    async def follow_logs(self, stream: str = "both") -> AsyncIterator[LogEntry]:
+        """Iterate over the entries of :meth:`logs` and then over new output as it is written, until the sandbox ends.
+
+        Following the log does not count as activity for the idle timeout.
+
+        Args:
+            stream: ``stdout``, ``stderr`` or ``both``.
+
+        Raises:
+            UnavailableError: The connection broke.
+        """
+        async with self._transport.event_stream("GET", f"{self._path}/logs", params={"stream": stream}) as events:
+            async for event in events:
+                if event.name in {"entry", "output", "lost"}:
+                    yield structure(LogEntry, event.data)
+                elif event.name == "ended":
+                    return
+        raise UnavailableError(
+            "The service closed the log stream before the sandbox ended.",
+            code=ErrorCode.SERVICE_UNAVAILABLE,
+            hint="Follow the log again; it starts from the beginning.",
+        )
+
+    @classmethod
+    async def _create(
+        cls, body: Mapping[str, Any], idempotency_key: str | None, url: str | None, api_key: str | None, client: AsyncClient | None
+    ) -> Self:
+        connections = client or AsyncClient(url=url, api_key=api_key)
+        try:
+            status, raw = await connections.transport.exchange(
+                "POST",
+                "/v1/sandboxes",
+                body=body,
+                headers=requests.idempotency_headers(idempotency_key),
+                idempotent=True,
+                read_timeout_s=CREATE_TIMEOUT_S,
+            )
+        except BaseException:
+            if client is None:
+                await connections.aclose()
+            raise
+        return cls(connections, structure(SandboxInfo, raw), was_created=status == HTTPStatus.CREATED, users=None if client else set())
+
+    async def _suspend_or_resume(self, action: str, body: Mapping[str, Any] | None = None) -> None:
+        response = await self._transport.request("POST", f"{self._path}/{action}", body=body, idempotent=True, read_timeout_s=SAVE_TIMEOUT_S)
+        self._info = structure(SandboxInfo, response)
+
+    async def _post_once(self, resource: str, body: Mapping[str, Any], idempotency_key: str | None) -> dict[str, Any]:
+        headers = requests.idempotency_headers(idempotency_key)
+        path = f"{self._path}/{resource}"
+        return await self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=SAVE_TIMEOUT_S)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
 
 
-def _body(
-    code: str, language: str | None, context: Context | str | None, timeout: float | None, envs: Mapping[str, str] | None, **flags: bool
+class AsyncForkBatch(Sequence[AsyncSandbox]):
+    """The sandboxes that one :meth:`AsyncSandbox.fork` created, in order.
+
+    As a context manager, the batch kills every fork that still runs at the end of the block, except a promoted one.
+    """
+
+    def __init__(self, sandboxes: Sequence[AsyncSandbox]) -> None:
+        self._sandboxes = tuple(sandboxes)
+
+    @overload
+    def __getitem__(self, index: int) -> AsyncSandbox: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[AsyncSandbox]: ...
+
+    def __getitem__(self, index: int | slice) -> AsyncSandbox | Sequence[AsyncSandbox]:
+        return self._sandboxes[index]
+
+    def __iter__(self) -> Iterator[AsyncSandbox]:
+        return iter(self._sandboxes)
+
+    def __len__(self) -> int:
+        return len(self._sandboxes)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        errors: list[SandlotError] = []
+        with backend.shielded():
+            for sandbox in self._sandboxes:
+                if sandbox._is_promoted:  # noqa: SLF001 - the batch and its sandboxes are one concept
+                    continue
+                try:
+                    await sandbox.kill()
+                except NotFoundError:
+                    pass  # ended long ago
+                except SandlotError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(sandbox.id for sandbox in self._sandboxes)}>"
+
+
+def _code_body(
+    code: str, language: str | None, context: Context | str | None, envs: Mapping[str, str] | None, timeout: float | None
 ) -> dict[str, Any]:
-    """The body that runs code; ``timeout`` None is sent, because it means "no limit"."""
-    words = requests.omit_none(language=language, context=context_id(context), env=None if envs is None else dict(envs))
-    return {"code": code, "timeout": timeout, **words, **{name: flag for name, flag in flags.items() if flag is not (name == "store_history")}}
+    """Body of a run; a ``timeout`` of None is sent, because it means "no limit"."""
+    options = requests.omit_none(language=language, context=context_id(context), env=None if envs is None else dict(envs))
+    return {"code": code, "timeout": timeout, **options}

@@ -90,6 +90,24 @@ class AsyncTransport:
             SandlotError: The service refused the request.
             UnavailableError: The service cannot be reached, or the connection broke.
         """
+        _, response = await self.exchange(
+            method, path, params=params, body=body, content=content, headers=headers, idempotent=idempotent, read_timeout_s=read_timeout_s
+        )
+        return response
+
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        idempotent: bool = False,
+        read_timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> tuple[int, dict[str, Any]]:
+        """Send a request and return the status and the JSON object of the response. Arguments and errors are those of :meth:`request`."""
         tries = 0
         while True:
             tries += 1
@@ -97,7 +115,7 @@ class AsyncTransport:
                 async with self.stream(
                     method, path, params=params, body=body, content=content, headers=headers, read_timeout_s=read_timeout_s
                 ) as response:
-                    return responses.decode_object(await self._read(response))
+                    return response.status_code, responses.decode_object(await self._read(response))
             except (ConnectionLostError, ConflictError) as error:
                 if isinstance(error, ConflictError) and not responses.cut_by_hibernation(error):
                     raise

@@ -121,7 +121,7 @@ class AsyncTunnel:
         return b""
 
 
-class AsyncForward:
+class AsyncPortForward:
     """A port of this machine: each connection to it is one to a port inside. Close it, or use it as a context manager."""
 
     def __init__(self, transport: AsyncTransport, sandbox: str, port: int, host: str, on_error: backend.Callback[SandlotError] | None) -> None:
@@ -143,7 +143,7 @@ class AsyncForward:
         """Host and port of this machine."""
         return f"{self.local_host}:{self.local_port}"
 
-    async def begin(self, local_port: int) -> Self:
+    async def start(self, local_port: int) -> Self:
         """Listen; whoever made it has."""
         self.local_port = await self._listener.begin(self.local_host, local_port)
         return self

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Socket: TypeAlias = ClientConnection
 
+F = TypeVar("F", bound=Callable[..., object])
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -79,6 +80,11 @@ def call(callback: Callback[T] | None, value: T) -> None:
 def shielded() -> AbstractContextManager[object]:
     """Clean-up in the body is carried out: nothing cancels a synchronous caller."""
     return nullcontext()
+
+
+def awaitable_context(function: F) -> F:
+    """Return the function: its result is a context manager already."""
+    return function
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 # Made from src/sandlot/sdk/_async/code.py by scripts/unasync.py; change that file, not this one.
-"""Code that runs in a sandbox: followed to its end, however often the connection breaks, and handles of background runs.
+"""Runs of code: streamed, awaited as one response, followed again after a broken connection, and handles of background runs.
 
-Law: A connection that breaks under a run costs nothing that the sandbox still keeps: the run is gone on with where it was, and what was never
-answered is asked again under the same Idempotency-Key, which begins nothing twice.
+Invariants:
+- A foreground run is interrupted when its caller is cancelled or stops iterating. The context and its variables stay.
+- A broken connection loses nothing that the sandbox still keeps: a run whose id is known is followed from where the stream broke, and a request
+  that was not answered is repeated with the same Idempotency-Key, which does not start the code twice.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 from sandlot.model.errors import SandlotError
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
-from sandlot.sdk._sync.commands import cut_short, tell, tell_rest
+from sandlot.sdk._sync.commands import deliver_output, deliver_remainders, stream_cut_error
 from sandlot.sdk._sync.transport import Transport, wait_before_resuming
 from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
@@ -23,18 +25,151 @@ from sandlot.sdk.models.processes import Output
 from sandlot.sdk.transcript import Piece, Transcript
 
 INTERRUPT_TIMEOUT_S = 10.0
-"""How long an interrupt may take of a caller that is leaving."""
+"""Seconds that the interrupt of a caller that leaves may take."""
 
 
-def run(transport: Transport, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[Piece]:
-    """Run a cell in the foreground and give what it tells; whoever stops taking it interrupts the cell.
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """Callbacks of a run."""
+
+    on_stdout: backend.Callback[str] | None = None
+    on_stderr: backend.Callback[str] | None = None
+    on_result: backend.Callback[Result] | None = None
+    on_error: backend.Callback[ExceptionInfo] | None = None
+
+    def __bool__(self) -> bool:
+        return any(each is not None for each in (self.on_stdout, self.on_stderr, self.on_result, self.on_error))
+
+    def or_else(self, other: Callbacks) -> Callbacks:
+        """Return these callbacks, completed by those of another object."""
+        return Callbacks(
+            on_stdout=self.on_stdout or other.on_stdout,
+            on_stderr=self.on_stderr or other.on_stderr,
+            on_result=self.on_result or other.on_result,
+            on_error=self.on_error or other.on_error,
+        )
+
+    def deliver(self, transcript: Transcript, piece: Piece) -> None:
+        """Call the callback for a piece of the run."""
+        if isinstance(piece, Output):
+            deliver_output(transcript, piece, self.on_stdout, self.on_stderr)
+        elif isinstance(piece, Result):
+            backend.call(self.on_result, piece)
+        elif isinstance(piece, ExceptionInfo):
+            backend.call(self.on_error, piece)
+
+
+class CodeHandle:
+    """A background run of code. The run continues when the handle is dropped; ``sandbox.connect_code(id)`` returns another handle.
+
+    Iterating yields the events of the run from the position of the handle, and the :class:`Execution` at the end. Each event is read once.
+    """
+
+    def __init__(self, transport: Transport, path: str, transcript: Transcript, callbacks: Callbacks) -> None:
+        self._transport = transport
+        self._path = path
+        self._transcript = transcript
+        self._callbacks = callbacks
+
+    @property
+    def id(self) -> str:
+        """Id of the execution."""
+        return self._transcript.id
+
+    @property
+    def stdout(self) -> str:
+        """Standard output that this handle has read so far."""
+        return self._transcript.stdout.text()
+
+    @property
+    def stderr(self) -> str:
+        """Standard error that this handle has read so far."""
+        return self._transcript.stderr.text()
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """Rich results that this handle has read so far."""
+        return tuple(self._transcript.results)
+
+    @property
+    def result(self) -> Execution | None:
+        """Outcome of the run, once :meth:`wait`, :meth:`poll` or an iteration has read the end; None before."""
+        return self._transcript.execution()
+
+    def __iter__(self) -> Generator[CodeEvent]:
+        return self._events()
+
+    def wait(
+        self,
+        *,
+        check: bool = False,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_result: backend.Callback[Result] | None = None,
+        on_error: backend.Callback[ExceptionInfo] | None = None,
+    ) -> Execution:
+        """Wait for the end of the run; a broken connection is opened again.
+
+        Args:
+            check: Raise ``ExecutionFailedError`` if the code failed.
+            on_stdout: Called with each piece of standard output. Default: the callback given at the start.
+            on_stderr: The same for standard error.
+            on_result: The same for rich results.
+            on_error: The same for the exception that ended the code.
+
+        Returns:
+            The outcome, with the output that this handle has read.
+
+        Raises:
+            ExecutionFailedError: ``check`` is True and the code failed.
+            NotFoundError: ``execution_not_found``: the sandbox no longer keeps the run.
+            SandboxEndedError: The sandbox has ended.
+        """
+        callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error).or_else(self._callbacks)
+        with closing(follow(self._transport, self._path, self._transcript)) as pieces:
+            for piece in pieces:
+                callbacks.deliver(self._transcript, piece)
+        deliver_remainders(self._transcript, callbacks.on_stdout, callbacks.on_stderr)
+        execution = finished_execution(self._transcript)
+        return execution.check() if check else execution
+
+    def poll(self) -> Execution | None:
+        """Return the outcome if the run has ended, else None; :meth:`state` has the output so far."""
+        if self._transcript.over():
+            return self.result
+        state = self.state()
+        return None if state.status == "running" else state
+
+    def state(self) -> Execution:
+        """Get the run as it is now, with all output that the sandbox keeps; ``status`` is ``running`` before the end.
+
+        Raises:
+            NotFoundError: ``execution_not_found``: the sandbox no longer keeps the run.
+        """
+        return structure(Execution, self._transport.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
+
+    def interrupt(self) -> bool:
+        """Interrupt the code as Ctrl-C does, or cancel it if it waits for its turn. Returns False if the run has ended."""
+        return interrupt(self._transport, f"{self._path}/{requests.path_segment(self.id)}")
+
+    def _events(self) -> Generator[CodeEvent]:
+        if self._transcript.over():
+            return
+        with closing(follow(self._transport, self._path, self._transcript)) as pieces:
+            for piece in pieces:
+                yield piece
+        yield finished_execution(self._transcript)
+
+
+def run_streamed(transport: Transport, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[Piece]:
+    """Run code in the foreground and yield its pieces as they arrive. Closing the generator interrupts the code.
 
     Args:
         transport: Connections to the service.
-        path: Of the sandbox's code.
-        body: The request.
-        transcript: Takes it all in.
-        headers: With the request's Idempotency-Key.
+        path: Path of the sandbox's runs of code.
+        body: Body of the request.
+        transcript: Receives all events.
+        headers: Headers with the Idempotency-Key.
     """
     tries = 0
     with _interrupting(transport, path, body, transcript, headers):
@@ -48,7 +183,7 @@ def run(transport: Transport, path: str, body: dict[str, Any], transcript: Trans
                             yield piece
                 if transcript.over():
                     return
-                error: SandlotError = cut_short("code")
+                error: SandlotError = stream_cut_error("code")
             except SandlotError as caught:
                 error = caught
             wait_before_resuming(error, tries)
@@ -57,25 +192,19 @@ def run(transport: Transport, path: str, body: dict[str, Any], transcript: Trans
                 yield piece
 
 
-def answered(transport: Transport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
-    """Run a cell in the foreground and wait for its answer; whoever stops waiting interrupts the cell.
-
-    Args:
-        transport: Connections to the service.
-        path: Of the sandbox's code.
-        body: The request.
-        headers: With the request's Idempotency-Key.
-    """
+def run_to_response(transport: Transport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
+    """Run code in the foreground and wait for one response with its outcome. Arguments as for :func:`run_streamed`."""
     with _interrupting(transport, path, body, Transcript(), headers):
-        return structure(Execution, transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None))
+        response = transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None)
+        return structure(Execution, response)
 
 
 @contextmanager
 def _interrupting(transport: Transport, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[None]:
-    """Interrupt the cell if the body is left before the end of the cell.
+    """Interrupt the code if the body is left before the code ends.
 
-    An interrupt of this process may strike between two steps of httpx, which then leaves the connection open. The id of the cell may still be
-    unknown at that moment.
+    KeyboardInterrupt may strike between two steps of httpx, which then leaves the connection open, so the service does not notice that the caller is
+    gone. The id of the run may still be unknown at that moment.
     """
     is_left_without_id = False
     try:
@@ -88,14 +217,14 @@ def _interrupting(transport: Transport, path: str, body: dict[str, Any], transcr
     finally:
         with backend.shielded(), suppress(SandlotError):
             if is_left_without_id:
-                _leave(transport, path, body, headers)
+                _interrupt_without_id(transport, path, body, headers)
             elif transcript.id and not transcript.over():
                 # Without this request, the service would wait some seconds for the client to come back.
                 interrupt(transport, f"{path}/{requests.path_segment(transcript.id)}")
 
 
-def _leave(transport: Transport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
-    """Interrupt a cell whose id nobody has told yet: asked for again as events, its id comes first."""
+def _interrupt_without_id(transport: Transport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+    """Repeat the request with the same Idempotency-Key as an event stream, whose first event has the id of the run, and interrupt the run."""
     transcript = Transcript()
     with transport.event_stream("POST", path, body=body, headers=headers) as events:
         for event in events:
@@ -107,12 +236,12 @@ def _leave(transport: Transport, path: str, body: dict[str, Any], headers: Mappi
 
 
 def follow(transport: Transport, path: str, transcript: Transcript) -> Generator[Piece]:
-    """What a cell tells from where a transcript stands to its end; where the connection breaks, it is gone on with.
+    """Yield the pieces of a run from the position of a transcript to the end; a broken stream is continued.
 
     Args:
         transport: Connections to the service.
-        path: Of the sandbox's code.
-        transcript: Takes it all in.
+        path: Path of the sandbox's runs of code.
+        transcript: Receives all events.
     """
     tries = 0
     while not transcript.over():
@@ -127,143 +256,25 @@ def follow(transport: Transport, path: str, transcript: Transcript) -> Generator
                         yield piece
             if transcript.over():
                 return
-            error: SandlotError = cut_short("code")
+            error: SandlotError = stream_cut_error("code")
         except SandlotError as caught:
             error = caught
         wait_before_resuming(error, max(1, tries))
 
 
 def interrupt(transport: Transport, path: str) -> bool:
-    """Interrupt an execution, or what runs in a context; whether there was something to interrupt."""
-    answer = transport.request("POST", f"{path}/interrupt", read_timeout_s=INTERRUPT_TIMEOUT_S)
-    return bool(answer.get("running", False))
+    """Interrupt a run, or the code that runs in a context. Returns False if nothing ran."""
+    response = transport.request("POST", f"{path}/interrupt", read_timeout_s=INTERRUPT_TIMEOUT_S)
+    return bool(response.get("running", False))
 
 
 def finished_execution(transcript: Transcript) -> Execution:
-    """What came of a cell whose events have ended.
+    """Return the outcome of a run whose event stream has ended.
 
     Raises:
-        UnavailableError: They ended without an end of it.
+        UnavailableError: The stream ended without an outcome.
     """
     execution = transcript.execution()
     if execution is None:
-        raise cut_short("code")
+        raise stream_cut_error("code")
     return execution
-
-
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """Who is told of what comes of a cell."""
-
-    on_stdout: backend.Callback[str] | None = None
-    on_stderr: backend.Callback[str] | None = None
-    on_result: backend.Callback[Result] | None = None
-    on_error: backend.Callback[ExceptionInfo] | None = None
-
-    def __bool__(self) -> bool:
-        return any(each is not None for each in (self.on_stdout, self.on_stderr, self.on_result, self.on_error))
-
-    def over(self, other: Callbacks) -> Callbacks:
-        """These, and the other's where there is none."""
-        return Callbacks(
-            on_stdout=self.on_stdout or other.on_stdout,
-            on_stderr=self.on_stderr or other.on_stderr,
-            on_result=self.on_result or other.on_result,
-            on_error=self.on_error or other.on_error,
-        )
-
-    def tell(self, transcript: Transcript, piece: Piece) -> None:
-        """Tell whom it concerns."""
-        if isinstance(piece, Output):
-            tell(transcript, piece, self.on_stdout, self.on_stderr)
-        elif isinstance(piece, Result):
-            backend.call(self.on_result, piece)
-        elif isinstance(piece, ExceptionInfo):
-            backend.call(self.on_error, piece)
-
-
-class CodeHandle:
-    """A cell that runs by itself. It lives on when the handle is dropped; ``sandbox.attach_code(id)`` gives another one.
-
-    Iterate it for what it tells, from where the handle stands to its end, and the :class:`Execution` as the last; each piece is read once.
-    """
-
-    def __init__(self, transport: Transport, path: str, transcript: Transcript, callbacks: Callbacks) -> None:
-        self._transport = transport
-        self._path = path
-        self._transcript = transcript
-        self._callbacks = callbacks
-
-    @property
-    def id(self) -> str:
-        """The execution's id."""
-        return self._transcript.id
-
-    @property
-    def stdout(self) -> str:
-        """What this handle has read of its standard output so far."""
-        return self._transcript.stdout.text()
-
-    @property
-    def stderr(self) -> str:
-        """What this handle has read of its standard error so far."""
-        return self._transcript.stderr.text()
-
-    @property
-    def results(self) -> tuple[Result, ...]:
-        """The results that this handle has read so far."""
-        return tuple(self._transcript.results)
-
-    @property
-    def result(self) -> Execution | None:
-        """What came of it, once :meth:`wait` or an iteration has seen the end."""
-        return self._transcript.execution()
-
-    def __iter__(self) -> Generator[CodeEvent]:
-        return self._events()
-
-    def wait(
-        self,
-        *,
-        on_stdout: backend.Callback[str] | None = None,
-        on_stderr: backend.Callback[str] | None = None,
-        on_result: backend.Callback[Result] | None = None,
-        on_error: backend.Callback[ExceptionInfo] | None = None,
-    ) -> Execution:
-        """Wait for its end, as often as the connection breaks meanwhile.
-
-        Args:
-            on_stdout: Called with each piece of text of its standard output; by default what was given at the start.
-            on_stderr: The same for standard error.
-            on_result: The same for results.
-            on_error: The same for the exception that ended it.
-
-        Returns:
-            What came of it, with what this handle has read.
-
-        Raises:
-            SandboxEndedError: The sandbox ended first.
-            NotFoundError: ``execution_not_found``: the sandbox remembers it no more.
-        """
-        told = Callbacks(on_stdout, on_stderr, on_result, on_error).over(self._callbacks)
-        with closing(follow(self._transport, self._path, self._transcript)) as pieces:
-            for piece in pieces:
-                told.tell(self._transcript, piece)
-        tell_rest(self._transcript, told.on_stdout, told.on_stderr)
-        return finished_execution(self._transcript)
-
-    def poll(self) -> Execution:
-        """All that there is of it now, also what this handle has read; its status is ``running`` until it is done."""
-        return structure(Execution, self._transport.request("GET", f"{self._path}/{requests.path_segment(self.id)}"))
-
-    def interrupt(self) -> bool:
-        """Interrupt it, as Ctrl-C would, or take it back where it waits for its turn; False when it has ended."""
-        return interrupt(self._transport, f"{self._path}/{requests.path_segment(self.id)}")
-
-    def _events(self) -> Generator[CodeEvent]:
-        if self._transcript.over():
-            return
-        with closing(follow(self._transport, self._path, self._transcript)) as pieces:
-            for piece in pieces:
-                yield piece
-        yield finished_execution(self._transcript)

@@ -1,5 +1,5 @@
 # Made from src/sandlot/sdk/_async/commands.py by scripts/unasync.py; change that file, not this one.
-"""Commands in a sandbox: run to their end, or left in the background."""
+"""Commands and processes in a sandbox, in the foreground and in the background."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sandlot.sdk.transcript import Transcript
 
 
 class Commands:
-    """The commands of one sandbox."""
+    """The commands and processes of one sandbox, as ``sandbox.commands``."""
 
     def __init__(self, transport: Transport, sandbox: str) -> None:
         self._transport = transport
@@ -31,12 +31,13 @@ class Commands:
         self,
         cmd: str | Sequence[str],
         *,
-        background: Literal[False] = False,
         envs: Mapping[str, str] | None = None,
         cwd: str | None = None,
         user: str | None = None,
         stdin: backend.Data | None = None,
         timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        background: Literal[False] = False,
+        check: bool = False,
         track: Sequence[str] | None = None,
         tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
@@ -49,27 +50,28 @@ class Commands:
         self,
         cmd: str | Sequence[str],
         *,
-        background: Literal[True],
         envs: Mapping[str, str] | None = None,
         cwd: str | None = None,
         user: str | None = None,
         stdin: bool | str | bytes | None = None,
         timeout: float | None = None,
+        background: Literal[True],
         tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
     ) -> CommandHandle: ...
 
-    def run(  # noqa: PLR0913 - all by name, and each the field's
+    def run(  # noqa: PLR0913 - passed by name
         self,
         cmd: str | Sequence[str],
         *,
-        background: bool = False,
         envs: Mapping[str, str] | None = None,
         cwd: str | None = None,
         user: str | None = None,
         stdin: backend.Data | bool | None = None,
         timeout: float | EllipsisType | None = ...,
+        background: bool = False,
+        check: bool = False,
         track: Sequence[str] | None = None,
         tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
@@ -78,29 +80,28 @@ class Commands:
     ) -> CommandResult | CommandHandle:
         """Run a command.
 
-        A command that fails, or is killed for running too long, is a result like any other: look at ``exit_code`` and ``reason``.
+        A command that fails or times out is a result: see ``exit_code``, ``timed_out`` and ``reason``.
 
         Args:
-            cmd: Text for a shell (bash where the image has it), or a list of program and arguments, which no shell sees.
-            background: Return at once with a handle instead of waiting for the end.
-            envs: Added to the sandbox's environment.
-            cwd: Folder to run in, absolute; by default ``/workspace``.
-            user: ``user`` (the default) or ``root``.
-            stdin: What it reads on standard input: text, bytes, a file object or pieces of bytes, sent as fast as it reads. In the background also
-                True: standard input stays open for :meth:`CommandHandle.send_stdin`. By default it reads ``/dev/null``.
-            timeout: Seconds until its process group is killed, 60 by default; None, the default in the background, sets no limit but the sandbox's.
-            track: Folders: the result tells which files below them it created or changed. Only in the foreground.
-            tag: A word of your own by which :meth:`list` tells it.
-            on_stdout: Called with each piece of text of standard output as it arrives; in the background by :meth:`CommandHandle.wait`.
+            cmd: A shell command (bash if the template has it, else sh), or a list of program and arguments that is run without a shell.
+            envs: Environment variables for this command.
+            cwd: Absolute path of the working directory. Default: ``/workspace``.
+            user: ``user`` (default) or ``root``.
+            stdin: Standard input: text, bytes, a file object or chunks of bytes, sent as fast as the command reads. In the background also True:
+                standard input stays open for :meth:`CommandHandle.send_stdin`. Default: ``/dev/null``.
+            timeout: Seconds until the command and its process group are killed. None: no limit. Default: 60, and no limit in the background.
+            background: Return a handle at once instead of waiting for the end.
+            check: Raise ``ExecutionFailedError`` if the command fails; only in the foreground.
+            track: Directories below which ``files`` of the result lists created and changed files; only in the foreground.
+            tag: Text by which :meth:`list` shows the process.
+            on_stdout: Called with each piece of standard output as it arrives; of a background command, by :meth:`CommandHandle.wait`.
             on_stderr: The same for standard error.
-            on_output: Called with each piece of either stream as bytes, as it arrives. Only in the foreground.
-
-        Returns:
-            The result; in the background, a handle.
+            on_output: Called with each piece of either stream as bytes; only in the foreground.
 
         Raises:
-            SandboxEndedError: The sandbox ended, now or before.
-            InvalidRequestError: The command, environment, folder or timeout is one that Linux or the sandbox cannot take.
+            ExecutionFailedError: ``check`` is True and the command failed.
+            NotFoundError: ``program_not_found`` or ``working_directory_not_found``.
+            SandboxEndedError: The sandbox has ended.
         """
         inline, rest = (None, None) if stdin is None or isinstance(stdin, bool) else _split(stdin)
         limit_s = (None if background else DEFAULT_COMMAND_TIMEOUT_S) if isinstance(timeout, EllipsisType) else timeout
@@ -112,46 +113,21 @@ class Commands:
         if background:
             return self._start(body, rest, on_stdout, on_stderr)
         if rest is None and on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
-            return structure(CommandResult, self._transport.request("POST", self._path, body=body, read_timeout_s=None))
-        return self._stream(body, rest, on_stdout, on_stderr, on_output)
+            result = structure(CommandResult, self._transport.request("POST", self._path, body=body, read_timeout_s=None))
+        else:
+            result = self._stream(body, rest, on_stdout, on_stderr, on_output)
+        return result.check() if check else result
 
     def list(self) -> builtins.list[ProcessInfo]:
-        """The processes that were started here and that the sandbox remembers."""
-        answer = self._transport.request("GET", self._path)
-        return structure_list(ProcessInfo, answer, "processes")
-
-    def start(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        envs: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bool | str | bytes | None = None,
-        timeout: float | None = None,
-        tag: str | None = None,
-        on_stdout: backend.Callback[str] | None = None,
-        on_stderr: backend.Callback[str] | None = None,
-    ) -> CommandHandle:
-        """Start a command and leave it in the background: :meth:`run` with ``background=True``."""
-        return self.run(
-            cmd,
-            background=True,
-            envs=envs,
-            cwd=cwd,
-            user=user,
-            stdin=stdin,
-            timeout=timeout,
-            tag=tag,
-            on_stdout=on_stdout,
-            on_stderr=on_stderr,
-        )
+        """List the processes that were started through the service and that the sandbox still keeps."""
+        response = self._transport.request("GET", self._path)
+        return structure_list(ProcessInfo, response, "processes")
 
     def get(self, id: str) -> ProcessInfo:  # noqa: A002 - the word of the API
-        """What is known of one process.
+        """Get a process by its id.
 
         Raises:
-            NotFoundError: There is none of this id.
+            NotFoundError: ``process_not_found``.
         """
         return structure(ProcessInfo, self._transport.request("GET", f"{self._path}/{requests.path_segment(id)}"))
 
@@ -162,15 +138,15 @@ class Commands:
         stdout_from: int = 0,
         stderr_from: int = 0,
     ) -> CommandHandle:
-        """A handle for a process that was started before.
+        """Return a handle of a process that was started before.
 
         Args:
-            id: The process.
-            stdout_from: Byte of its standard output that the handle reads first, such as another handle's ``stdout_offset``.
-            stderr_from: The same of its standard error.
+            id: Id of the process.
+            stdout_from: Byte of standard output at which the handle starts, such as ``stdout_offset`` of another handle.
+            stderr_from: The same for standard error.
 
         Raises:
-            NotFoundError: There is none of this id.
+            NotFoundError: ``process_not_found``.
         """
         info = self.get(id)
         transcript = Transcript(id=info.id, pid=info.pid)
@@ -178,11 +154,11 @@ class Commands:
         return self._handle(transcript)
 
     def kill(self, id: str, signal: str | int = "SIGKILL") -> bool:  # noqa: A002 - the word of the API
-        """Send a signal to a process's whole group; False when it is gone."""
+        """Send a signal, by name or number, to the process group of a process. Returns False if the process has ended."""
         return send_signal(self._transport, f"{self._path}/{requests.path_segment(id)}", signal)
 
     def restart(self, id: str) -> str:  # noqa: A002 - the word of the API
-        """Kill a process where it still runs, and start it again in the background, with what it was started with; its new id."""
+        """Kill a process if it runs, start its command again in the background, and return the id of the new process."""
         return str((self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/restart"))["process"])
 
     def send_stdin(self, id: str, data: str | bytes, *, offset: int | None = None) -> int:  # noqa: A002 - the word of the API
@@ -201,8 +177,8 @@ class Commands:
         on_stdout: backend.Callback[str] | None,
         on_stderr: backend.Callback[str] | None,
     ) -> CommandHandle:
-        answer = self._transport.request("POST", self._path, body=body)
-        handle = self._handle(Transcript(id=str(answer["process"]), pid=answer.get("pid")), on_stdout, on_stderr)
+        response = self._transport.request("POST", self._path, body=body)
+        handle = self._handle(Transcript(id=str(response["process"]), pid=response.get("pid")), on_stdout, on_stderr)
         if stdin is not None:
             sent = 0
             for piece in backend.chunks(stdin):
@@ -228,8 +204,8 @@ class Commands:
                     start(self._feed, transcript.id, stdin, failures)
                 if isinstance(piece, Output):
                     backend.call(on_output, piece)
-                    tell(transcript, piece, on_stdout, on_stderr)
-        tell_rest(transcript, on_stdout, on_stderr)
+                    deliver_output(transcript, piece, on_stdout, on_stderr)
+        deliver_remainders(transcript, on_stdout, on_stderr)
         if failures:
             raise failures[0]
         return finished_command(transcript)
@@ -239,24 +215,24 @@ class Commands:
         sent = 0
         try:
             for piece in backend.chunks(stdin):
-                # With its offset: a piece that is sent again, because the service was busy after it had come, is written once.
+                # With the offset, a piece that is sent twice is written once.
                 write_stdin(self._transport, path, piece, sent)
                 sent += len(piece)
-        except Exception as error:  # noqa: BLE001 - raised where the caller is, whether it is ours or of the caller's own data
-            if not _takes_no_more(error):
+        except Exception as error:  # noqa: BLE001 - raised again by the caller, also errors of the caller's own iterator
+            if not _is_input_closed(error):
                 failures.append(error)
-        # What waits for its input has to see the end of it, whatever happened.
+        # The process must see the end of its input in any case, or it waits for ever.
         with suppress(SandlotError):
             self._transport.request("DELETE", f"{path}/stdin")
 
 
-def _takes_no_more(error: Exception) -> bool:
-    """Whether a process ended, or closed its standard input, which is its own affair: its result tells."""
+def _is_input_closed(error: Exception) -> bool:
+    """Return True if the process has ended or closed its standard input, which is not an error of the run."""
     return isinstance(error, SandlotError) and error.code in {ErrorCode.PROCESS_NOT_FOUND, ErrorCode.CONFLICT, ErrorCode.SANDBOX_ENDED}
 
 
 def _split(stdin: backend.Data) -> tuple[str | None, backend.Data | None]:
-    """Small text travels inside of the request, everything else beside it."""
+    """Return small text for the body of the request, or data to send separately."""
     if not isinstance(stdin, str | bytes):
         return None, stdin
     inline, raw = requests.split_stdin(stdin)
@@ -264,9 +240,9 @@ def _split(stdin: backend.Data) -> tuple[str | None, backend.Data | None]:
 
 
 class CommandHandle:
-    """A command in the background. It lives on when the handle is dropped; ``commands.connect(id)`` gives another one.
+    """A background command. The command continues when the handle is dropped; ``commands.connect(id)`` returns another handle.
 
-    Iterating yields its output as it arrives, from where this handle stands, until the command ends.
+    Iterating yields the output of the command from the position of the handle until the command ends.
     """
 
     def __init__(
@@ -285,102 +261,107 @@ class CommandHandle:
 
     @property
     def id(self) -> str:
-        """The process's id."""
+        """Id of the process, for ``commands.connect``."""
         return self._transcript.id
 
     @property
     def pid(self) -> int | None:
-        """Its process id inside the sandbox."""
+        """Process id (PID) inside the sandbox."""
         return self._transcript.pid
 
     @property
     def stdout(self) -> str:
-        """What this handle has read of its standard output so far."""
+        """Standard output that this handle has read so far."""
         return self._transcript.stdout.text()
 
     @property
     def stderr(self) -> str:
-        """What this handle has read of its standard error so far."""
+        """Standard error that this handle has read so far."""
         return self._transcript.stderr.text()
 
     @property
     def stdout_offset(self) -> int:
-        """Where this handle stands in its standard output: what ``commands.connect(id, stdout_from=...)`` goes on from."""
+        """Number of bytes of standard output that the handle has read, for ``commands.connect(id, stdout_from=...)``."""
         return self._transcript.stdout.offset
 
     @property
     def stderr_offset(self) -> int:
-        """The same of its standard error."""
+        """The same for standard error."""
         return self._transcript.stderr.offset
 
     @property
     def result(self) -> CommandResult | None:
-        """The result, once :meth:`wait`, :meth:`poll` or an iteration has seen the end."""
+        """Result of the command, once :meth:`wait`, :meth:`poll` or an iteration has read the end; None before."""
         return self._transcript.command_result()
 
     def __iter__(self) -> Generator[Output]:
         return self._output(follow=True)
 
     def output(self, *, follow: bool = True) -> Generator[Output]:
-        """Its output from where this handle stands, piece by piece.
+        """Iterate over the output from the position of the handle.
 
         Args:
-            follow: Until the command ends; otherwise only what there is by now.
+            follow: Continue until the command ends; False stops at the end of the present output.
         """
         return self._output(follow=follow)
 
-    def wait(self, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None) -> CommandResult:
-        """Wait for its end.
+    def wait(
+        self, *, check: bool = False, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None
+    ) -> CommandResult:
+        """Wait for the end of the command.
 
         Args:
-            on_stdout: Called with each piece of text of its standard output; by default what was given at the start.
+            check: Raise ``ExecutionFailedError`` if the command failed.
+            on_stdout: Called with each piece of standard output. Default: the callback given at the start.
             on_stderr: The same for standard error.
 
         Returns:
-            Its result, with the output that this handle has read.
+            The result, with the output that this handle has read.
 
         Raises:
-            SandboxEndedError: The sandbox ended first.
+            ExecutionFailedError: ``check`` is True and the command failed.
+            SandboxEndedError: The sandbox has ended.
         """
-        self._tell(follow=True, on_stdout=on_stdout, on_stderr=on_stderr)
-        return finished_command(self._transcript)
+        self._deliver(follow=True, on_stdout=on_stdout, on_stderr=on_stderr)
+        result = finished_command(self._transcript)
+        return result.check() if check else result
 
     def poll(self) -> CommandResult | None:
-        """Read what there is now, without waiting for more; the result, if it has ended."""
-        self._tell(follow=False)
+        """Read the present output, and return the result if the command has ended, else None."""
+        self._deliver(follow=False)
         return self.result
 
     def kill(self, signal: str | int = "SIGKILL") -> bool:
-        """Send a signal to its whole process group; False when it is gone."""
+        """Send a signal, by name or number, to the process group of the command. Returns False if the command has ended."""
         return send_signal(self._transport, self._path, signal)
 
     def send_stdin(self, data: str | bytes, *, offset: int | None = None) -> int:
-        """Write to its standard input, which it must have been started with (``stdin=True``); returns once the sandbox has taken it.
+        """Write to the standard input of a command that was started with ``stdin=True``, and wait until the sandbox has received the data.
 
         Args:
-            data: What to write.
-            offset: Where in the whole input that begins. With it the same can be sent again, for example after the connection broke: what has
-                come there before is not written twice.
+            data: Text or bytes.
+            offset: Position of ``data`` in the whole input. Data that is sent again with its offset, for example after a broken connection, is
+                written once.
 
         Returns:
-            How many bytes have come for its input so far: the offset of the next write.
+            Number of bytes of input received so far, which is the offset of the next write.
 
         Raises:
-            ConflictError: It takes no input (any more), or something before ``offset`` is missing.
+            ConflictError: The command takes no input, or input before ``offset`` is missing.
         """
         return write_stdin(self._transport, self._path, data, offset)
 
     def close_stdin(self) -> None:
-        """End its standard input."""
+        """Close the standard input of the command."""
         self._transport.request("DELETE", f"{self._path}/stdin")
 
     def _output(self, *, follow: bool) -> Generator[Output]:
         transcript = self._transcript
         if transcript.end is not None:
             return
-        rested = True
-        while rested:
-            rested = False
+        is_cut = True
+        while is_cut:
+            is_cut = False
             params = {"stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset, "follow": "true" if follow else "false"}
             try:
                 with self._transport.event_stream("GET", f"{self._path}/output", params=params) as events:
@@ -391,63 +372,63 @@ class CommandHandle:
             except ConflictError as error:
                 if not responses.cut_by_hibernation(error):
                     raise
-                rested = True
+                is_cut = True
 
-    def _tell(self, *, follow: bool, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None) -> None:
+    def _deliver(self, *, follow: bool, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None) -> None:
         on_stdout, on_stderr = on_stdout or self._on_stdout, on_stderr or self._on_stderr
         with closing(self._output(follow=follow)) as pieces:
             for piece in pieces:
-                tell(self._transcript, piece, on_stdout, on_stderr)
+                deliver_output(self._transcript, piece, on_stdout, on_stderr)
         if self._transcript.end is not None:
-            tell_rest(self._transcript, on_stdout, on_stderr)
+            deliver_remainders(self._transcript, on_stdout, on_stderr)
 
 
-def tell(transcript: Transcript, piece: Output, on_stdout: backend.Callback[str] | None, on_stderr: backend.Callback[str] | None) -> None:
-    """Give a callback the whole characters of a piece."""
+def deliver_output(transcript: Transcript, piece: Output, on_stdout: backend.Callback[str] | None, on_stderr: backend.Callback[str] | None) -> None:
+    """Call the callback of a stream with the complete characters of a piece."""
     if text := transcript.stream(piece.stream).decode(piece.data):
         backend.call(on_stdout if piece.stream == "stdout" else on_stderr, text)
 
 
-def tell_rest(transcript: Transcript, on_stdout: backend.Callback[str] | None, on_stderr: backend.Callback[str] | None) -> None:
-    """Give the callbacks what never became a whole character."""
+def deliver_remainders(transcript: Transcript, on_stdout: backend.Callback[str] | None, on_stderr: backend.Callback[str] | None) -> None:
+    """Call the callbacks with the bytes at the end of the streams that are not complete characters."""
     for stream, text in transcript.remainders():
         backend.call(on_stdout if stream == "stdout" else on_stderr, text)
 
 
 def finished_command(transcript: Transcript) -> CommandResult:
-    """The result of a command whose events have ended.
+    """Return the result of a command whose event stream has ended.
 
     Raises:
-        UnavailableError: They ended without one.
+        UnavailableError: The stream ended without a result.
     """
     result = transcript.command_result()
     if result is None:
-        raise cut_short("command")
+        raise stream_cut_error("command")
     return result
 
 
-def cut_short(what: str) -> UnavailableError:
-    """The error for a stream of events that ended before its last event."""
+def stream_cut_error(what: str) -> UnavailableError:
+    """Return the error for an event stream that ended before its last event."""
     return UnavailableError(
-        f"The service ended the stream before the {what} did.",
+        f"The service closed the stream before the {what} ended.",
         code=ErrorCode.SERVICE_UNAVAILABLE,
-        hint="Whether it still runs is not known; `commands.list()` tells.",
+        hint="Call `commands.list()` to see what still runs.",
     )
 
 
 def send_signal(transport: Transport, path: str, signal: str | int) -> bool:
-    """Signal a process; False when it is gone."""
+    """Send a signal to a process. Returns False if the process has ended."""
     try:
-        answer = transport.request("POST", f"{path}/signal", body={"signal": signal})
+        response = transport.request("POST", f"{path}/signal", body={"signal": signal})
     except NotFoundError as error:
         if error.code is not ErrorCode.PROCESS_NOT_FOUND:
             raise
         return False
-    return bool(answer.get("running", True))
+    return bool(response.get("running", True))
 
 
 def write_stdin(transport: Transport, path: str, data: str | bytes, offset: int | None = None) -> int:
-    """Write to a process's standard input; it may take as long as the process takes to read."""
+    """Write to the standard input of a process; waits without limit while the process does not read."""
     content = requests.encode_text(data) if isinstance(data, str) else data
-    answer = transport.request("POST", f"{path}/stdin", params=requests.omit_none(offset=offset), content=content, read_timeout_s=None)
-    return int(answer.get("stdin_bytes", 0))
+    response = transport.request("POST", f"{path}/stdin", params=requests.omit_none(offset=offset), content=content, read_timeout_s=None)
+    return int(response.get("stdin_bytes", 0))

@@ -122,7 +122,7 @@ class Tunnel:
         return b""
 
 
-class Forward:
+class PortForward:
     """A port of this machine: each connection to it is one to a port inside. Close it, or use it as a context manager."""
 
     def __init__(self, transport: Transport, sandbox: str, port: int, host: str, on_error: backend.Callback[SandlotError] | None) -> None:
@@ -144,7 +144,7 @@ class Forward:
         """Host and port of this machine."""
         return f"{self.local_host}:{self.local_port}"
 
-    def begin(self, local_port: int) -> Self:
+    def start(self, local_port: int) -> Self:
         """Listen; whoever made it has."""
         self.local_port = self._listener.begin(self.local_host, local_port)
         return self

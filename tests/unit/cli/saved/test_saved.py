@@ -46,7 +46,7 @@ def test_rests_go_on_after_a_failure_and_print_what_was_done(there: Script, caps
         ("pause", "pause", None),
         ("hibernate", "hibernate", None),
         ("resume", "resume", {}),
-        ("wake --timeout 60", "wake", {"timeout": 60}),
+        ("wake --timeout 60", "resume", {"timeout": 60}),
     ):
         with subtests.test(words=words, verb=verb, body=body):
             there.seen.clear()
