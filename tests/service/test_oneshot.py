@@ -42,7 +42,8 @@ def test_every_status_in_one_batch(service: LocalService) -> None:
     done = [item.unwrap() for item in service.client.programs.run_batch(asked.values(), concurrency=3)]
     assert [each.status for each in done] == list(asked)
     assert [each.ok for each in done] == [True, False, False, False, False, False]
-    assert [each.exit_code for each in done] == [0, 0, 3, 137, 137, 137]
+    assert [each.exit_code for each in done] == [0, 0, 3, 124, 137, 137]
+    assert [each.timed_out for each in done] == [False, False, False, True, False, False]
     assert [each.signal for each in done] == [None, None, None, 9, 9, 9]
     assert [each.stdout for each in done] == ["42\n", "41\n", "", "early\n", "", "y\n" * 500]
     assert [bool(each.detail) for each in done] == [False, False, False, True, True, True]

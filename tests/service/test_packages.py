@@ -135,7 +135,7 @@ def test_urls_paths_and_options_are_no_packages(quick: Sandbox) -> None:
 
 def test_install_ends_at_its_timeout(quick: Sandbox) -> None:
     done = quick.install("numpy", timeout=0.2)
-    assert (done.timed_out, done.exit_code) == (True, 137)
+    assert (done.timed_out, done.exit_code) == (True, 124)
 
 
 def test_full_disk_is_reported_in_the_words_of_the_manager(service: LocalService) -> None:

@@ -99,7 +99,7 @@ def test_commands_run_as_asked_and_report_how_they_ended(sandbox: Sandbox) -> No
         result = sandbox.commands.run(f"kill -{name} $$")
         assert (result.exit_code, result.signal, result.reason) == (128 + number, number, "signalled")
     result = sandbox.commands.run("echo begun; sleep 321 & sleep 321", timeout=2.0)
-    assert (result.timed_out, result.stdout) == (True, "begun\n")
+    assert (result.timed_out, result.exit_code, result.signal, result.stdout) == (True, 124, 9, "begun\n")
     assert sandbox.commands.run("pgrep -cf 'sleep 32[1]'").stdout == "0\n"
 
 

@@ -17,6 +17,8 @@ from sandlot.model.output_capture import OutputCapture
 RUNNING: Final = "running"
 KILLED: Final = "killed"
 LOST: Final = "lost"
+TIMEOUT_EXIT_CODE: Final = 124
+"""Exit code of a run that its timeout ended, as that of timeout(1)."""
 """Status of an execution whose result cannot be determined."""
 
 
@@ -174,6 +176,11 @@ class CodeStatus:
     execution_count: int
     duration_s: float
 
+    @property
+    def timed_out(self) -> bool:
+        """True if the timeout of the cell ended it."""
+        return self.status == "timeout"
+
 
 @dataclass(frozen=True, slots=True)
 class CodePosition:
@@ -209,7 +216,7 @@ class ProcessOutcome:
 
     Args:
         process: Id of the process.
-        exit_code: Exit code as in a shell: 128 + signal if a signal ended the process.
+        exit_code: Exit code as in a shell: 128 + signal if a signal ended the process, 124 if its timeout ended the process.
         signal: Number of the signal that ended the process; None if the process exited.
         reason: ``exited``, ``signalled``, ``timeout``, ``pids`` or ``oom``.
         duration_s: Seconds from start to end, measured by the guest.
@@ -224,6 +231,11 @@ class ProcessOutcome:
     duration_s: float
     cpu_s: float | None = None
     peak_bytes: int | None = None
+
+    @property
+    def timed_out(self) -> bool:
+        """True if the timeout of the process ended it."""
+        return self.reason == "timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +303,10 @@ CodeEvent = CodeAccepted | CellStarted | Output | OutputGap | Display | Cleared 
 """Event of the stream of a cell."""
 
 
-def exit_code(code: int | None, signal: int | None) -> int:
-    """Return an exit code as in a shell: 128 + signal if a signal ended the process."""
+def exit_code(code: int | None, signal: int | None, reason: str | None = None) -> int:
+    """Return an exit code as in a shell: 128 + signal if a signal ended the process, and 124, as timeout(1), if its timeout ended the process."""
+    if reason == "timeout":
+        return TIMEOUT_EXIT_CODE
     return 128 + signal if signal is not None else code or 0
 
 

@@ -205,7 +205,7 @@ class Result:
         status: Outcome of the run.
         stdout: Standard output, up to the output limit.
         stderr: Standard error, up to the output limit.
-        exit_code: Exit code as in a shell: 128 + signal if a signal ended the program.
+        exit_code: Exit code as in a shell: 128 + signal if a signal ended the program, 124 if its timeout ended the program.
         signal: Number of the signal that ended the program; None if the program exited.
         duration_s: Seconds from the start to the end of the program.
         cpu_s: Processor time of the program and of the children that it waited for; None if unknown.
@@ -225,6 +225,11 @@ class Result:
     peak_bytes: int | None = None
     detail: str = ""
     execution: ProcessId | None = None
+
+    @property
+    def timed_out(self) -> bool:
+        """True if the timeout of the program ended it."""
+        return self.status is Status.TIMEOUT
 
     @property
     def held_bytes(self) -> int:

@@ -16,7 +16,7 @@ from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, rfc3339_ms
 from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER
 from sandlot.compat.sandbase.schemas import ProcessBody, SandboxBody
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
-from sandlot.model.executions import CommandResult
+from sandlot.model.executions import CommandResult, exit_code
 from sandlot.model.files import Entry
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxInfo, SandboxUsage, check_reserved_names
@@ -231,7 +231,7 @@ def outcome(done: CommandResult) -> dict[str, Any]:
     return {
         "stdout": done.stdout.text(),
         "stderr": done.stderr.text(),
-        "exitCode": done.outcome.exit_code,
+        "exitCode": exit_code(done.outcome.exit_code, done.outcome.signal),
         "processID": done.outcome.process,
     }
 

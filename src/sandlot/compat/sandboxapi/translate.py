@@ -187,7 +187,7 @@ def answer(done: Result, spoken: Language) -> ExecuteAnswer:
         stdout=done.stdout,
         stderr=noted(done.stderr, done.detail),
         compile_output="",
-        exit_code=done.exit_code,
+        exit_code=done.exit_code if done.signal is None else 128 + done.signal,
         exit_signal=None if done.signal is None else signal_name(done.signal),
         execution_time_ms=wall_ms if done.cpu_s is None else milliseconds(done.cpu_s),
         wall_time_ms=wall_ms,

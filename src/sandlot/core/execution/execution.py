@@ -346,7 +346,7 @@ class Execution:
         if isinstance(end, CellResult):
             entry.end(end.status, duration_s=end.duration_s)
         elif isinstance(end, ProcessResult):
-            entry.end(end.reason or "", exit_code=exit_code(end.exit_code, end.signal), duration_s=end.duration_s)
+            entry.end(end.reason or "", exit_code=exit_code(end.exit_code, end.signal, end.reason), duration_s=end.duration_s)
         else:
             entry.end(end or LOST)
 

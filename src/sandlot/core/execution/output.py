@@ -27,7 +27,7 @@ def process_outcome(process: ProcessId, result: ProcessResult) -> ProcessOutcome
     """Return the outcome of a process from the result that the guest sent."""
     return ProcessOutcome(
         process=process,
-        exit_code=exit_code(result.exit_code, result.signal),
+        exit_code=exit_code(result.exit_code, result.signal, result.reason),
         signal=result.signal,
         reason=result.reason or "",
         duration_s=result.duration_s,

@@ -50,7 +50,7 @@ class ExecutionInfo:
         language: Language of code.
         code: Code; the beginning and the end if it is longer than 64 KiB.
         argv: Program and arguments of a command.
-        exit_code: Exit code of a command that ended.
+        exit_code: Exit code of a command that ended, as in ``CommandResult``.
         duration_s: Duration in seconds; None while it runs.
         stdout: Standard output; the beginning and the end if it is longer than 64 KiB.
         stderr: Standard error, shortened likewise.
@@ -84,6 +84,11 @@ class ExecutionInfo:
     owner: str = ""
 
     __repr__ = short_repr("id", "kind", "status", "sandbox")
+
+    @property
+    def timed_out(self) -> bool:
+        """True if the run was ended at its timeout."""
+        return self.status == "timeout"
 
 
 @dataclass(frozen=True, slots=True)

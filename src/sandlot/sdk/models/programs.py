@@ -56,7 +56,7 @@ class ProgramResult:
         status: ``completed``, ``wrong_answer``, ``runtime_error``, ``timeout``, ``memory_exceeded`` or ``output_limit``.
         stdout: Standard output up to its limit.
         stderr: Standard error up to its limit.
-        exit_code: Exit code as in a shell: of the program, or 128 + the signal that ended it.
+        exit_code: Exit code as in a shell: of the program, 128 + the signal that ended it, or 124 at the timeout.
         signal: Signal that ended the program.
         fault: Fault class if the program failed: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
         language: Language of the program.
@@ -86,6 +86,11 @@ class ProgramResult:
     def ok(self) -> bool:
         """True if the program exited with 0 and wrote the expected output."""
         return self.status == "completed"
+
+    @property
+    def timed_out(self) -> bool:
+        """True if the program was killed at its timeout."""
+        return self.status == "timeout"
 
     def check(self) -> Self:
         """Return this result.

@@ -126,6 +126,7 @@ class CodeOutcomeResponse(ResponseModel):
 
     execution: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
     status: str = Field(description=_STATUS, examples=["ok"])
+    timed_out: bool = Field(description="True if the timeout of the cell ended it.")
     execution_count: int
     duration: float = Field(description="Seconds.")
 
@@ -204,6 +205,7 @@ def _cell(outcome: CodeStatus) -> dict[str, Any]:
     return {
         "execution": outcome.execution,
         "status": outcome.status,
+        "timed_out": outcome.timed_out,
         "execution_count": outcome.execution_count,
         "duration": outcome.duration_s,
     }

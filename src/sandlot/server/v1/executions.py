@@ -33,7 +33,10 @@ class ExecutionResponse(ResponseModel):
     argv: list[str] | None
     created_at: datetime
     status: str = Field(description="running, ok, error, timeout, killed, died, exited, signalled, pids, oom, or lost: nobody knows how it ended.")
-    exit_code: int | None
+    timed_out: bool = Field(description="True if the timeout of the execution ended it.")
+    exit_code: int | None = Field(
+        description="Exit code of a command, as in a shell: 128 + signal if a signal ended the command; 124 if its timeout ended the command."
+    )
     duration: float | None = Field(description="Seconds; null while it runs.")
     stdout: str = Field(description="Of what is longer than 64 KiB, the beginning and the end.")
     stderr: str
@@ -56,6 +59,7 @@ class ExecutionResponse(ResponseModel):
             argv=None if record.argv is None else list(record.argv),
             created_at=record.created_at,
             status=record.status,
+            timed_out=record.status == "timeout",
             exit_code=record.exit_code,
             duration=record.duration_s,
             stdout=record.stdout,

@@ -108,9 +108,10 @@ class ProcessOutcomeResponse(ResponseModel):
     """How a process ended."""
 
     process: str
-    exit_code: int
-    signal: int | None
+    exit_code: int = Field(description="As in a shell: 128 + signal if a signal ended the process; 124 if its timeout ended the process.")
+    signal: int | None = Field(description="Signal that ended the process.")
     reason: str
+    timed_out: bool = Field(description="True if the timeout of the process ended it.")
     duration: float = Field(description="Seconds.")
 
     @classmethod
@@ -224,7 +225,7 @@ class ProcessResponse(ResponseModel):
     @classmethod
     def of(cls, info: ProcessInfo) -> ProcessResponse:
         """What is told of it."""
-        code = exit_code(info.exit_code, info.signal) if not info.running else None
+        code = exit_code(info.exit_code, info.signal, info.reason) if not info.running else None
         return cls(
             process=info.process,
             pid=info.pid,
@@ -289,6 +290,7 @@ def _exited(outcome: ProcessOutcome) -> dict[str, Any]:
         "exit_code": outcome.exit_code,
         "signal": outcome.signal,
         "reason": outcome.reason,
+        "timed_out": outcome.timed_out,
         "duration": outcome.duration_s,
     }
 

@@ -108,8 +108,9 @@ class ProgramResultResponse(ResponseModel):
     language: str
     stdout: str
     stderr: str
-    exit_code: int = Field(description="As a shell has it: 128 + signal where a signal ended it.")
-    signal: int | None
+    exit_code: int = Field(description="As in a shell: 128 + signal if a signal ended the program; 124 if its timeout ended the program.")
+    signal: int | None = Field(description="Signal that ended the program.")
+    timed_out: bool = Field(description="True if the timeout of the program ended it.")
     duration: float = Field(description="Seconds.")
     cpu: float | None = Field(description="Seconds of processor time; null where nobody knows.")
     peak_bytes: int | None = Field(description="The largest resident memory that one of its processes had; null where nobody knows.")
@@ -126,6 +127,7 @@ class ProgramResultResponse(ResponseModel):
             stderr=result.stderr,
             exit_code=result.exit_code,
             signal=result.signal,
+            timed_out=result.timed_out,
             duration=result.duration_s,
             cpu=result.cpu_s,
             peak_bytes=result.peak_bytes,

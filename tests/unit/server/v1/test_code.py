@@ -22,6 +22,7 @@ FIELDS = {
     "execution",
     "status",
     "execution_count",
+    "timed_out",
     "duration",
     "stdout",
     "stderr",

@@ -90,7 +90,7 @@ async def test_what_a_manager_says_is_the_answer_whatever_came_of_it(http: httpx
 async def test_one_that_takes_too_long_is_ended(http: httpx.AsyncClient, url: str) -> None:
     await put_manager(http, url, "uv", "#!/bin/sh\necho begun; sleep 60\n")
     done = (await http.post(f"{url}/packages", json={"packages": ["a"], "timeout": 1})).json()
-    assert (done["reason"], done["stdout"]) == ("timeout", "begun\n")
+    assert (done["reason"], done["timed_out"], done["exit_code"], done["stdout"]) == ("timeout", True, 124, "begun\n")
 
 
 @cases(

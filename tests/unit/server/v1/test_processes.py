@@ -25,6 +25,7 @@ async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
         "exit_code",
         "signal",
         "reason",
+        "timed_out",
         "duration",
         "stdout",
         "stderr",
@@ -46,7 +47,7 @@ async def test_as_events(http: httpx.AsyncClient, url: str) -> None:
     assert output(all_told) == b"a\xffb" + "é".encode()
     assert output(all_told, "stderr") == b"err\n"
     name, ended = all_told[-1]
-    assert (name, set(ended), ended["exit_code"]) == ("exit", {"process", "exit_code", "signal", "reason", "duration"}, 1)
+    assert (name, set(ended), ended["exit_code"]) == ("exit", {"process", "exit_code", "signal", "reason", "timed_out", "duration"}, 1)
 
 
 async def test_one_is_started_again(http: httpx.AsyncClient, url: str) -> None:

@@ -1,0 +1,36 @@
+"""Outcomes of runs over HTTP, in responses, streams and the execution log."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.support.http import told
+
+
+async def test_timeout_of_every_kind_of_run_is_reported_alike(http: httpx.AsyncClient, url: str) -> None:
+    slow = {"command": "sleep 60", "timeout": 0.05}
+    late = {"timed_out": True, "exit_code": 124, "signal": 9}
+
+    command = (await http.post(f"{url}/processes", json=slow)).json()
+    streamed = (await told(http, f"{url}/processes", slow))[-1][1]
+    started = (await http.post(f"{url}/processes", json={**slow, "background": True})).json()["process"]
+    waited = (await http.get(f"{url}/processes/{started}/wait")).json()["exit"]
+    output = (await http.get(f"{url}/processes/{started}/output")).json()["exit"]
+    program = (await http.post("/v1/execute", json={"language": "bash", "code": "sleep 60", "template": "base", "timeout": 0.05})).json()
+    for outcome in (command, streamed, waited, output, program):
+        assert {name: outcome[name] for name in late} == late
+    (listed,) = [each for each in (await http.get(f"{url}/processes")).json()["processes"] if each["process"] == started]
+    assert (listed["exit_code"], listed["signal"], listed["reason"]) == (124, 9, "timeout")
+
+    cell = (await http.post(f"{url}/code", json={"code": "import time\ntime.sleep(60)", "timeout": 0.05})).json()
+    assert (cell["status"], cell["timed_out"]) == ("timeout", True)
+    logged = (await http.get("/v1/executions")).json()["executions"]
+    assert [(run["status"], run["timed_out"], run["exit_code"]) for run in logged] == [("timeout", True, None), *[("timeout", True, 124)] * 4]
+
+
+async def test_run_that_ends_in_time_has_not_timed_out(http: httpx.AsyncClient, url: str) -> None:
+    done = (await http.post(f"{url}/processes", json={"command": "exit 3"})).json()
+    assert (done["timed_out"], done["exit_code"], done["signal"]) == (False, 3, None)
+    killed = (await http.post(f"{url}/processes", json={"command": "kill -9 $$"})).json()
+    assert (killed["timed_out"], killed["exit_code"], killed["signal"]) == (False, 137, 9)
+    assert [run["timed_out"] for run in (await http.get("/v1/executions")).json()["executions"]] == [False, False]
