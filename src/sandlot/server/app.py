@@ -83,13 +83,13 @@ def create_app(service: RunningService) -> FastAPI:
     """Return the ASGI application of a service."""
     app = _empty_app()
     app.router.routes.extend(_served_routes())
-    errors.install_error_handlers(app, ERROR_FORMATS, _route_entries())
+    errors.install_error_handlers(app, ERROR_FORMATS, route_table())
     app.state.service = service
     app.state.node = service.node
     app.add_middleware(
         RequestMiddleware,
         keys=service.api_keys,
-        body_limits=BodyLimits(_route_entries(), upload_max_bytes=service.settings.upload_max_bytes),
+        body_limits=BodyLimits(route_table(), upload_max_bytes=service.settings.upload_max_bytes),
         buffers=service.node.buffers,
         metrics=service.metrics,
         error_formats=ERROR_FORMATS,
@@ -129,7 +129,7 @@ def _served_routes() -> tuple[BaseRoute, ...]:
 
 
 @functools.cache
-def _route_entries() -> tuple[RouteEntry, ...]:
+def route_table() -> tuple[RouteEntry, ...]:
     """Return the routes of :func:`_served_routes` with those below the prefixes of vendors."""
     vendors = (entry for vendor in VENDORS for entry in route_entries(vendor.router.routes, vendor.prefix))
     return (*vendors, *route_entries(_served_routes()))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 
 import httpx
 
+from sandlot.model.access import OPERATOR
+from sandlot.server.app import route_table
+from tests.support.scripted_node import ScriptedNode
 from tests.support.service import Bench
 
 
@@ -37,3 +41,22 @@ async def test_every_route_refuses_rubbish_in_one_shape(at: Bench, http: httpx.A
 
 async def test_unused_ways_to_describe_it_are_off(api: httpx.AsyncClient) -> None:
     assert (await api.get("/redoc")).status_code == 404
+
+
+async def test_wrong_method_gets_all_methods_of_the_path_in_every_api(scripted: ScriptedNode, api: httpx.AsyncClient) -> None:
+    scripted.script("tokens.principal_of_url", OPERATOR)
+    methods: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in route_table():
+        methods[re.sub(r"{\w+(:path)?}", "x", entry.path)] |= entry.methods
+    assert {"GET", "PATCH", "DELETE"} <= methods["/v1/sandboxes/x"]
+    for path, expected in methods.items():
+        response = await api.request("TRACE", path)
+        allowed = response.headers.get("allow", "").split(", ")
+        assert (response.status_code, set(allowed) >= expected) == (405, True), (path, allowed)
+        assert ", ".join(allowed) in response.text, "the hint has them too"
+
+
+async def test_wrong_method_gets_the_methods_that_work(api: httpx.AsyncClient) -> None:
+    response = await api.put("/v1/sandboxes/x")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET, PATCH, DELETE")
+    assert (response.json()["status"], response.json()["code"]) == (405, "invalid_request")
