@@ -169,7 +169,7 @@ async def sandboxapi(client: Client) -> dict[str, Way]:
     """SandboxAPI's."""
     id_ = await client.made("/sandboxapi/v1/sessions", "id", language="python3")
     cell, once = f"/sandboxapi/v1/sessions/{id_}/execute", "/sandboxapi/v1/execute"
-    natively = {"POST /v1/execute": client.posting("/v1/execute", {"code": PYTHON, "language": "python"}, '"1\\n"')}
+    natively = {"POST /v1/programs": client.posting("/v1/programs", {"code": PYTHON, "language": "python"}, '"1\\n"')}
     one = client.posting(once, {"code": PYTHON, "language": "python3"}, '"1\\n"')
     return {
         "sandboxapi cell": Way("POST .../execute", client.posting(cell, {"code": PYTHON}, '"1\\n"'), Native(client, id_).cell()),

@@ -71,7 +71,7 @@ async def in_pandastack(owner: httpx.AsyncClient) -> dict[str, str]:
         "sandbox": sandbox,
         "context": await made(owner, f"{at_}/repl/sessions", {"language": "python"}, "id"),
         "volume": await made(owner, "/pandastack/v1/volumes", {"name": f"mine-{sandbox[-16:]}", "size_mb": 64}, "name"),
-        "snapshot": (await owner.post(f"/v1/sandboxes/{sandbox}/snapshot", json={})).json()["id"],
+        "snapshot": (await owner.post(f"/v1/sandboxes/{sandbox}/snapshots", json={})).json()["id"],
     }
 
 
@@ -97,7 +97,7 @@ async def in_tensorlake(owner: httpx.AsyncClient) -> dict[str, str]:
         "sandbox": sandbox,
         "process": str((await process(owner, sandbox))["pid"]),
         "port": str(PORT),
-        "snapshot": (await owner.post(f"/v1/sandboxes/{sandbox}/snapshot", json={})).json()["id"],
+        "snapshot": (await owner.post(f"/v1/sandboxes/{sandbox}/snapshots", json={})).json()["id"],
     }
 
 

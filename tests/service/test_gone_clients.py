@@ -86,7 +86,7 @@ STREAMED: Mapping[str, Request] = {
     "GET /v1/events": Request("GET /v1/events?after=0", accept=EVENTS, read=1),
 }
 """Every operation whose answer comes piece by piece."""
-ELSEWHERE = {"POST /v1/execute/batch"}
+ELSEWHERE = {"POST /v1/programs/batch"}
 """Makes sandboxes of its own: tests/service/test_oneshot.py."""
 
 CUT: Mapping[str, Request] = {
@@ -112,7 +112,7 @@ def names(service: LocalService) -> Iterator[Mapping[str, str]]:
         content = b"y" * LARGE_BYTES
         kept = service.client.transport.request("POST", "/v1/files", params={"filename": "large"}, content=content)
         url = f"/v1/sandboxes/{box.id}"
-        signed = service.client.transport.request("POST", f"{url}/files/sign", body={"path": "/workspace/large"})["url"]
+        signed = service.client.transport.request("POST", f"{url}/files/signed-urls", body={"path": "/workspace/large"})["url"]
         context = service.client.transport.request("POST", f"{url}/contexts", body={"language": "python"})["id"]
         code = "import time\nwhile True:\n    print('x' * 100_000)\n    time.sleep(0.05)"
         cell = service.client.transport.request("POST", f"{url}/code", body={"code": code, "context": context, "background": True, "timeout": 1700})

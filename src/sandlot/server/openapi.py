@@ -1,8 +1,8 @@
-"""The API as one OpenAPI document, made from the routes: names of operations, keys, failures and event streams are said once, here.
+"""OpenAPI document of the native API, made from the routes.
 
-Laws:
-- A route tells what is its own (path, bodies, answers, one docstring); what holds for all of them is added here.
-- It says the same on every machine: it is frozen in docs/openapi.json (``scripts/openapi.py``), so that a change of the API is seen as one.
+Invariants:
+- A route describes only what is its own: path, request, responses and one docstring. What holds for all routes is added here.
+- The document is the same on every machine. It is stored in docs/openapi.json (``scripts/openapi.py``), so that a review shows changes of the API.
 """
 
 from __future__ import annotations
@@ -27,63 +27,69 @@ from sandlot.web.auth import OPEN_PATHS
 from sandlot.web.models import ResponseModel
 
 DESCRIPTION = """\
-A safe place for AI agents to run code: sandboxes over HTTP.
+Run code of AI agents in sandboxes.
 
-Send `Authorization: Bearer KEY` or `X-API-Key: KEY`; on the service's unix socket no key is needed. Every answer that is no success is
-`application/problem+json` (RFC 9457) with a stable `code`, a `hint` that says what to do next, and `retryable`. Times are ISO 8601 in UTC, durations
-are seconds, sizes are bytes. Lists come in pages: ask again with `cursor` set to `next_cursor` until that is null.
+Send `Authorization: Bearer KEY` or `X-API-Key: KEY`. Requests over the unix socket of the service need no key. The body of every error is
+`application/problem+json` (RFC 9457) with a stable `code`, a `hint` and `retryable`. Times are ISO 8601 in UTC. `timeout`, `idle_timeout` and
+`expires_in` are seconds; the names of other values end with their unit. Lists are pages: to get the next page, pass `next_cursor` of the page
+as `cursor`, until `next_cursor` is null.
 """
 
 TAGS: Mapping[str, str] = {
-    "service": "The service itself: health, version, what it can do and hold, what it can start from.",
-    "sandboxes": "Isolated places to run code in.",
-    "snapshots": "Sandboxes as they were at a moment, to start others from.",
-    "code": "Code in contexts that keep its variables: run, followed as it runs, gone back to.",
-    "contexts": "Kernels with state, each of one language and with its own variables.",
-    "processes": "Commands: run to their end, or left in the background.",
-    "execute": "Programs that are run once, each in a sandbox of its own, and graded.",
-    "packages": "What pip, npm and apt install, out of the indexes that the host of the service is configured for.",
-    "files": "Files inside a sandbox.",
-    "file store": "Files that outlive sandboxes: uploaded once, put into any number of them, and kept out of them.",
-    "volumes": "File systems that outlive sandboxes: made once, and in the folders of any number of them.",
-    "executions": "The log of what ran.",
-    "events": "What happened to sandboxes.",
-    "webhooks": "Addresses that are told of what happens.",
-    "keys": "Who may ask, and what they may take.",
-    "pools": "Sandboxes that are made before anybody asks.",
+    "service": "State, abilities and capacity of the service.",
+    "templates": "Templates that sandboxes start from.",
+    "sandboxes": "Isolated environments for running code.",
+    "forks": "Copies of running sandboxes.",
+    "snapshots": "Saved sandboxes to start others from.",
+    "code": "Code that runs in contexts, which keep their variables.",
+    "contexts": "Interpreters of one language with their own variables.",
+    "processes": "Commands and background processes.",
+    "terminals": "Interactive terminals over WebSocket.",
+    "tunnels": "Connections to ports inside sandboxes over WebSocket.",
+    "packages": "Installation of packages by pip, npm and apt.",
+    "programs": "One-shot programs with output comparison.",
+    "files": "Files and directories inside a sandbox.",
+    "file_store": "Uploaded files that outlive sandboxes.",
+    "volumes": "Persistent file systems that sandboxes mount.",
+    "executions": "Log of code and command runs.",
+    "events": "Events of sandboxes, snapshots and volumes.",
+    "webhooks": "Event delivery to HTTP endpoints.",
+    "keys": "API keys and quotas.",
+    "pools": "Warm pools: sandboxes started in advance.",
 }
-"""A tag -> what it is about, in the order of the page."""
+"""Tag -> its description, in the order of the page."""
 
 PARAMETERS: Mapping[str, tuple[str, str]] = {
-    "sandbox": ("The sandbox's id.", "sb-k3v9-x2m4c7qpl5tnbdwy"),
-    "process": ("The process's id.", "p1"),
-    "port": ("The port inside, 1 to 65535.", "8000"),
-    "file": ("The file's id.", "file-k3v9x2m4c7qpl5tn"),
-    "webhook": ("The webhook's id.", "wh-x2m4c7qpl5tnbdwy"),
-    "key": ("The key's id or its name.", "3f9a0c12b7de"),
-    "snapshot": ("The snapshot's id or its name.", "snap-k3v9-x2m4c7qpl5tnbdwy"),
-    "volume": ("The volume's id or its name.", "datasets"),
-    "pool": ("The pool's id, or its template where you have one pool only of that.", "code-interpreter"),
-    "context": ("The context's id.", "default"),
-    "watcher": ("The watcher's id.", "w4d5e6f70a1b2c3d4"),
-    "execution": ("The process's or cell's id.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),
+    "sandbox": ("Id of the sandbox.", "sb-k3v9-x2m4c7qpl5tnbdwy"),
+    "process": ("Id of the process.", "p1"),
+    "port": ("TCP port inside the sandbox, 1 to 65535.", "8000"),
+    "file": ("Id of the stored file.", "file-k3v9x2m4c7qpl5tn"),
+    "webhook": ("Id of the webhook.", "wh-x2m4c7qpl5tnbdwy"),
+    "key": ("Id or name of the key.", "3f9a0c12b7de"),
+    "snapshot": ("Id or name of the snapshot.", "snap-k3v9-x2m4c7qpl5tnbdwy"),
+    "volume": ("Id or name of the volume.", "datasets"),
+    "pool": ("Id of the pool, or its template if the key has only one pool of this template.", "code-interpreter"),
+    "context": ("Id of the context.", "default"),
+    "watcher": ("Id of the watcher.", "w4d5e6f70a1b2c3d4"),
+    "execution": ("Id of the code or command run.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),
+    "template": ("Name of the template.", "code-interpreter"),
 }
-"""A path's parameter that its route does not describe -> what it is, and one."""
+"""Path parameter -> its description and an example, for routes that do not describe the parameter."""
 
 SECURITY = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "A key: `sandlot keys create --name NAME` prints one."},
-    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key, for clients that cannot send the other header."},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "API key. `sandlot keys create --name NAME` prints a new one."},
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "API key, for clients that cannot send `Authorization`."},
 }
 
 EVENT_TABLES = (PROCESS_EVENTS, CODE_EVENTS, SANDBOX_EVENTS, LOG_EVENTS, WATCH_EVENTS)
 
 _HEADERS = {
     "RequestId": {
-        "description": "The request's id, which the service's log has too; a client may choose it by sending the same header.",
+        "description": "Id of the request, which is also in the log of the service. A client can set it by sending this header.",
         "schema": {"type": "string"},
     },
     "RetryAfter": {
-        "description": "Seconds to wait before the same request is sent again; there where `retryable` is true.",
+        "description": "Seconds to wait before sending the request again. Present if `retryable` is true.",
         "schema": {"type": "integer"},
     },
 }
@@ -92,24 +98,20 @@ _UPGRADE = "101"
 
 
 def operation_id(route: APIRoute) -> str:
-    """What clients made from the document call an operation: its tag and its function's name, without saying the same twice. Pure."""
+    """Return the operation id of a route, from its tag and the name of its function."""
     return operation_name(str(route.tags[0]) if route.tags else "untagged", route.name)
 
 
 def operation_name(tag: str, function: str) -> str:
-    """An operation's name: ``files`` and ``list_files`` are ``files_list``. Pure."""
-    said = {word.rstrip("s") for word in tag.split()}
-    first, *more = function.split("_")
-    return "_".join([*tag.split(), first, *(word for word in more if word.rstrip("s") not in said)])
+    """Join a tag and the name of a function without repeating words: ``files`` and ``list_files`` give ``files_list``."""
+    words = {word.rstrip("s") for word in tag.split("_")}
+    verb, *nouns = function.split("_")
+    return "_".join([tag, verb, *(noun for noun in nouns if noun.rstrip("s") not in words)])
 
 
 def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    """The document of some routes, as JSON carries it. Pure.
-
-    Args:
-        routes: An app's; those that say ``include_in_schema=False`` (a vendor's door has a document of its own) are left out.
-    """
-    made = get_openapi(
+    """Return the OpenAPI document of routes. Routes with ``include_in_schema=False``, such as those of the compatibility APIs, are left out."""
+    created = get_openapi(
         title="Sandlot",
         version=__version__,
         description=DESCRIPTION,
@@ -117,26 +119,26 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         routes=routes,
         separate_input_output_schemas=False,
     )
-    paths: dict[str, dict[str, Any]] = made["paths"]
+    paths: dict[str, dict[str, Any]] = created["paths"]
     for route in iter_route_contexts(routes):
-        # A socket does not say whether it is to be left out; ours are all below /v1, and no door's is.
+        # WebSocket routes have no include_in_schema. Those of the native API are below /v1, where no compatibility API has any.
         if isinstance(route.original_route, APIWebSocketRoute) and route.path is not None and route.path.startswith("/v1/"):
-            paths.setdefault(route.path, {})["get"] = _socket(route)
+            paths.setdefault(route.path, {})["get"] = _websocket_operation(route)
     for path, operations in paths.items():
         for operation in operations.values():
             _complete(path, operation)
-    schemas = made.setdefault("components", {}).setdefault("schemas", {})
+    schemas = created.setdefault("components", {}).setdefault("schemas", {})
     schemas |= _models()
-    made["components"] |= {"schemas": dict(sorted(schemas.items())), "securitySchemes": SECURITY, "headers": _HEADERS}
-    made["security"] = [{name: []} for name in SECURITY]
+    created["components"] |= {"schemas": dict(sorted(schemas.items())), "securitySchemes": SECURITY, "headers": _HEADERS}
+    created["security"] = [{name: []} for name in SECURITY]
     used = {tag for operations in paths.values() for operation in operations.values() for tag in operation.get("tags", ())}
-    made["tags"] = [{"name": name, "description": text} for name, text in TAGS.items() if name in used]
-    made["servers"] = [{"url": "/", "description": "The service that serves this page."}]
-    return made
+    created["tags"] = [{"name": name, "description": text} for name, text in TAGS.items() if name in used]
+    created["servers"] = [{"url": "/", "description": "This service."}]
+    return created
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
-    """Add to an operation what holds for all."""
+    """Add summary, parameters, security and headers to an operation."""
     description = operation.get("description", "")
     summary, _, _ = description.replace("\n", " ").partition(". ")
     operation["summary"] = summary.rstrip(".") or operation.get("summary", "")
@@ -155,23 +157,22 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
             headers.setdefault("Retry-After", {"$ref": "#/components/headers/RetryAfter"})
 
 
-def _socket(route: RouteContext) -> dict[str, Any]:
-    """A WebSocket as the GET that opens it: OpenAPI has no other words for one."""
-    path = route.path or ""
-    tag = next((tag for tag in reversed(path.split("/")) if tag in TAGS), "service")
-    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+def _websocket_operation(route: RouteContext) -> dict[str, Any]:
+    """Describe a WebSocket route as the GET request that opens it, because OpenAPI has no WebSockets. The name of the route is its operation id."""
+    path, name = route.path or "", route.name or ""
+    parameters = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     return {
-        "operationId": operation_name(tag, route.name or "open"),
-        "tags": [tag],
+        "operationId": name,
+        "tags": [name.partition("_")[0]],
         "description": inspect.getdoc(route.endpoint) or "",
-        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names],
-        "responses": {_UPGRADE: {"description": "The connection is a WebSocket (RFC 6455) from now on."}, **PROBLEM},
+        "parameters": [{"name": each, "in": "path", "required": True, "schema": {"type": "string"}} for each in parameters],
+        "responses": {_UPGRADE: {"description": "The connection becomes a WebSocket (RFC 6455)."}, **PROBLEM},
     }
 
 
 def _models() -> dict[str, Any]:
-    """The schemas that answers beside JSON refer to: failures, and what events carry."""
+    """Return the schemas of problem documents and of events, which no route has as its response model."""
     models: set[type[ResponseModel]] = {Problem, *(model for table in EVENT_TABLES for model in table.values())}
-    _, made = models_json_schema([(model, "validation") for model in sorted(models, key=lambda model: model.__name__)], ref_template=_SCHEMAS)
-    found: dict[str, Any] = made["$defs"]
+    _, created = models_json_schema([(model, "validation") for model in sorted(models, key=lambda model: model.__name__)], ref_template=_SCHEMAS)
+    found: dict[str, Any] = created["$defs"]
     return found

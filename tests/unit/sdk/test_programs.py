@@ -57,7 +57,7 @@ def test_one_program_is_sent_whole_and_its_result_is_read(service: Script) -> No
     assert done == ProgramResult("completed", stdout="1\n", language="bash", duration_s=0.5, cpu_s=0.25, peak_bytes=4096, id="0123")
     assert done.ok
     (seen,) = service.seen
-    assert (seen.method, seen.path, seen.headers["accept"]) == ("POST", "/v1/execute/batch", "application/x-ndjson")
+    assert (seen.method, seen.path, seen.headers["accept"]) == ("POST", "/v1/programs/batch", "application/x-ndjson")
     assert seen.json() == {
         "items": [
             {

@@ -77,7 +77,7 @@ def test_a_snapshot_is_taken_once_however_often_it_is_asked_for(service: Script,
         node="abcd",
     )
     first, again = service.seen
-    assert first.path == f"{URL}/snapshot"
+    assert first.path == f"{URL}/snapshots"
     assert first.json() == again.json() == {"name": "mine", "kind": "files"}
     assert first.headers["idempotency-key"] == again.headers["idempotency-key"]
     sandbox.snapshot(idempotency_key="k")

@@ -211,7 +211,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_no
     large = Result(Status.COMPLETED, "bash", "a" * 2_000_000, "", 0, None, 0.1)
     scripted.script("programs.run", large, large)
     body = b'{"language": "bash", "code": "..."}'
-    request = b"POST /v1/execute HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    request = b"POST /v1/programs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     slow, writing = await asyncio.open_unix_connection(str(served.settings.socket), limit=1)
     writing.write(request)
     stalled = socket.socket(socket.AF_UNIX)

@@ -156,4 +156,4 @@ class TokenService:
 
 
 def _refused(message: str) -> ForbiddenError:
-    return ForbiddenError(message, hint="Get a new URL with POST /v1/sandboxes/ID/files/sign.")
+    return ForbiddenError(message, hint="Get a new URL with POST /v1/sandboxes/ID/files/signed-urls.")

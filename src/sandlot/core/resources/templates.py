@@ -29,6 +29,15 @@ class Templates:
         """Return the templates of a principal and the built-in templates, with the state of their builds."""
         return await self._store.list(principal)
 
+    async def get(self, principal: Principal, name: str) -> TemplateInfo:
+        """Return a template with the state of its build.
+
+        Raises:
+            NotFoundError: There is no such template (``template_not_found``).
+        """
+        ref = await self.find(principal, name)
+        return next(each for each in await self._store.list(principal) if each.name == ref.name)
+
     async def find(self, principal: Principal, name: str) -> TemplateRef:
         """Return the template that a name means for a principal: the principal's own template, else the built-in template.
 

@@ -157,7 +157,7 @@ class AsyncFileStore:
             NotFoundError: There is no such sandbox, or no such file.
         """
         body = {"file_ids": [*files], "path": path, **requests.omit_none(user=user)}
-        answer = await self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/inject", body=body)
+        answer = await self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/import", body=body)
         return structure_list(FileEntry, answer, "entries")
 
     async def keep(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
@@ -173,7 +173,7 @@ class AsyncFileStore:
             NotFoundError: There is no such sandbox, or no such file.
         """
         body = requests.omit_none(path=path, filename=filename, user=user)
-        return structure(StoredFile, await self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/keep", body=body))
+        return structure(StoredFile, await self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/export", body=body))
 
     async def _send(
         self,

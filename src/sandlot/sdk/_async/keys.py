@@ -62,4 +62,4 @@ class AsyncKeys:
 
     async def whoami(self) -> CurrentKey:
         """Who you are to the service, what you may take, and what of it is taken."""
-        return structure(CurrentKey, await self._transport.request("GET", "/v1/keys/self"))
+        return structure(CurrentKey, await self._transport.request("GET", "/v1/keys/current"))

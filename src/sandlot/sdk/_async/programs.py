@@ -66,7 +66,7 @@ class AsyncPrograms:
         left = len(body["items"])
         if not left:
             return
-        async with self._transport.stream("POST", "/v1/execute/batch", body=body, accept="application/x-ndjson") as response:
+        async with self._transport.stream("POST", "/v1/programs/batch", body=body, accept="application/x-ndjson") as response:
             async for line in self._lines(response):
                 if "index" not in line:
                     raise responses.error_from_problem(line)

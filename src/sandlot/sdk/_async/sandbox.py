@@ -491,7 +491,7 @@ class AsyncSandbox:
             LimitError: The disk of the service is full.
             SandboxEndedError: The sandbox has ended.
         """
-        return structure(SnapshotInfo, await self._post_once("snapshot", requests.omit_none(name=name, kind=kind), idempotency_key))
+        return structure(SnapshotInfo, await self._post_once("snapshots", requests.omit_none(name=name, kind=kind), idempotency_key))
 
     async def create_snapshot(self, name: str | None = None, kind: str = "memory", *, idempotency_key: str | None = None) -> SnapshotInfo:
         """Do the same as :meth:`snapshot`, under E2B's name.
@@ -545,13 +545,13 @@ class AsyncSandbox:
             timeout=timeout,
             share_volumes=share_volumes or None,
         )
-        response = await self._post_once("fork", body, idempotency_key)
+        response = await self._post_once("forks", body, idempotency_key)
         infos = structure_list(SandboxInfo, response, "sandboxes")
         return AsyncForkBatch([type(self)(self._client, info, was_created=True, users=self._users) for info in infos])
 
     async def fork_tree(self) -> ForkTree:
         """Get the tree of sandboxes that were forked from one another and that contains this sandbox."""
-        return structure(ForkTree, await self._transport.request("GET", f"{self._path}/tree"))
+        return structure(ForkTree, await self._transport.request("GET", f"{self._path}/fork-tree"))
 
     async def promote(self) -> builtins.list[str]:
         """Keep this fork and end its siblings, which are the other forks of its parent, and their forks. The parent keeps running.

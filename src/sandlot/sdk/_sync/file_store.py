@@ -158,7 +158,7 @@ class FileStore:
             NotFoundError: There is no such sandbox, or no such file.
         """
         body = {"file_ids": [*files], "path": path, **requests.omit_none(user=user)}
-        answer = self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/inject", body=body)
+        answer = self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/import", body=body)
         return structure_list(FileEntry, answer, "entries")
 
     def keep(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
@@ -174,7 +174,7 @@ class FileStore:
             NotFoundError: There is no such sandbox, or no such file.
         """
         body = requests.omit_none(path=path, filename=filename, user=user)
-        return structure(StoredFile, self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/keep", body=body))
+        return structure(StoredFile, self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/export", body=body))
 
     def _send(
         self,

@@ -190,7 +190,7 @@ class Files:
             user: Who it is done as.
         """
         body: dict[str, Any] = {"path": path, "method": method, "expires_in": expires_in, **requests.omit_none(user=user)}
-        answer = self._transport.request("POST", f"{self._path}/sign", body=body)
+        answer = self._transport.request("POST", f"{self._path}/signed-urls", body=body)
         return requests.rebase_url(str(answer["url"]), None if self._transport.can_wait_silently else self._transport.target.base_url)
 
     def make_dir(self, path: str, *, user: str | None = None, mode: int | None = None) -> bool:

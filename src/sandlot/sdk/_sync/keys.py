@@ -63,4 +63,4 @@ class Keys:
 
     def whoami(self) -> CurrentKey:
         """Who you are to the service, what you may take, and what of it is taken."""
-        return structure(CurrentKey, self._transport.request("GET", "/v1/keys/self"))
+        return structure(CurrentKey, self._transport.request("GET", "/v1/keys/current"))

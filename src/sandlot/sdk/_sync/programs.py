@@ -67,7 +67,7 @@ class Programs:
         left = len(body["items"])
         if not left:
             return
-        with self._transport.stream("POST", "/v1/execute/batch", body=body, accept="application/x-ndjson") as response:
+        with self._transport.stream("POST", "/v1/programs/batch", body=body, accept="application/x-ndjson") as response:
             for line in self._lines(response):
                 if "index" not in line:
                     raise responses.error_from_problem(line)

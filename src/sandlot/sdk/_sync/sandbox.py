@@ -492,7 +492,7 @@ class Sandbox:
             LimitError: The disk of the service is full.
             SandboxEndedError: The sandbox has ended.
         """
-        return structure(SnapshotInfo, self._post_once("snapshot", requests.omit_none(name=name, kind=kind), idempotency_key))
+        return structure(SnapshotInfo, self._post_once("snapshots", requests.omit_none(name=name, kind=kind), idempotency_key))
 
     def create_snapshot(self, name: str | None = None, kind: str = "memory", *, idempotency_key: str | None = None) -> SnapshotInfo:
         """Do the same as :meth:`snapshot`, under E2B's name.
@@ -546,13 +546,13 @@ class Sandbox:
             timeout=timeout,
             share_volumes=share_volumes or None,
         )
-        response = self._post_once("fork", body, idempotency_key)
+        response = self._post_once("forks", body, idempotency_key)
         infos = structure_list(SandboxInfo, response, "sandboxes")
         return ForkBatch([type(self)(self._client, info, was_created=True, users=self._users) for info in infos])
 
     def fork_tree(self) -> ForkTree:
         """Get the tree of sandboxes that were forked from one another and that contains this sandbox."""
-        return structure(ForkTree, self._transport.request("GET", f"{self._path}/tree"))
+        return structure(ForkTree, self._transport.request("GET", f"{self._path}/fork-tree"))
 
     def promote(self) -> builtins.list[str]:
         """Keep this fork and end its siblings, which are the other forks of its parent, and their forks. The parent keeps running.

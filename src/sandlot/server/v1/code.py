@@ -287,7 +287,7 @@ async def run(sandbox: str, body: RunCodeRequest, request: Request, idempotency_
         CodeOutputResponse, "By now; with 'Accept: text/event-stream' or 'application/x-ndjson' events until it ends.", events=CODE_EVENTS
     ),
 )
-async def follow(sandbox: str, execution: str, query: Annotated[GetCodeQuery, Query()], request: Request) -> Response:
+async def get(sandbox: str, execution: str, query: Annotated[GetCodeQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a run of code gives, for as long as the sandbox keeps it. Nothing happens to it when the client goes away."""
     code, principal = get_node(request).code, get_principal(request)
     if streaming.accepts_events(request):

@@ -1,4 +1,4 @@
-"""What all routes of the native API use."""
+"""Parts that the routes of several resources share: parameters, and their descriptions in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ UserName = Literal["user", "root"]
 
 IdempotencyKey = Annotated[
     str | None,
-    Header(description="Your own name for this request, for example a UUID: sent again with it, the same request joins what it began before."),
+    Header(
+        description="Key of this request, for example a UUID. A request that is sent again with the same key joins the earlier one and "
+        "starts nothing new."
+    ),
 ]
-"""The header of a route that starts something in a sandbox, by the name ``idempotency_key``."""
+"""Type of a parameter with the name ``idempotency_key``."""
 
 EventTable = Mapping[str, type[ResponseModel]]
 """Name of an event of a stream -> model of its data."""
@@ -28,28 +31,30 @@ _WHY: dict[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}
 PROBLEM: dict[int | str, dict[str, Any]] = {
     status: {"description": description, "content": {errors.MEDIA_TYPE: _WHY}}
     for status, description in (
-        ("4XX", "Not done, because of the request; the body says why and what to do."),
-        ("5XX", "Not done, because of the service or its host; the body says why and what to do."),
+        ("4XX", "The request is refused; the body has the reason and a hint."),
+        ("5XX", "The service or its host failed; the body has the reason and a hint."),
     )
 }
 
 
 class Problem(ResponseModel):
-    """Why something was not done (RFC 9457)."""
+    """Problem document of an error (RFC 9457)."""
 
-    type: str = Field(description="Always about:blank; ``code`` tells problems apart.")
-    title: str = Field(description="The status in words.", examples=["Not Found"])
-    status: int = Field(description="As in the answer's head.", examples=[404])
-    detail: str = Field(description="What happened, for a person.", examples=["There is no sandbox sb-k3v9-x2m4c7qpl5tnbdwy."])
-    code: str = Field(description=f"Stable. By now: {', '.join(ErrorCode)}. A newer service may have others.", examples=["sandbox_not_found"])
-    hint: str = Field(description="What to do next; empty where ``detail`` says it.")
-    retryable: bool = Field(description="Whether the same request may succeed later without a change; Retry-After says when.")
-    request_id: str = Field(description="Stands in the service's log as well.")
-    fields: dict[str, Any] = Field(description="Details for programs; which ones depends on ``code``.")
+    type: str = Field(description="Always `about:blank`; use `code` to tell problems apart.")
+    title: str = Field(description="Name of the HTTP status.", examples=["Not Found"])
+    status: int = Field(description="HTTP status of the response.", examples=[404])
+    detail: str = Field(description="Message for people.", examples=["There is no sandbox sb-k3v9-x2m4c7qpl5tnbdwy."])
+    code: str = Field(
+        description=f"Stable code of the error. Known codes: {', '.join(ErrorCode)}. Newer versions may add codes.", examples=["sandbox_not_found"]
+    )
+    hint: str = Field(description="Action that solves the problem; empty if there is none.")
+    retryable: bool = Field(description="True if the same request may succeed later; `Retry-After` has the seconds to wait.")
+    request_id: str = Field(description="Id of the request, which is also in the log of the service.")
+    fields: dict[str, Any] = Field(description="Details for programs, depending on `code`.")
 
 
-def service_of(request: Request) -> RunningService:
-    """The service that answers a request."""
+def get_service(request: Request) -> RunningService:
+    """Return the service that received a request."""
     service: RunningService = request.app.state.service
     return service
 
@@ -57,45 +62,42 @@ def service_of(request: Request) -> RunningService:
 def documented_response(
     model: type[BaseModel], description: str, status: int = 200, *, events: EventTable | None = None
 ) -> dict[int | str, dict[str, Any]]:
-    """What a route that answers by :func:`json_response` tells the OpenAPI document.
+    """Return the ``responses`` of a route that returns a model itself instead of leaving this to FastAPI.
 
     Args:
-        model: What it answers.
-        description: When it does.
-        status: With which status.
-        events: What it answers where the client asks for events.
+        model: Model of the response.
+        description: Noun phrase for the response.
+        status: Status of the response.
+        events: Events that the route streams to clients that accept an event stream.
     """
-    told: dict[str, Any] = {"model": model, "description": description}
+    response: dict[str, Any] = {"model": model, "description": description}
     if events is not None:
-        told["content"] = _event_streams(events)
-    return {status: told, **PROBLEM}
+        response["content"] = _event_streams(events)
+    return {status: response, **PROBLEM}
 
 
 def only_events(events: EventTable, description: str) -> dict[int | str, dict[str, Any]]:
-    """What a route that answers nothing but events tells the OpenAPI document.
-
-    Args:
-        events: What it answers.
-        description: What they tell.
-    """
+    """Return the ``responses`` of a route that always streams events."""
     return {200: {"description": description, "content": _event_streams(events)}, **PROBLEM}
 
 
 def raw_body(description: str, media_type: str = "application/octet-stream", *, required: bool = True) -> dict[str, Any]:
-    """What a route that streams its body tells the OpenAPI document (``openapi_extra``)."""
+    """Return the ``openapi_extra`` of a route that reads its body as a stream."""
     return {
         "requestBody": {"description": description, "required": required, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}
     }
 
 
 def _event_streams(events: EventTable) -> dict[str, Any]:
-    """An event stream in its two forms: each event by ``itemSchema``, OpenAPI 3.2's word, which readers of 3.1 that do not know it skip."""
+    """Return the content of an event stream in its two media types. ``itemSchema`` is a keyword of OpenAPI 3.2; readers of 3.1 ignore it."""
     models = {name: {"$ref": f"#/components/schemas/{model.__name__}"} for name, model in events.items()}
-    sent = [_event(name, {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}) for name, schema in models.items()]
+    server_sent = [
+        _event(name, {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}) for name, schema in models.items()
+    ]
     lines = [_event(name, schema) for name, schema in models.items()]
     return {
-        streaming.SSE_MEDIA_TYPE: {"itemSchema": {"description": "Server-sent events.", "oneOf": sent}},
-        streaming.NDJSON_MEDIA_TYPE: {"itemSchema": {"description": "The same events, each a line of JSON.", "oneOf": lines}},
+        streaming.SSE_MEDIA_TYPE: {"itemSchema": {"description": "Server-sent events.", "oneOf": server_sent}},
+        streaming.NDJSON_MEDIA_TYPE: {"itemSchema": {"description": "The same events as lines of JSON.", "oneOf": lines}},
     }
 
 

@@ -75,7 +75,7 @@ async def get(sandbox: str, context: str, request: Request) -> Response:
 
 
 @router.delete("/{context}", status_code=204, responses=PROBLEM)
-async def remove(sandbox: str, context: str, request: Request) -> Response:
+async def delete(sandbox: str, context: str, request: Request) -> Response:
     """End a context and everything that runs in it. One that is there always starts anew with its next run."""
     await get_node(request).contexts.delete(get_principal(request), sandbox, context)
     return Response(status_code=204)

@@ -162,16 +162,16 @@ LOG_EVENTS: EventTable = {
     "failure": Problem,
 }
 
-router = APIRouter(prefix="/v1", tags=["executions"])
+router = APIRouter(prefix="/v1")
 
 
-@router.get("/executions", responses=documented_response(ExecutionsResponse, "A page of them, newest first."))
+@router.get("/executions", tags=["executions"], responses=documented_response(ExecutionsResponse, "A page of them, newest first."))
 async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: Request) -> Response:
     """List what ran, newest first: your own; for an operator everybody's. Kept for seven days, or as the operator has set it."""
     return await _executions(request, query)
 
 
-@router.get("/executions/{execution}", responses=documented_response(ExecutionResponse, "It."))
+@router.get("/executions/{execution}", tags=["executions"], responses=documented_response(ExecutionResponse, "It."))
 async def get_execution(execution: str, request: Request) -> Response:
     """Look at one run: what it was, what it wrote, how it ended."""
     return json_response(ExecutionResponse.of(await get_node(request).history.execution(get_principal(request), execution)))
@@ -179,9 +179,10 @@ async def get_execution(execution: str, request: Request) -> Response:
 
 @router.get(
     "/sandboxes/{sandbox}/logs",
+    tags=["sandboxes"],
     responses=documented_response(LogsResponse, "By now; with 'Accept: text/event-stream' events until the sandbox ends.", events=LOG_EVENTS),
 )
-async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
+async def get_logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
     history, principal, channels = get_node(request).history, get_principal(request), LOG_CHANNELS[query.stream]
     if streaming.accepts_events(request):

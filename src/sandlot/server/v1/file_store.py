@@ -92,7 +92,7 @@ class ExportFileRequest(RequestModel):
     user: UserName = Field(default="user", description="Who it is read as.")
 
 
-router = APIRouter(tags=["file store"])
+router = APIRouter(tags=["file_store"])
 
 _BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}, "description": "Its bytes, under its own media type."},
@@ -153,21 +153,21 @@ async def download(file: str, request: Request) -> Response:
 
 
 @router.delete("/v1/files/{file}", status_code=204, responses=PROBLEM)
-async def remove(file: str, request: Request) -> Response:
+async def delete(file: str, request: Request) -> Response:
     """Remove a file from the file store; copies of it in sandboxes stay."""
     await get_node(request).file_store.delete(get_principal(request), file)
     return Response(status_code=204)
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/inject", responses=documented_response(ImportFilesResponse, "They are there."))
-async def inject(sandbox: str, body: ImportFilesRequest, request: Request) -> Response:
+@router.post("/v1/sandboxes/{sandbox}/files/import", responses=documented_response(ImportFilesResponse, "They are there."))
+async def import_files(sandbox: str, body: ImportFilesRequest, request: Request) -> Response:
     """Put files of the file store into a sandbox, each under its own name; one that is there already is replaced."""
     entries = await get_node(request).file_store.inject(get_principal(request), sandbox, body.file_ids, body.path, user=User(body.user))
     return json_response(ImportFilesResponse(entries=[FileEntryResponse.of(entry) for entry in entries]))
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/keep", status_code=201, responses=documented_response(StoredFileResponse, "It is kept.", 201))
-async def keep(sandbox: str, body: ExportFileRequest, request: Request) -> Response:
+@router.post("/v1/sandboxes/{sandbox}/files/export", status_code=201, responses=documented_response(StoredFileResponse, "It is kept.", 201))
+async def export_file(sandbox: str, body: ExportFileRequest, request: Request) -> Response:
     """Copy a file out of a sandbox into the file store, where it outlives the sandbox."""
     work = get_node(request).file_store.keep(get_principal(request), sandbox, body.path, filename=body.filename, user=User(body.user))
     return json_response(StoredFileResponse.of(await cancel_on_disconnect(request, work)), 201)

@@ -254,7 +254,7 @@ async def stat(sandbox: str, query: Annotated[StatQuery, Query()], request: Requ
 
 
 @router.post("/v1/sandboxes/{sandbox}/files/directories", responses=documented_response(FileEntryResponse, "It is there."))
-async def make_directory(sandbox: str, body: CreateDirectoryRequest, request: Request) -> Response:
+async def create_directory(sandbox: str, body: CreateDirectoryRequest, request: Request) -> Response:
     """Make a folder."""
     files, principal = get_node(request).files, get_principal(request)
     entry = await files.make_directory(principal, sandbox, body.path, parents=body.parents, mode=body.mode, user=User(body.user))
@@ -271,7 +271,7 @@ async def move(sandbox: str, body: MoveFileRequest, request: Request) -> Respons
 
 
 @router.delete("/v1/sandboxes/{sandbox}/files", responses=documented_response(DeleteFileResponse, "They are gone."))
-async def remove(sandbox: str, query: Annotated[DeleteFileQuery, Query()], request: Request) -> Response:
+async def delete(sandbox: str, query: Annotated[DeleteFileQuery, Query()], request: Request) -> Response:
     """Remove a file, or with recursive=true a folder and what is in it."""
     files, principal = get_node(request).files, get_principal(request)
     return json_response(
@@ -280,7 +280,7 @@ async def remove(sandbox: str, query: Annotated[DeleteFileQuery, Query()], reque
 
 
 @router.get("/v1/sandboxes/{sandbox}/files/archive", response_class=Response, responses=_ARCHIVE)
-async def pack(sandbox: str, query: Annotated[DownloadArchiveQuery, Query()], request: Request) -> Response:
+async def download_archive(sandbox: str, query: Annotated[DownloadArchiveQuery, Query()], request: Request) -> Response:
     """Read a folder as a tar archive, its names relative to it; or one file. An answer that breaks off before its end was cut by an error."""
     compress = query.format == "tar.gz"
     packing = get_node(request).files.pack(get_principal(request), sandbox, query.path, compress=compress, user=User(query.user))
@@ -294,14 +294,14 @@ async def pack(sandbox: str, query: Annotated[DownloadArchiveQuery, Query()], re
     openapi_extra=raw_body("A tar archive, plain or compressed by gzip.", TAR),
 )
 @streams_body
-async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
+async def upload_archive(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Unpack a tar archive in a folder, which is made where it is not there. Where it breaks off, what came before stays."""
     work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=User(query.user))
     return json_response(UploadArchiveResponse.of(await cancel_on_hangup(request, work)))
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/sign", responses=documented_response(SignedUrlResponse, "It holds from now on."))
-async def sign(sandbox: str, body: CreateSignedUrlRequest, request: Request) -> Response:
+@router.post("/v1/sandboxes/{sandbox}/files/signed-urls", responses=documented_response(SignedUrlResponse, "It holds from now on."))
+async def create_signed_url(sandbox: str, body: CreateSignedUrlRequest, request: Request) -> Response:
     """Make a URL by which anybody can read, or write, one file for a while. It ends with the API key that made it."""
     grant = Grant(body.method, sandbox, body.path, User(body.user), body.expires_in)
     signed = get_node(request).tokens.sign_url(get_principal(request), grant)

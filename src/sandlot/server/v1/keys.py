@@ -185,15 +185,15 @@ async def list_keys(query: Annotated[KeysQuery, Query()], request: Request) -> R
     return json_response(KeysResponse(keys=[KeyResponse.of(record) for record in page.items], next_cursor=following))
 
 
-@router.get("/self", responses=documented_response(CurrentKeyResponse, "You."))
-async def who_am_i(request: Request) -> Response:
+@router.get("/current", responses=documented_response(CurrentKeyResponse, "You."))
+async def get_current(request: Request) -> Response:
     """Tell who sends this request, what they may take, and what of it is taken."""
     principal = get_principal(request)
     return json_response(CurrentKeyResponse.of(principal, await get_node(request).keys.usage(principal)))
 
 
 @router.delete("/{key}", status_code=204, responses=PROBLEM)
-async def revoke(key: str, request: Request) -> Response:
+async def delete(key: str, request: Request) -> Response:
     """Take a key away, by its name or its id: requests with it are refused from now on. Operators only; its sandboxes live on, its pools go."""
     await get_node(request).keys.revoke(get_principal(request), key)
     return Response(status_code=204)

@@ -99,35 +99,32 @@ class PromoteResponse(ResponseModel):
         return cls(kept=promoted.kept, ended=list(promoted.ended), failed={str(id_): why for id_, why in promoted.failed.items()})
 
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}", tags=["sandboxes"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}")
 
 
-@router.post("/pause", responses=documented_response(SandboxResponse, "It is paused."))
+@router.post("/pause", tags=["sandboxes"], responses=documented_response(SandboxResponse, "It is paused."))
 async def pause(sandbox: str, request: Request) -> Response:
     """Freeze a sandbox where it is. Nothing in it runs, its memory stays, and its timeout stands still. Again and again the same."""
     return json_response(SandboxResponse.of(await get_node(request).sandboxes.pause(get_principal(request), sandbox)))
 
 
-@router.post("/resume", responses=documented_response(SandboxResponse, "It runs."))
+@router.post("/resume", tags=["sandboxes"], responses=documented_response(SandboxResponse, "It runs."))
 async def resume(sandbox: str, request: Request, body: ResumeSandboxRequest | None = None) -> Response:
     """Let a sandbox that is paused or hibernated go on where it was. One that runs is left as it is."""
-    return await _resumed(sandbox, request, body)
+    sandboxes, principal = get_node(request).sandboxes, get_principal(request)
+    if body is None or body.timeout is None:
+        return json_response(SandboxResponse.of(await sandboxes.resume(principal, sandbox)))
+    return json_response(SandboxResponse.of(await sandboxes.resume(principal, sandbox, timeout_s=body.timeout)))
 
 
-@router.post("/hibernate", responses=documented_response(SandboxResponse, "It is hibernated."))
+@router.post("/hibernate", tags=["sandboxes"], responses=documented_response(SandboxResponse, "It is hibernated."))
 async def hibernate(sandbox: str, request: Request) -> Response:
     """Write a sandbox's memory to the disk and give it back. Connections into it are cut; what runs inside goes on when it wakes."""
     return json_response(SandboxResponse.of(await get_node(request).sandboxes.hibernate(get_principal(request), sandbox)))
 
 
-@router.post("/wake", responses=documented_response(SandboxResponse, "It runs."))
-async def wake(sandbox: str, request: Request, body: ResumeSandboxRequest | None = None) -> Response:
-    """Let a hibernated sandbox go on where it was; another word for resume."""
-    return await _resumed(sandbox, request, body)
-
-
-@router.post("/fork", status_code=201, responses=documented_response(ForksResponse, "They run.", 201))
-async def fork(
+@router.post("/forks", tags=["forks"], status_code=201, responses=documented_response(ForksResponse, "They run.", 201))
+async def create_forks(
     sandbox: str,
     body: CreateForksRequest,
     request: Request,
@@ -138,20 +135,13 @@ async def fork(
     return json_response(ForksResponse.of(await cancel_on_disconnect(request, work)), 201)
 
 
-@router.get("/tree", responses=documented_response(ForkTreeResponse, "They."))
-async def tree(sandbox: str, request: Request) -> Response:
+@router.get("/fork-tree", tags=["forks"], responses=documented_response(ForkTreeResponse, "They."))
+async def get_fork_tree(sandbox: str, request: Request) -> Response:
     """Tell the forks that a sandbox belongs to: what it came of, and what came of that. Those that ended are told as long as they are kept."""
     return json_response(ForkTreeResponse.of(await get_node(request).sandboxes.tree(get_principal(request), sandbox)))
 
 
-@router.post("/promote", responses=documented_response(PromoteResponse, "It is the only one of its parent's forks that lives."))
+@router.post("/promote", tags=["sandboxes"], responses=documented_response(PromoteResponse, "It is the only one of its parent's forks that lives."))
 async def promote(sandbox: str, request: Request) -> Response:
     """Keep one fork and end its siblings, with all that came of them. Their parent lives on."""
     return json_response(PromoteResponse.of(await get_node(request).sandboxes.promote(get_principal(request), sandbox)))
-
-
-async def _resumed(sandbox: str, request: Request, body: ResumeSandboxRequest | None) -> Response:
-    sandboxes, principal = get_node(request).sandboxes, get_principal(request)
-    if body is None or body.timeout is None:
-        return json_response(SandboxResponse.of(await sandboxes.resume(principal, sandbox)))
-    return json_response(SandboxResponse.of(await sandboxes.resume(principal, sandbox, timeout_s=body.timeout)))

@@ -161,7 +161,7 @@ async def get(pool: str, request: Request) -> Response:
 
 
 @router.patch("/{pool}", responses=documented_response(PoolResponse, "As it is from now on."))
-async def change(pool: str, body: UpdatePoolRequest, request: Request) -> Response:
+async def update(pool: str, body: UpdatePoolRequest, request: Request) -> Response:
     """Change how much a pool holds, also after a restart."""
     pools, principal = get_node(request).pools, get_principal(request)
     words = body.words((await pools.get(principal, pool)).metadata)
@@ -169,7 +169,7 @@ async def change(pool: str, body: UpdatePoolRequest, request: Request) -> Respon
 
 
 @router.delete("/{pool}", status_code=204, responses=PROBLEM)
-async def remove(pool: str, request: Request) -> Response:
+async def delete(pool: str, request: Request) -> Response:
     """Have a pool no more, also after a restart; what waits in it is removed."""
     await get_node(request).pools.delete(get_principal(request), pool)
     return Response(status_code=204)

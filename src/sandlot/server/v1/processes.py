@@ -332,7 +332,7 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"
         201: {"model": ProcessStartedResponse, "description": "It runs in the background."},
     },
 )
-async def start(sandbox: str, body: CreateProcessRequest, request: Request) -> Response:
+async def create(sandbox: str, body: CreateProcessRequest, request: Request) -> Response:
     """Run a process. Unless it is in the background, it is killed when the client goes away."""
     processes, principal, spec = get_node(request).processes, get_principal(request), body.spec()
     stdin = None if body.stdin is None else body.stdin.encode()
@@ -380,7 +380,7 @@ async def wait(sandbox: str, process: str, query: Annotated[ProcessWaitQuery, Qu
     "/{process}/output",
     responses=documented_response(ProcessOutputResponse, "By now; with 'Accept: text/event-stream' events until it ends.", events=PROCESS_EVENTS),
 )
-async def output(sandbox: str, process: str, query: Annotated[ProcessOutputQuery, Query()], request: Request) -> Response:
+async def get_output(sandbox: str, process: str, query: Annotated[ProcessOutputQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a process writes. Nothing happens to it when the client goes away."""
     processes, principal = get_node(request).processes, get_principal(request)
     if streaming.accepts_events(request):
@@ -395,14 +395,14 @@ async def output(sandbox: str, process: str, query: Annotated[ProcessOutputQuery
 
 @router.post("/{process}/stdin", responses=documented_response(StdinResponse, "The sandbox has it."), openapi_extra=raw_body("What to write."))
 @streams_body
-async def write_input(sandbox: str, process: str, query: Annotated[WriteStdinQuery, Query()], request: Request) -> Response:
+async def write_stdin(sandbox: str, process: str, query: Annotated[WriteStdinQuery, Query()], request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read. With an offset it can be sent again."""
     work = get_node(request).processes.write_stdin(get_principal(request), sandbox, process, iter_body(request), offset=query.offset)
     return json_response(StdinResponse(stdin_bytes=await cancel_on_hangup(request, work)))
 
 
 @router.delete("/{process}/stdin", status_code=204, responses=PROBLEM)
-async def close_input(sandbox: str, process: str, request: Request) -> Response:
+async def close_stdin(sandbox: str, process: str, request: Request) -> Response:
     """End a process's standard input."""
     await cancel_on_disconnect(request, get_node(request).processes.close_stdin(get_principal(request), sandbox, process))
     return Response(status_code=204)

@@ -38,7 +38,7 @@ from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_princip
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.request_id import get_request_id
 
-router = APIRouter(prefix="/v1/execute", tags=["execute"])
+router = APIRouter(prefix="/v1/programs", tags=["programs"])
 
 
 class EncodedBytes(RequestModel):
@@ -97,7 +97,7 @@ class RunProgramRequest(RequestModel):
 class RunProgramBatchRequest(RequestModel):
     """Many programs to run once. One that makes no sense fails alone, so they are looked at one by one."""
 
-    items: Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] = Field(description="Each as for POST /v1/execute.")
+    items: Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] = Field(description="Each as for POST /v1/programs.")
     concurrency: int = Field(default=DEFAULT_CONCURRENCY, description=f"How many run at once, up to {MAX_CONCURRENCY}.")
 
 

@@ -417,20 +417,20 @@ async def update(sandbox: str, body: UpdateSandboxRequest, request: Request) -> 
 
 
 @router.delete("/{sandbox}", status_code=204, responses=PROBLEM)
-async def kill(sandbox: str, request: Request) -> Response:
+async def delete(sandbox: str, request: Request) -> Response:
     """End a sandbox and remove it. Answered when its processes are dead; again and again the same."""
     await get_node(request).sandboxes.kill(get_principal(request), sandbox)
     return Response(status_code=204)
 
 
 @router.get("/{sandbox}/usage", responses=documented_response(UsageResponse, "So far."))
-async def usage(sandbox: str, request: Request) -> Response:
+async def get_usage(sandbox: str, request: Request) -> Response:
     """What a sandbox has used, and of how much."""
     return json_response(UsageResponse.of(await get_node(request).sandboxes.usage(get_principal(request), sandbox)))
 
 
 @router.get("/{sandbox}/ports", responses=documented_response(PortsResponse, "At this moment."))
-async def ports(sandbox: str, request: Request) -> Response:
+async def list_ports(sandbox: str, request: Request) -> Response:
     """Tell on which TCP ports something listens inside a sandbox; none of Sandlot's own."""
     found = await get_node(request).sandboxes.ports(get_principal(request), sandbox)
     return json_response(PortsResponse(ports=[PortResponse(port=each.port, address=each.address) for each in found]))

@@ -11,7 +11,7 @@ from sandlot import __version__
 from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.model.ports import Resources
 from sandlot.model.service import METRICS_MEDIA_TYPE, Capacity
-from sandlot.server.v1.common import PROBLEM, documented_response, service_of
+from sandlot.server.v1.common import PROBLEM, documented_response, get_service
 from sandlot.web.auth import is_local_owner
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import ResponseModel, json_response
@@ -99,13 +99,13 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/healthz", responses=documented_response(HealthResponse, "It answers."))
-async def health() -> Response:
+async def get_health() -> Response:
     """Whether the service answers; needs no key."""
     return json_response(HealthResponse(status="ok", version=__version__))
 
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
-async def metrics(request: Request) -> Response:
+async def get_metrics(request: Request) -> Response:
     """What the service counts and measures; only for its operators."""
     if not get_principal(request).operator:
         raise ForbiddenError(
@@ -117,14 +117,14 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/v1/version", responses=documented_response(VersionResponse, "Who answers."))
-async def version(request: Request) -> Response:
+async def get_version(request: Request) -> Response:
     """Which service this is."""
     info = get_node(request).service.info()
     return json_response(VersionResponse(version=info.version, generation=info.generation, node=info.node, pid=info.pid))
 
 
 @router.get("/v1/capabilities", responses=documented_response(CapabilitiesResponse, "Found by doing it."))
-async def capabilities(request: Request) -> Response:
+async def get_capabilities(request: Request) -> Response:
     """What this host can do: for every ability yes, or no and why."""
     found = await get_node(request).service.capabilities()
     return json_response(
@@ -144,7 +144,7 @@ async def capabilities(request: Request) -> Response:
 
 
 @router.get("/v1/capacity", responses=documented_response(CapacityResponse, "As of a second ago at most."))
-async def capacity(request: Request) -> Response:
+async def get_capacity(request: Request) -> Response:
     """What this node may promise to sandboxes, what it has promised, and what is left."""
     service = get_node(request).service
     return json_response(CapacityResponse.of(await service.capacity(get_principal(request)), service.info().max_sandboxes))
@@ -157,6 +157,6 @@ async def stop(request: Request) -> Response:
         raise ForbiddenError(
             "The service can only be stopped by its owner, on its unix socket.", code=ErrorCode.FORBIDDEN, hint="Run 'sandlot stop' on the server."
         )
-    service_of(request).stop.set()
+    get_service(request).stop.set()
     info = get_node(request).service.info()
     return json_response(ServiceStopResponse(pid=info.pid, sandboxes=info.sandboxes), 202)

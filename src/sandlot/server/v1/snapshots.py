@@ -91,9 +91,9 @@ router = APIRouter(tags=["snapshots"])
 
 
 @router.post(
-    "/v1/sandboxes/{sandbox}/snapshot", status_code=201, responses=documented_response(SnapshotResponse, "It is whole and on the disk.", 201)
+    "/v1/sandboxes/{sandbox}/snapshots", status_code=201, responses=documented_response(SnapshotResponse, "It is whole and on the disk.", 201)
 )
-async def take(
+async def create(
     sandbox: str,
     body: CreateSnapshotRequest,
     request: Request,

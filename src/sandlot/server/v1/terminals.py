@@ -51,7 +51,7 @@ class TerminalQuery(QueryModel):
 
 _TYPED = "Send bytes to type, or a JSON object with 'resize', 'signal' or 'eof' as text."
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["terminals"])
 
 
 @router.post("/{process}/resize", responses=documented_response(ProcessSignalResponse, "It has that size."))
@@ -62,8 +62,8 @@ async def resize(sandbox: str, process: str, body: TerminalSize, request: Reques
     )
 
 
-@router.websocket("/{process}/terminal")
-async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
+@router.websocket("/{process}/terminal", name="terminals_connect")
+async def connect(sandbox: str, process: str, socket: WebSocket) -> None:
     """Use a process's terminal over a WebSocket: it is shown from an offset on, and what is sent is typed. Closing it leaves the process running.
 
     Binary messages are the bytes of the terminal, both ways. Text messages are JSON: to the client `started` (with the `offset` of the first byte),

@@ -20,11 +20,11 @@ from sandlot.web.request_id import get_request_id
 
 _SAID = "Send bytes as binary messages, and {'end': true} as text after the last."
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/ports", tags=["sandboxes"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/ports")
 
 
-@router.websocket("/{port}/tunnel")
-async def tunnel(sandbox: str, port: int, socket: WebSocket) -> None:
+@router.websocket("/{port}/tunnel", name="tunnels_connect")
+async def connect(sandbox: str, port: int, socket: WebSocket) -> None:
     """Connect to what listens on a port of the sandbox's own loopback, over a WebSocket: whatever its network is.
 
     Binary messages are the bytes of the connection, both ways. Text messages are JSON: `{"event": "end"}` says that the program has ended its half,

@@ -158,7 +158,7 @@ async def take_watcher_events(sandbox: str, watcher: str, request: Request) -> R
 
 
 @router.delete("/watchers/{watcher}", status_code=204, responses=PROBLEM)
-async def remove_watcher(sandbox: str, watcher: str, request: Request) -> Response:
+async def delete_watcher(sandbox: str, watcher: str, request: Request) -> Response:
     """Watch no more."""
     await get_node(request).watches.delete(get_principal(request), sandbox, watcher)
     return Response(status_code=204)

@@ -138,13 +138,13 @@ async def get(webhook: str, request: Request) -> Response:
 
 
 @router.patch("/{webhook}", responses=documented_response(WebhookResponse, "As it is from now on."))
-async def change(webhook: str, body: UpdateWebhookRequest, request: Request) -> Response:
+async def update(webhook: str, body: UpdateWebhookRequest, request: Request) -> Response:
     """Change where a webhook is told, what, signed with what, or whether. What it is not done with goes by what it is now."""
     return json_response(WebhookResponse.of(await get_node(request).webhooks.update(get_principal(request), webhook, body.asked())))
 
 
 @router.delete("/{webhook}", status_code=204, responses=PROBLEM)
-async def remove(webhook: str, request: Request) -> Response:
+async def delete(webhook: str, request: Request) -> Response:
     """Tell an address nothing more; what is being sent to it may still arrive."""
     await get_node(request).webhooks.delete(get_principal(request), webhook)
     return Response(status_code=204)

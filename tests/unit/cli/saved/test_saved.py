@@ -62,7 +62,7 @@ def test_a_snapshot_is_taken_and_its_id_alone_is_printed(there: Script, capsys: 
     there.say(found(Reply(201, SNAPSHOT)))
     assert dispatch(["snapshot", "create", "sb-1", "--name", "mine", "--kind", "files"]) == 0
     assert capsys.readouterr() == ("snap-1\n", "sandlot: 3M on the service's disk\n")
-    assert asked(there) == [("POST", "/v1/sandboxes/sb-1/snapshot", {"name": "mine", "kind": "files"})]
+    assert asked(there) == [("POST", "/v1/sandboxes/sb-1/snapshots", {"name": "mine", "kind": "files"})]
     assert dispatch(["snapshot", "create", "sb-1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["size_bytes"] == 3 << 20
 
@@ -88,7 +88,7 @@ def test_forks_are_made_and_their_ids_are_printed(there: Script, capsys: pytest.
     assert dispatch(["fork", "sb-1", "-n", "2", "--name", "n", "-m", "a=b", "-e", "A=1", "--timeout", "60"]) == 0
     assert capsys.readouterr().out == "sb-2\nsb-3\n"
     body = {"count": 2, "name": "n", "metadata": {"a": "b"}, "env": {"A": "1"}, "timeout": 60}
-    assert asked(there) == [("POST", "/v1/sandboxes/sb-1/fork", body)]
+    assert asked(there) == [("POST", "/v1/sandboxes/sb-1/forks", body)]
     assert dispatch(["fork", "sb-1"]) == 0
     assert asked(there)[-1][2] == {"count": 1}
     capsys.readouterr()

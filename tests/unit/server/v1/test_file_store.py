@@ -113,17 +113,17 @@ async def test_more_than_the_server_takes_is_refused_to_the_byte(folder: Path) -
 
 async def test_into_a_sandbox_and_out_of_it_and_at_its_making(http: httpx.AsyncClient, url: str) -> None:
     ids = [(await http.post("/v1/files", params={"filename": name}, content=name.encode())).json()["id"] for name in ("a.txt", "b.txt")]
-    done = await http.post(f"{url}/files/inject", json={"file_ids": ids, "path": "/workspace/in"})
+    done = await http.post(f"{url}/files/import", json={"file_ids": ids, "path": "/workspace/in"})
     assert [entry["path"] for entry in done.json()["entries"]] == ["/workspace/in/a.txt", "/workspace/in/b.txt"]
-    kept = await http.post(f"{url}/files/keep", json={"path": "/workspace/in/b.txt", "filename": "c.txt"})
+    kept = await http.post(f"{url}/files/export", json={"path": "/workspace/in/b.txt", "filename": "c.txt"})
     assert (kept.status_code, kept.json()["filename"], kept.json()["sandbox"]) == (201, "c.txt", url.rpartition("/")[2])
     assert (await http.get(f"/v1/files/{kept.json()['id']}/content")).content == b"b.txt"
-    problem(await http.post(f"{url}/files/inject", json={"file_ids": [ids[0], "file-aaaaaaaaaaaaaaaa"]}), 404, "file_not_found")
+    problem(await http.post(f"{url}/files/import", json={"file_ids": [ids[0], "file-aaaaaaaaaaaaaaaa"]}), 404, "file_not_found")
     refused: list[dict[str, object]] = [{"file_ids": []}, {"file_ids": [ids[0], ids[0]]}, {"file_ids": ids, "path": "relative"}]
     for body in refused:
-        answer = await http.post(f"{url}/files/inject", json=body)
+        answer = await http.post(f"{url}/files/import", json=body)
         assert answer.status_code == 400, body
-    problem(await http.post(f"{url}/files/keep", json={"path": "/none"}), 404, "path_not_found")
+    problem(await http.post(f"{url}/files/export", json={"path": "/none"}), 404, "path_not_found")
     limits = {"pids": 32768}
     made = await http.post("/v1/sandboxes", json={"template": "base", "limits": limits, "files": [ids[1]]})
     assert made.status_code == 201, made.text

@@ -76,7 +76,7 @@ async def test_only_operators_have_a_say(at: Bench, http: httpx.AsyncClient) -> 
 async def test_network_mode_of_a_key_limits_its_sandboxes(at: Bench, http: httpx.AsyncClient) -> None:
     key = await made(http, "offline", quota={"network": "none"})
     async with tcp_client(at.service, str(key["key"])) as client:
-        assert (await client.get("/v1/keys/self")).json()["quota"]["network"] == "none"
+        assert (await client.get("/v1/keys/current")).json()["quota"]["network"] == "none"
         created = await client.post("/v1/sandboxes", json=NEW)
         assert (created.status_code, created.json()["network"]) == (201, {"mode": "none"}), created.text
         refused = await client.post("/v1/sandboxes", json={**NEW, "network": {"mode": "packages"}})
@@ -85,7 +85,7 @@ async def test_network_mode_of_a_key_limits_its_sandboxes(at: Bench, http: httpx
 
 
 async def test_who_asks_is_told_what_they_may_take_and_what_is_taken(at: Bench, http: httpx.AsyncClient) -> None:
-    me = (await http.get("/v1/keys/self")).json()
+    me = (await http.get("/v1/keys/current")).json()
     assert (me["id"], me["operator"], me["quota"]) == (LOCAL, True, asdict(UNBOUNDED))
     quota = {"sandboxes": 2, "cpus": 0.75, "lifetime_s": 600, "executions_per_month": 2}
     key = await made(http, "bound", quota=quota)
@@ -95,7 +95,7 @@ async def test_who_asks_is_told_what_they_may_take_and_what_is_taken(at: Bench, 
             done = await client.post(f"/v1/sandboxes/{box['id']}/processes", json={"command": "true"})
             assert done.status_code == 200, done.text
         assert (await client.post("/v1/pools", json={"template": "base", "warm": 0, "limits": {"cpus": 0.5}})).status_code == 201
-        me = (await client.get("/v1/keys/self")).json()
+        me = (await client.get("/v1/keys/current")).json()
         assert (me["id"], me["name"], me["operator"]) == (key["id"], "bound", False)
         assert me["quota"] == asdict(Quota()) | quota
         sums = {"sandboxes": 1, "cpus": 0.5, "memory_bytes": 1 << 30, "disk_bytes": 5 << 30, "executions_per_month": 2}
@@ -112,7 +112,7 @@ async def test_who_asks_is_told_what_they_may_take_and_what_is_taken(at: Bench, 
         for change in ({"timeout": 601}, {"persistent": True}, {"limits": {"cpus": 1}}):
             over = await client.patch(f"/v1/sandboxes/{box['id']}", json=change)
             assert (over.status_code, over.json()["code"]) == (429, "quota_exceeded"), over.text
-        assert (await client.get("/v1/keys/self")).json()["used"]["executions_per_month"] == 2
+        assert (await client.get("/v1/keys/current")).json()["used"]["executions_per_month"] == 2
         assert (await client.delete(f"/v1/sandboxes/{box['id']}")).status_code == 204
         # Whoever has the unix socket is bound by nobody's quota.
         assert (await http.post("/v1/sandboxes", json=NEW)).status_code == 201

@@ -150,7 +150,7 @@ async def test_one_that_rests_too_long_is_removed(folder: Path) -> None:
         assert "suspended" in (await http.get(url)).json()["exit"]["detail"]
 
 
-VERBS: Mapping[str, object] = {"pause": None, "resume": None, "hibernate": None, "wake": None, "fork": {}, "snapshot": {}}
+VERBS: Mapping[str, object] = {"pause": None, "resume": None, "hibernate": None, "forks": {}, "snapshots": {}}
 """With the least that each takes."""
 
 
@@ -160,13 +160,15 @@ async def test_one_that_has_ended_and_one_that_there_is_not_do_nothing(http: htt
     for verb, body in VERBS.items():
         problem(await http.post(f"{url}/{verb}", json=body), 410, "sandbox_ended")
         problem(await http.post(f"/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/{verb}", json=body), 404, "sandbox_not_found")
-    for verb in ("promote", "tree"):
-        problem(await http.request("GET" if verb == "tree" else "POST", f"/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/{verb}"), 404, "sandbox_not_found")
+    for verb in ("promote", "fork-tree"):
+        problem(
+            await http.request("GET" if verb == "fork-tree" else "POST", f"/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/{verb}"), 404, "sandbox_not_found"
+        )
 
 
 async def test_what_an_isolation_cannot_is_refused_with_its_reason(http: httpx.AsyncClient) -> None:
     url = await made(http)
-    for verb, body in (("hibernate", None), ("snapshot", {"kind": "memory"}), ("fork", {})):
+    for verb, body in (("hibernate", None), ("snapshots", {"kind": "memory"}), ("forks", {})):
         told = problem(await http.post(f"{url}/{verb}", json=body), 501, "unsupported")
         assert told["hint"]
         assert told["fields"]["reason"]
@@ -178,11 +180,23 @@ async def test_what_an_isolation_cannot_is_refused_with_its_reason(http: httpx.A
 @cases(
     "path, bodies",
     [
-        ("resume", [{"timeout": 0}, {"timeout": -1}, {"timeout": "60"}, {"timeout": 10**400}, {"timeout": 10**9}, {"timeot": 60}, []]),
-        ("wake", [{"timeout": 0.5}, {"timeout": True}]),
-        ("fork", [{"count": 0}, {"count": 101}, {"count": "2"}, {"count": 1.5}, {"timeout": 0}, {"timeout": -1}, {"forks": 2}, None]),
-        ("fork", [{"metadata": {"sandlot.a": "b"}}, {"env": {"A": 1}}]),
-        ("snapshot", [{"kind": "disk"}, {"kind": None}, {"name": "a b"}, {"name": ""}, {"name": 3}, {"nam": "x"}, []]),
+        (
+            "resume",
+            [
+                {"timeout": 0},
+                {"timeout": 0.5},
+                {"timeout": True},
+                {"timeout": -1},
+                {"timeout": "60"},
+                {"timeout": 10**400},
+                {"timeout": 10**9},
+                {"timeot": 60},
+                [],
+            ],
+        ),
+        ("forks", [{"count": 0}, {"count": 101}, {"count": "2"}, {"count": 1.5}, {"timeout": 0}, {"timeout": -1}, {"forks": 2}, None]),
+        ("forks", [{"metadata": {"sandlot.a": "b"}}, {"env": {"A": 1}}]),
+        ("snapshots", [{"kind": "disk"}, {"kind": None}, {"name": "a b"}, {"name": ""}, {"name": 3}, {"nam": "x"}, []]),
     ],
 )
 async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, path: str, bodies: list[object]) -> None:
@@ -202,7 +216,7 @@ async def test_a_rest_that_there_is_not_is_refused(at: Bench, http: httpx.AsyncC
 async def test_one_that_is_nobodys_fork_is_a_tree_of_its_own(http: httpx.AsyncClient) -> None:
     url = await made(http, name="lonely")
     box = (await http.get(url)).json()
-    tree = (await http.get(f"{url}/tree")).json()
+    tree = (await http.get(f"{url}/fork-tree")).json()
     branch = {"id": box["id"], "parent": None, "state": "running", "name": "lonely", "created_at": box["created_at"]}
     assert tree == {"root": box["id"], "sandboxes": [branch]}
     problem(await http.post(f"{url}/promote"), 409, "conflict")

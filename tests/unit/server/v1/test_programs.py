@@ -22,7 +22,7 @@ from tests.support.scripted_node import ScriptedNode, ScriptedStream
 from tests.support.service import Bench, tcp_client
 from tests.support.until import until
 
-URL = "/v1/execute"
+URL = "/v1/programs"
 FIELDS = {"status", "language", "stdout", "stderr", "exit_code", "signal", "timed_out", "duration", "cpu", "peak_bytes", "detail", "execution"}
 
 

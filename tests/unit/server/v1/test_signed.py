@@ -37,7 +37,7 @@ class Open:
     base: str
 
     async def sign(self, path: str = "/workspace/a", method: str = "GET", expires_in: float = 600) -> str:
-        answer = await self.owner.post(f"{self.url}/files/sign", json={"path": path, "method": method, "expires_in": expires_in})
+        answer = await self.owner.post(f"{self.url}/files/signed-urls", json={"path": path, "method": method, "expires_in": expires_in})
         assert answer.status_code == 200, answer.text
         told = answer.json()
         assert told["method"] == method
@@ -103,14 +103,14 @@ async def test_an_upload_by_it_keeps_the_limits_of_the_key_and_of_the_service(he
 
 async def test_what_is_kept_out_of_a_sandbox_has_the_limit_of_an_upload(here: Open) -> None:
     await here.owner.post(f"{here.url}/processes", json={"command": f"head -c {MIB + 1} /dev/zero > a; head -c {MIB} /dev/zero > b"})
-    problem(await here.owner.post(f"{here.url}/files/keep", json={"path": "/workspace/a"}), 429, "quota_exceeded")
-    assert (await here.owner.post(f"{here.url}/files/keep", json={"path": "/workspace/b"})).status_code == 201
+    problem(await here.owner.post(f"{here.url}/files/export", json={"path": "/workspace/a"}), 429, "quota_exceeded")
+    assert (await here.owner.post(f"{here.url}/files/export", json={"path": "/workspace/b"})).status_code == 201
 
 
 async def test_what_cannot_be_signed_is_refused(here: Open) -> None:
     for body in ({"path": "relative"}, {"path": "/a", "method": "DELETE"}, {"path": "/a", "expires_in": 0}, {"path": "/a", "expires_in": 1e9}):
-        assert (await here.owner.post(f"{here.url}/files/sign", json=body)).status_code == 400
-    problem(await here.owner.post("/v1/sandboxes/sb-abcd-abcdefghijklmnop/files/sign", json={"path": "/a"}), 404, "sandbox_not_found")
+        assert (await here.owner.post(f"{here.url}/files/signed-urls", json=body)).status_code == 400
+    problem(await here.owner.post("/v1/sandboxes/sb-abcd-abcdefghijklmnop/files/signed-urls", json={"path": "/a"}), 404, "sandbox_not_found")
 
 
 def test_the_secret_is_private_and_survives(tmp_path: Path) -> None:
