@@ -82,12 +82,23 @@ class KernelRequests:
         """
         await self._session.request("kernel.remove", {"kernel": id}, parse.nothing)
 
-    async def execute(self, cell: CellSpec, *, id: ProcessId | None = None) -> CellCall:  # noqa: A002 - the field is called id
+    async def execute(
+        self,
+        cell: CellSpec,
+        *,
+        id: ProcessId | None = None,  # noqa: A002 - the field is called id
+        silent: bool = False,
+        store_history: bool = True,
+        stop_on_error: bool = False,
+    ) -> CellCall:
         """Execute a cell. Cells of one kernel run one after the other.
 
         Args:
             cell: The cell. Its context must exist, unless it is a default context: default contexts are created when they are needed.
             id: Id of the execution; None creates an id. If the guest already has an execution with this id, the call attaches to that execution.
+            silent: True: do not show the result of the last expression, and do not increase the execution count of the context.
+            store_history: True: increase the execution count of the context, unless ``silent`` is True.
+            stop_on_error: True to abort the cells that wait for the context if this cell fails.
         """
         self._session.check_usable()
         execution = id or new_process_id()
@@ -97,9 +108,9 @@ class KernelRequests:
             "code": cell.code,
             "env": dict(cell.env),
             "timeout_s": cell.timeout_s,
-            "silent": cell.silent,
-            "store_history": cell.store_history,
-            "stop_on_error": cell.stop_on_error,
+            "silent": silent,
+            "store_history": store_history,
+            "stop_on_error": stop_on_error,
         }
         return CellCall(self._session.transport, "kernel.execute", args, execution=execution, call_id=bytes.fromhex(execution))
 

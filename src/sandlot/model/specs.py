@@ -378,9 +378,6 @@ class CellSpec:
         env: Environment variables for this cell only.
         timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.
         context: Id of the context that runs the cell; None: the default context of the language.
-        silent: True: do not show the result of the last expression, and do not increase the execution count of the context.
-        store_history: True: increase the execution count of the context, unless ``silent`` is True.
-        stop_on_error: True to abort the cells that wait for the context if this cell fails.
     """
 
     code: str
@@ -388,9 +385,6 @@ class CellSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = DEFAULT_COMMAND_TIMEOUT_S
     context: str | None = None
-    silent: bool = False
-    store_history: bool = True
-    stop_on_error: bool = False
 
     @property
     def context_id(self) -> str:

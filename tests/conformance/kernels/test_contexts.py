@@ -162,7 +162,7 @@ async def test_a_kernel_that_dies_while_nobody_reads_leaves_its_context_to_the_n
 
 async def test_an_error_aborts_what_waits_where_that_was_asked_for(inside: Inside, context: str) -> None:
     for stop, expected in ((True, "aborted"), (False, "ok")):
-        failing = await inside.link.kernels.execute(CellSpec("import time; time.sleep(0.3); 1/0", context=context, stop_on_error=stop))
+        failing = await inside.link.kernels.execute(CellSpec("import time; time.sleep(0.3); 1/0", context=context), stop_on_error=stop)
         waiting = await inside.link.kernels.execute(CellSpec("1", context=context))
         assert (await told(failing))[2].status == "error"
         assert (await told(waiting))[2].status == expected

@@ -53,7 +53,7 @@ class Context:
 
     async def run(self, code: str, *, silent: bool = False, store_history: bool = True, stop_on_error: bool = False, timeout_s: float = 60) -> Told:
         call = await self.inside.link.kernels.execute(
-            CellSpec(code, context=self.id, silent=silent, store_history=store_history, stop_on_error=stop_on_error, timeout_s=timeout_s)
+            CellSpec(code, context=self.id, timeout_s=timeout_s), silent=silent, store_history=store_history, stop_on_error=stop_on_error
         )
         events = [event async for event in call if isinstance(event, Event)]
         return Told(events, await call.result())
@@ -132,7 +132,7 @@ async def test_without_store_history_a_result_is_shown_and_nothing_counted(kerne
 async def test_stop_on_error_aborts_what_waits(kernel: Context) -> None:
     link = kernel.inside.link
     calls = [
-        await link.kernels.execute(CellSpec(code, context=kernel.id, stop_on_error=True), id=new_process_id())
+        await link.kernels.execute(CellSpec(code, context=kernel.id), id=new_process_id(), stop_on_error=True)
         for code in ("import time; time.sleep(0.5); 1 / 0", "ran = 'second'", "ran = 'third'")
     ]
     assert [(await call.result()).status for call in calls] == ["error", "aborted", "aborted"]

@@ -273,8 +273,7 @@ async def test_cell_reports_its_events_in_order() -> None:
 
     async with linked({"kernel.execute": execute}) as (link, peer):
         cell = await link.kernels.execute(
-            CellSpec("1/0", "python", {"A": "b"}, 1.5, "ctx-0123456789abcdef", silent=True, store_history=False, stop_on_error=True),
-            id=ID,
+            CellSpec("1/0", "python", {"A": "b"}, 1.5, "ctx-0123456789abcdef"), id=ID, silent=True, store_history=False, stop_on_error=True
         )
         assert await collect(cell) == [
             CellStarted(3),

@@ -52,9 +52,6 @@ class RunCodeRequest(RequestModel):
     timeout: float | None = Field(
         default=DEFAULT_COMMAND_TIMEOUT_S, description="Seconds from when its turn came until it is interrupted; null is never."
     )
-    silent: bool = Field(default=False, description="It leaves no trace: no execution count, no history, no value of its last expression.")
-    store_history: bool = Field(default=True, description="Whether it takes a place in the context's history and raises its execution count.")
-    stop_on_error: bool = Field(default=False, description="Where it fails, the runs that wait behind it never run.")
     background: bool = Field(default=False, description="Answer at once with the execution's id; a client that goes away ends nothing.")
 
     def cell(self) -> CellSpec:
@@ -65,9 +62,6 @@ class RunCodeRequest(RequestModel):
             context=self.context,
             env=self.env,
             timeout_s=self.timeout,
-            silent=self.silent,
-            store_history=self.store_history,
-            stop_on_error=self.stop_on_error,
         )
 
 

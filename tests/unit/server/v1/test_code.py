@@ -122,21 +122,6 @@ def test_an_event_id_of_somebody_else_is_none(id_: str) -> None:
     assert gone_on(id_) is None
 
 
-@pytest.mark.real_guest
-async def test_flags_reach_the_kernel(http: httpx.AsyncClient, url: str) -> None:
-    done = (await http.post(url + "/code", json={"code": "x = 1\nx", "silent": True})).json()
-    assert done["results"] == []
-    done = (await http.post(url + "/code", json={"code": "x", "store_history": False})).json()
-    assert done["results"][0]["data"] == {"text/plain": "1"}
-    assert (await http.post(url + "/code", json={"code": "x"})).json()["execution_count"] == 1
-    failing, behind = [
-        (await http.post(url + "/code", json={**body, "background": True})).json()["execution"]
-        for body in ({"code": "import time; time.sleep(0.5); 1/0", "stop_on_error": True}, {"code": "x = 2"})
-    ]
-    assert (await http.get(f"{url}/code/{failing}", params={"wait": 60})).json()["status"] == "error"
-    assert (await http.get(f"{url}/code/{behind}", params={"wait": 60})).json()["status"] == "aborted"
-
-
 async def test_an_execution_that_there_is_not(http: httpx.AsyncClient, url: str) -> None:
     path = f"{url}/code/{'0' * 32}"
     problem(await http.get(path), 404, "execution_not_found")
