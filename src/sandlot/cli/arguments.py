@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -54,6 +55,24 @@ def template_names(incomplete: str) -> list[tuple[str, str]]:
     from sandlot.images.recipe import builtin
 
     return [(name, recipe.description) for name, recipe in sorted(builtin().items()) if name.startswith(incomplete)]
+
+
+_PERIODS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+def parse_when(text: str) -> datetime | Literal["never"]:
+    """Return the time that an option means: an ISO 8601 time (local without a time zone), a period from now such as ``30d``, or ``never``.
+
+    Raises:
+        typer.BadParameter: The text has no such form, or the time is out of range.
+    """
+    if text == "never":
+        return "never"
+    with suppress(ValueError, OverflowError):
+        if text[-1:] in _PERIODS_S and text[:-1].isascii() and text[:-1].isdigit():
+            return datetime.now(UTC) + timedelta(seconds=int(text[:-1]) * _PERIODS_S[text[-1]])
+        return datetime.fromisoformat(text).astimezone(UTC)
+    raise typer.BadParameter(f"{text!r} is not a time. Use an ISO 8601 time, a period from now such as 30d, or never.")
 
 
 SandboxId = Annotated[str, typer.Argument(metavar="ID", help="The sandbox.", autocompletion=live_ids)]

@@ -79,7 +79,7 @@ class KeyService:
 
         Raises:
             NotFoundError: No key that is not revoked has this name or id.
-            InvalidRequestError: The new name is invalid, or a field of the new quota is negative or not finite.
+            InvalidRequestError: The new name or time is invalid, or a field of the new quota is negative or not finite.
             ConflictError: Another key that is not revoked has the new name.
         """
         _check_operator(principal)

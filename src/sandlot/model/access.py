@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Final, NewType
 
@@ -81,12 +82,14 @@ class Principal:
         name: Name for people; the name of the API key.
         operator: True if the principal sees the resources of all owners and may create and revoke API keys.
         quota: Quota that applies to the owner.
+        expires_at: Time from which requests of the principal are refused; None: never.
     """
 
     owner: OwnerId
     name: str
     operator: bool = False
     quota: Quota = field(default_factory=Quota)
+    expires_at: datetime | None = None
 
     def sees(self, owner: OwnerId) -> bool:
         """Return whether the principal may see the resources of an owner."""

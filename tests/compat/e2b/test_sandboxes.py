@@ -6,6 +6,7 @@ call is asked for by the client that is generated from E2B's document, which is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -60,7 +61,7 @@ def opts_of(service: TcpService, key: str) -> Opts:
 
 @pytest.fixture(scope="module")
 def opts(service: TcpService) -> Opts:
-    return opts_of(service, service.key("sandboxes"))
+    return opts_of(service, service.key("sandboxes", "--e2b"))
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +233,7 @@ def test_paused_sandbox_resumes_where_it_was(opts: Opts) -> None:
 
 
 def test_calls_of_older_clients_are_served(api: AuthenticatedClient, opts: Opts, sandbox: Sandbox) -> None:
+    assert re.fullmatch("e2b_[0-9a-f]{64}", opts["api_key"])  # they refuse other keys
     made = post_sandboxes.sync_detailed(client=api, body=NewSandbox(template_id="base", metadata={"old": "1"}, secure=True)).parsed
     id_ = made.sandbox_id  # type: ignore[union-attr]
     listed = get_sandboxes.sync_detailed(client=api, metadata="old=1").parsed

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,18 @@ def everything(keys: Command) -> None:
     assert (boss["operator"], boss["quota"]) == (True, asdict(UNBOUNDED))
     free = json.loads(keys("create", "--name", "free", "--max-sandboxes", "-1", "--max-pools", "-1", "--json"))
     assert (free["operator"], free["quota"]) == (False, asdict(UNBOUNDED))
+    e2b = json.loads(keys("create", "--name", "old", "--e2b", "--expires", "2999-01-01T00:00:00Z", "--json"))
+    assert re.fullmatch("e2b_[0-9a-f]{64}", e2b["key"])
+    assert e2b["expires_at"] == "2999-01-01T00:00:00+00:00"
+    assert keys("update", "old", "--name", "older", "--expires", "never", "--max-cpus", "1", "--max-sandboxes", "-1").strip() == e2b["id"]
+    updated = json.loads(keys("update", e2b["id"], "--max-memory", "1G", "--no-installs", "--expires", "1d", "--json"))
+    assert (updated["name"], updated["quota"]) == ("older", asdict(Quota(sandboxes=None, cpus=1, memory_bytes=GIB, installs=False)))
+    assert abs(datetime.fromisoformat(updated["expires_at"]) - datetime.now(UTC) - timedelta(days=1)) < timedelta(hours=1)
+    assert json.loads(keys("update", "older", "--max-memory", "-1", "--json"))["expires_at"] == updated["expires_at"]
+    keys("update", "old", status=1)
+    keys("update", "older", "--name", "plain", status=1)
+    keys("update", "older", "--expires", "soon", status=2)
+    keys("revoke", "older")
     keys("create", "--name", "plain", status=1)
     keys("create", "--name", "no name", status=1)
     keys("create", "--name", "x", "--max-network", "open", status=2)
@@ -92,8 +106,8 @@ def everything(keys: Command) -> None:
     assert [each["name"] for each in listed] == ["plain", "bound", "boss", "free"]
     assert secret not in json.dumps(listed)
     lines = [line.split() for line in keys("list").splitlines()]
-    assert lines[0] == ["ID", "NAME", "OPERATOR", "CREATED", "QUOTA"]
-    assert [(line[1], line[2], line[4]) for line in lines[1:]] == [
+    assert lines[0] == ["ID", "NAME", "OPERATOR", "CREATED", "EXPIRES", "QUOTA"]
+    assert [(line[1], line[2], line[5]) for line in lines[1:]] == [
         ("plain", "no", "sandboxes=50,pools=4"),
         ("bound", "no", "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000,pools=2,network=none"),
         ("boss", "yes", "-"),

@@ -22,8 +22,8 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from datetime import datetime
+from dataclasses import fields, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import structlog
@@ -87,22 +87,14 @@ class ActiveRequests:
             task.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """A key that is not revoked."""
-
-    principal: Principal
-    expires_at: datetime | None
-
-
 class ApiKeys:
     """All API keys of a store. Call :meth:`refresh` before the first :meth:`verify`."""
 
     def __init__(self, table: KeyRepository, clock: Clock) -> None:
         self._table = table
         self._clock = clock
-        self._by_digest: dict[bytes, _Key] = {}
-        self._by_owner: dict[OwnerId, _Key] = {}
+        self._by_digest: dict[bytes, Principal] = {}
+        self._by_owner: dict[OwnerId, Principal] = {}
         self._expired: set[OwnerId] = set()
         """Keys whose open requests were ended because they expired."""
         self._changed = asyncio.Event()
@@ -139,7 +131,7 @@ class ApiKeys:
         check_name(name)
         given = quota or (UNBOUNDED if operator else Quota())
         check_quota(given)
-        now = self._clock.now()
+        expires_at, now = to_utc(expires_at), self._clock.now()
         if expires_at is not None and expires_at <= now:
             raise InvalidRequestError(
                 f"`expires_at` is {expires_at.isoformat()}, which has passed.",
@@ -181,9 +173,10 @@ class ApiKeys:
 
         Raises:
             NotFoundError: No key that is not revoked has this name or id.
-            InvalidRequestError: The new name is invalid, or a field of the new quota is negative or not finite.
+            InvalidRequestError: The new name or time is invalid, or a field of the new quota is negative or not finite.
             ConflictError: Another key that is not revoked has the new name.
         """
+        change = replace(change, expires_at=to_utc(change.expires_at))
         if change.name is not None:
             check_name(change.name)
         if change.quota is not None:
@@ -216,12 +209,10 @@ class ApiKeys:
         Raises:
             AuthenticationError: The key has expired.
         """
-        key = self._by_digest.get(_digest(secret))
-        if key is None:
-            return None
-        if key.expires_at is not None and key.expires_at <= self._clock.now():
-            raise _has_expired(key.expires_at)
-        return key.principal
+        principal = self._by_digest.get(_digest(secret))
+        if principal is not None and principal.expires_at is not None and principal.expires_at <= self._clock.now():
+            raise _has_expired(principal.expires_at)
+        return principal
 
     def principal_of(self, owner: OwnerId) -> Principal | None:
         """Return the principal of an owner, even if its key has expired. Return None if the key was revoked.
@@ -230,14 +221,13 @@ class ApiKeys:
         """
         if owner == LOCAL:
             return OPERATOR
-        key = self._by_owner.get(owner)
-        return None if key is None else key.principal
+        return self._by_owner.get(owner)
 
     def valid_principal_of(self, owner: OwnerId) -> Principal | None:
         """Return the principal of an owner. Return None if the owner's key has expired or was revoked."""
-        key = self._by_owner.get(owner)
-        is_expired = key is not None and key.expires_at is not None and key.expires_at <= self._clock.now()
-        return None if is_expired else self.principal_of(owner)
+        principal = self.principal_of(owner)
+        is_expired = principal is not None and principal.expires_at is not None and principal.expires_at <= self._clock.now()
+        return None if is_expired else principal
 
     def quota_of(self, owner: OwnerId) -> Quota:
         """Return the quota of an owner.
@@ -245,8 +235,8 @@ class ApiKeys:
         The operator of this machine has no limits. An owner whose key was revoked has no limits either, because only an operator can start anything
         for this owner.
         """
-        key = self._by_owner.get(owner)
-        return UNBOUNDED if key is None else key.principal.quota
+        principal = self._by_owner.get(owner)
+        return UNBOUNDED if principal is None else principal.quota
 
     async def refresh(self) -> None:
         """Read the keys from the store."""
@@ -255,8 +245,8 @@ class ApiKeys:
         if changes != self._changes:
             return  # this service changed a key during the read, and the result may be older than the change
         before = self._by_owner
-        self._by_digest = {bytes.fromhex(record.sha256): _key(record) for record in records}
-        self._by_owner = {key.principal.owner: key for key in self._by_digest.values()}
+        self._by_digest = {bytes.fromhex(record.sha256): _principal(record) for record in records}
+        self._by_owner = {principal.owner: principal for principal in self._by_digest.values()}
         for owner in before.keys() - self._by_owner.keys():
             self._requests.end(owner, _revoked())
         if before != self._by_owner:
@@ -280,7 +270,7 @@ class ApiKeys:
         while True:
             self._changed.clear()
             self._end_expired()
-            pending = [key.expires_at for owner, key in self._by_owner.items() if key.expires_at is not None and owner not in self._expired]
+            pending = [each.expires_at for each in self._by_owner.values() if each.expires_at is not None and each.owner not in self._expired]
             waits: set[asyncio.Future[object]] = {asyncio.ensure_future(self._changed.wait())}
             if pending:
                 wait_s = min((min(pending) - self._clock.now()).total_seconds(), MAX_EXPIRY_WAIT_S)
@@ -294,16 +284,16 @@ class ApiKeys:
     def _end_expired(self) -> None:
         now = self._clock.now()
         self._expired &= self._by_owner.keys()
-        for owner, key in self._by_owner.items():
-            if key.expires_at is None or key.expires_at > now:
+        for owner, principal in self._by_owner.items():
+            if principal.expires_at is None or principal.expires_at > now:
                 self._expired.discard(owner)
             elif owner not in self._expired:
                 self._expired.add(owner)
-                self._requests.end(owner, _has_expired(key.expires_at))
+                self._requests.end(owner, _has_expired(principal.expires_at))
 
     def _put(self, record: KeyRecord) -> None:
         self._changes += 1
-        self._by_digest[bytes.fromhex(record.sha256)] = self._by_owner[record.id] = _key(record)
+        self._by_digest[bytes.fromhex(record.sha256)] = self._by_owner[record.id] = _principal(record)
         self._changed.set()
 
 
@@ -339,8 +329,22 @@ def check_quota(quota: Quota) -> None:
             )
 
 
-def _key(record: KeyRecord) -> _Key:
-    return _Key(Principal(owner=record.id, name=record.name, operator=record.operator, quota=record.quota), record.expires_at)
+def to_utc(expires_at: datetime | None) -> datetime | None:
+    """Return a time of expiry in UTC.
+
+    Raises:
+        InvalidRequestError: The time is before the year 1 or after the year 9999 in UTC.
+    """
+    try:
+        return None if expires_at is None else expires_at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidRequestError(
+            f"`expires_at` is {expires_at}, which is out of range.", hint="Pass a time before the year 9999.", fields={"field": "expires_at"}
+        ) from None
+
+
+def _principal(record: KeyRecord) -> Principal:
+    return Principal(owner=record.id, name=record.name, operator=record.operator, quota=record.quota, expires_at=record.expires_at)
 
 
 def _new_secret(format_: KeyFormat) -> str:

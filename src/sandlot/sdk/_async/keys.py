@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Literal
 
 from sandlot.model.access import Quota
 from sandlot.sdk import requests
@@ -19,22 +21,38 @@ class AsyncKeys:
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
-    async def create(self, name: str, *, operator: bool = False, quota: Quota | None = None) -> NewKey:
-        """Make a key.
+    async def create(
+        self,
+        name: str,
+        *,
+        operator: bool = False,
+        quota: Quota | None = None,
+        expires_at: datetime | None = None,
+        format: Literal["sandlot", "e2b"] = "sandlot",  # noqa: A002 - the name of the field
+    ) -> NewKey:
+        """Create a key.
 
         Args:
-            name: What to call it: up to 63 letters, digits, '.', '_' and '-'; no two valid keys have one name.
-            operator: Whether it sees everybody's sandboxes, and may make and revoke keys.
-            quota: What it may take; left out, 50 live sandboxes, and for an operator everything.
+            name: Up to 63 letters, digits, '.', '_' and '-', unique among the keys that are not revoked. Not ``current``.
+            operator: True if the key sees the objects of all owners and may manage keys.
+            quota: Quota of the key. None: 50 live sandboxes and 4 pools, or no limit for an operator.
+            expires_at: Time from which requests with the key are refused. None: never. A time without a time zone is in local time.
+            format: Form of the key: ``e2b`` is ``e2b_`` and 64 hexadecimal digits, which old clients of E2B require.
 
         Returns:
-            It, with its secret, which is told here and nowhere else.
+            The key with its secret, which no other call returns.
 
         Raises:
-            ForbiddenError: You are no operator.
-            ConflictError: There is one of that name.
+            ForbiddenError: The caller is not an operator.
+            ConflictError: A key that is not revoked has this name.
         """
-        body = requests.omit_none(name=name, operator=operator, quota=None if quota is None else quota_body(quota))
+        body = requests.omit_none(
+            name=name,
+            operator=operator,
+            quota=None if quota is None else quota_body(quota),
+            expires_at=None if expires_at is None else expires_at.astimezone().isoformat(),
+            format=None if format == "sandlot" else format,
+        )
         return structure(NewKey, await self._transport.request("POST", "/v1/keys", body=body))
 
     async def list(self) -> list[KeyInfo]:
@@ -47,6 +65,38 @@ class AsyncKeys:
 
     def _iter(self) -> AsyncIterator[KeyInfo]:
         return self._transport.paginate("/v1/keys", "keys", KeyInfo, params={})
+
+    async def get(self, key: str) -> KeyInfo:
+        """Return a key by its id or name, without its secret.
+
+        Raises:
+            ForbiddenError: The caller is not an operator.
+            NotFoundError: No key that is not revoked has this id or name.
+        """
+        return structure(KeyInfo, await self._transport.request("GET", f"/v1/keys/{requests.path_segment(key)}"))
+
+    async def update(
+        self, key: str, *, name: str | None = None, quota: Quota | None = None, expires_at: datetime | Literal["never"] | None = None
+    ) -> KeyInfo:
+        """Change a key. Arguments that are None keep their value.
+
+        When a key expires, its requests are refused and its open connections are closed. Its sandboxes and pools stay.
+
+        Args:
+            key: Id or name of the key.
+            name: New name.
+            quota: New quota. It replaces the whole quota.
+            expires_at: Time from which requests with the key are refused, or ``never``. A time without a time zone is in local time.
+
+        Raises:
+            ForbiddenError: The caller is not an operator.
+            NotFoundError: No key that is not revoked has this id or name.
+            ConflictError: Another key that is not revoked has the new name.
+        """
+        body = requests.omit_none(name=name, quota=None if quota is None else quota_body(quota))
+        if expires_at is not None:
+            body["expires_at"] = None if expires_at == "never" else expires_at.astimezone().isoformat()
+        return structure(KeyInfo, await self._transport.request("PATCH", f"/v1/keys/{requests.path_segment(key)}", body=body))
 
     async def revoke(self, key: str) -> None:
         """Take a key away: requests with it are refused from now on. Its sandboxes live on until they end, its pools go.

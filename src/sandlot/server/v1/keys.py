@@ -1,4 +1,4 @@
-"""Keys: made, listed and revoked by operators; and who it is that asks."""
+"""API keys: create, list, get, update and delete keys, and report the current key with its usage. Only the last is not for operators alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
-from sandlot.model.access import UNBOUNDED, KeyUsage, Principal, Quota
+from sandlot.model.access import UNBOUNDED, KeyFormat, KeyUsage, Principal, Quota
 from sandlot.model.network import NetworkMode
-from sandlot.model.records import KeyRecord
+from sandlot.model.records import KeyChange, KeyRecord
 from sandlot.model.repositories import Position
 from sandlot.server.v1.common import PROBLEM, documented_response
 from sandlot.web import pagination
@@ -19,56 +19,85 @@ from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 
 _MOST = 2**53
-"""What every reader of JSON takes for the number that it is (RFC 8259, 6)."""
+"""Largest number that every JSON reader reads exactly (RFC 8259, 6)."""
+
+_NAME = "Up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit. Unique among the keys that are not revoked. Not 'current'."
 
 
 class QuotaRequest(RequestModel):
-    """What a key may take; null is no bound but the service's own."""
+    """Quota of a key. Null: only the limits of the node apply."""
 
-    sandboxes: int | None = Field(default=50, ge=0, le=_MOST, description="Live ones at once.")
-    lifetime_s: float | None = Field(default=None, ge=0, le=_MOST, description="The longest timeout of one sandbox; it has no persistent ones then.")
-    cpus: float | None = Field(default=None, ge=0, le=_MOST, description="Cores of all its live sandboxes together.")
-    memory_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Memory of all its live sandboxes together.")
-    disk_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Disk of all its live sandboxes together.")
-    upload_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="One upload.")
+    sandboxes: int | None = Field(default=50, ge=0, le=_MOST, description="Largest number of live sandboxes.")
+    lifetime_s: float | None = Field(
+        default=None, ge=0, le=_MOST, description="Longest timeout of a sandbox, in seconds. With this limit, persistent sandboxes are refused."
+    )
+    cpus: float | None = Field(default=None, ge=0, le=_MOST, description="Largest sum of the CPU limits of all live sandboxes, in cores.")
+    memory_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest sum of the memory limits of all live sandboxes.")
+    disk_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest sum of the disk limits of all live sandboxes.")
+    upload_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest size of an uploaded file.")
     executions_per_month: int | None = Field(
-        default=None, ge=0, le=_MOST, description="Runs of code and commands that are begun in one calendar month (UTC)."
+        default=None, ge=0, le=_MOST, description="Largest number of runs of code and commands that begin in one calendar month (UTC)."
     )
-    snapshots: int | None = Field(default=None, ge=0, le=_MOST, description="Snapshots that are kept.")
-    snapshot_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="What they take on the server's disk together.")
-    volumes: int | None = Field(default=None, ge=0, le=_MOST, description="Volumes that it has.")
-    volume_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="What may be written to them together.")
+    snapshots: int | None = Field(default=None, ge=0, le=_MOST, description="Largest number of snapshots.")
+    snapshot_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest disk space of all snapshots together.")
+    volumes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest number of volumes.")
+    volume_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest sum of the sizes of all volumes.")
     pools: int | None = Field(
-        default=4, ge=0, le=_MOST, description="Pools of its own. What waits in them takes of the sums above what its live sandboxes leave."
+        default=4,
+        ge=0,
+        le=_MOST,
+        description="Largest number of private pools. Their warm sandboxes use only what live sandboxes leave of the limits above.",
     )
-    network: Annotated[NetworkMode, Field(strict=False)] | None = Field(default=None, description="The most open network mode of its sandboxes.")
-    installs: bool = Field(default=True, description="Whether installing opens the package indexes to a sandbox of network 'none' while it runs.")
+    network: Annotated[NetworkMode, Field(strict=False)] | None = Field(default=None, description="Most open network mode of a sandbox.")
+    installs: bool = Field(default=True, description="True if sandboxes of network mode 'none' may use the package indexes during an install.")
 
-    def asked(self) -> Quota:
-        """It, in the model's words."""
+    def to_quota(self) -> Quota:
+        """Return the quota of the model."""
         return Quota(**{each.name: getattr(self, each.name) for each in fields(Quota)})
 
 
 class CreateKeyRequest(RequestModel):
-    """A key to make."""
+    """A new key."""
 
-    name: Text = Field(
-        description="What to call it: up to 63 letters, digits, '.', '_' and '-'; no two valid keys have one name.", examples=["agent-1"]
+    name: Text = Field(description=_NAME, examples=["agent-1"])
+    operator: bool = Field(default=False, description="True if the key sees the objects of all owners and may manage keys.")
+    quota: QuotaRequest | None = Field(default=None, description="Without it: 50 live sandboxes and 4 pools; no limit for an operator.")
+    expires_at: Annotated[AwareDatetime, Field(strict=False)] | None = Field(
+        default=None, description="Time from which requests with the key are refused. Null: never.", examples=["2027-01-01T00:00:00Z"]
     )
-    operator: bool = Field(default=False, description="Whether it sees everybody's sandboxes, and may make and revoke keys.")
-    quota: QuotaRequest | None = Field(
-        default=None, description="What it may take. Left out: 50 live sandboxes and 4 pools; of an operator everything."
+    format: Annotated[KeyFormat, Field(strict=False)] = Field(
+        default=KeyFormat.SANDLOT, description="Form of the key: 'e2b' is `e2b_` and 64 hexadecimal digits, which old clients of E2B require."
     )
 
-    def quota_asked(self) -> Quota:
-        """What it may take, in the model's words."""
+    def effective_quota(self) -> Quota:
+        """Return the quota of the request, or the default quota."""
         if self.quota is None:
             return UNBOUNDED if self.operator else Quota()
-        return self.quota.asked()
+        return self.quota.to_quota()
+
+
+class UpdateKeyRequest(RequestModel):
+    """Changes of a key. Fields that are left out keep their value."""
+
+    name: Text | None = Field(default=None, description=_NAME)
+    quota: QuotaRequest | None = Field(default=None, description="Replaces the whole quota. It applies to requests from now on.")
+    expires_at: Annotated[AwareDatetime, Field(strict=False)] | None = Field(
+        default=None,
+        description="Time from which requests with the key are refused. Null: never. A time that has passed ends the open requests of the key.",
+    )
+
+    def to_change(self) -> KeyChange:
+        """Return the change of the model."""
+        return KeyChange(
+            name=self.name,
+            quota=None if self.quota is None else self.quota.to_quota(),
+            expires_at=self.expires_at,
+            removes_expiry="expires_at" in self.model_fields_set and self.expires_at is None,
+        )
 
 
 class QuotaResponse(ResponseModel):
-    """What a key may take; null is no bound but the service's own."""
+    """Quota of a key. Null: only the limits of the node apply."""
 
     sandboxes: int | None
     lifetime_s: float | None
@@ -87,33 +116,41 @@ class QuotaResponse(ResponseModel):
 
     @classmethod
     def of(cls, quota: Quota) -> QuotaResponse:
-        """What is told of it."""
+        """Return the response for a quota."""
         return cls(**{each.name: getattr(quota, each.name) for each in fields(quota)})
 
 
 class KeyResponse(ResponseModel):
-    """A key, without its secret."""
+    """A key without its secret."""
 
-    id: str = Field(description="12 hexadecimal digits: the owner of all that is made with it.")
+    id: str = Field(description="12 hexadecimal digits: the owner of everything that is created with the key.")
     name: str
-    operator: bool = Field(description="Whether it sees everybody's sandboxes, and may make and revoke keys.")
+    operator: bool = Field(description="True if the key sees the objects of all owners and may manage keys.")
     quota: QuotaResponse
     created_at: datetime
+    expires_at: datetime | None = Field(description="Time from which requests with the key are refused. Null: never.")
 
     @classmethod
     def of(cls, record: KeyRecord) -> KeyResponse:
-        """What is told of it."""
-        return cls(id=record.id, name=record.name, operator=record.operator, quota=QuotaResponse.of(record.quota), created_at=record.created_at)
+        """Return the response for a key."""
+        return cls(
+            id=record.id,
+            name=record.name,
+            operator=record.operator,
+            quota=QuotaResponse.of(record.quota),
+            created_at=record.created_at,
+            expires_at=record.expires_at,
+        )
 
 
 class NewKeyResponse(KeyResponse):
-    """A key that was just made."""
+    """A new key with its secret."""
 
-    key: str = Field(description="The secret to send with requests. It is told here and nowhere else: the service keeps a digest only.")
+    key: str = Field(description="The secret to send with requests. No other response has it: the service stores only its digest.")
 
     @classmethod
-    def made(cls, record: KeyRecord, secret: str) -> NewKeyResponse:
-        """What is told of it, once."""
+    def with_secret(cls, record: KeyRecord, secret: str) -> NewKeyResponse:
+        """Return the response for a new key."""
         return cls(**KeyResponse.of(record).__dict__, key=secret)
 
 
@@ -121,79 +158,95 @@ class KeysResponse(ResponseModel):
     """A page of keys, oldest first."""
 
     keys: list[KeyResponse]
-    next_cursor: str | None = Field(description="For the next page; null where this is the last.")
+    next_cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
 class KeysQuery(QueryModel):
-    """Which keys to list."""
+    """Page of the list of keys."""
 
-    cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
-    limit: int = Field(default=100, ge=1, le=1000, description="Keys on one page, at most.")
+    cursor: Text | None = Field(default=None, description="The next_cursor of the previous page.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Largest number of keys.")
 
 
 class QuotaUsageResponse(ResponseModel):
-    """What of a quota is taken now."""
+    """Part of a quota that is in use."""
 
     sandboxes: int
     cpus: float
     memory_bytes: int
     disk_bytes: int
-    executions_per_month: int = Field(description="Begun this month (UTC).")
+    executions_per_month: int = Field(description="Runs that began in the current calendar month (UTC).")
     snapshots: int
     snapshot_bytes: int
     volumes: int
-    volume_bytes: int = Field(description="Their sizes together.")
+    volume_bytes: int = Field(description="Sum of the sizes of the volumes.")
     pools: int
 
 
 class CurrentKeyResponse(ResponseModel):
-    """Who sends the request."""
+    """The key of the request, with its quota and usage."""
 
-    id: str = Field(description="The key's id; 'local' for whoever reaches the unix socket.")
+    id: str = Field(description="Id of the key; 'local' for clients of the unix socket.")
     name: str
     operator: bool
     quota: QuotaResponse
     used: QuotaUsageResponse
+    expires_at: datetime | None = Field(description="Time from which requests with the key are refused. Null: never.")
 
     @classmethod
     def of(cls, principal: Principal, usage: KeyUsage) -> CurrentKeyResponse:
-        """What is told of somebody."""
+        """Return the response for a principal."""
         return cls(
             id=principal.owner,
             name=principal.name,
             operator=principal.operator,
             quota=QuotaResponse.of(principal.quota),
             used=QuotaUsageResponse(**{each.name: getattr(usage, each.name) for each in fields(usage)}),
+            expires_at=principal.expires_at,
         )
 
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 
 
-@router.post("", status_code=201, responses=documented_response(NewKeyResponse, "It is valid from now on.", 201))
+@router.post("", status_code=201, responses=documented_response(NewKeyResponse, "The new key with its secret.", 201))
 async def create(body: CreateKeyRequest, request: Request) -> Response:
-    """Make a key. Operators only; its secret is in this answer and nowhere else."""
-    record, secret = await get_node(request).keys.create(get_principal(request), body.name, operator=body.operator, quota=body.quota_asked())
-    return json_response(NewKeyResponse.made(record, secret), 201)
+    """Create a key. Operators only. No other response has the secret."""
+    record, secret = await get_node(request).keys.create(
+        get_principal(request), body.name, operator=body.operator, quota=body.effective_quota(), expires_at=body.expires_at, format=body.format
+    )
+    return json_response(NewKeyResponse.with_secret(record, secret), 201)
 
 
-@router.get("", responses=documented_response(KeysResponse, "A page of them, oldest first."))
+@router.get("", responses=documented_response(KeysResponse, "A page of keys, oldest first."))
 async def list_keys(query: Annotated[KeysQuery, Query()], request: Request) -> Response:
-    """List the keys that are valid, without their secrets. Operators only."""
+    """List the keys that are not revoked, expired keys included, without their secrets. Operators only."""
     page = await get_node(request).keys.list(get_principal(request), after=pagination.decode_cursor(query.cursor), limit=query.limit)
     following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
     return json_response(KeysResponse(keys=[KeyResponse.of(record) for record in page.items], next_cursor=following))
 
 
-@router.get("/current", responses=documented_response(CurrentKeyResponse, "You."))
+@router.get("/current", responses=documented_response(CurrentKeyResponse, "The current key."))
 async def get_current(request: Request) -> Response:
-    """Tell who sends this request, what they may take, and what of it is taken."""
+    """Get the current key with its quota and usage."""
     principal = get_principal(request)
     return json_response(CurrentKeyResponse.of(principal, await get_node(request).keys.usage(principal)))
 
 
+@router.get("/{key}", responses=documented_response(KeyResponse, "The key."))
+async def get(key: str, request: Request) -> Response:
+    """Get a key by its id or name, without its secret. Operators only."""
+    return json_response(KeyResponse.of(await get_node(request).keys.get(get_principal(request), key)))
+
+
+@router.patch("/{key}", responses=documented_response(KeyResponse, "The key with its new values."))
+async def update(key: str, body: UpdateKeyRequest, request: Request) -> Response:
+    """Change a key's name, quota or expiry. Operators only. When a key expires, its open requests end, and its sandboxes and pools stay."""
+    return json_response(KeyResponse.of(await get_node(request).keys.update(get_principal(request), key, body.to_change())))
+
+
 @router.delete("/{key}", status_code=204, responses=PROBLEM)
 async def delete(key: str, request: Request) -> Response:
-    """Take a key away, by its name or its id: requests with it are refused from now on. Operators only; its sandboxes live on, its pools go."""
+    """Revoke a key and close its open connections. Operators only. The sandboxes of the key continue; its pools are deleted."""
     await get_node(request).keys.revoke(get_principal(request), key)
     return Response(status_code=204)

@@ -1,8 +1,10 @@
-"""A key that is taken away takes along what was opened with it, and nothing else."""
+"""A key that is revoked or expires ends everything that was opened with it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -10,19 +12,45 @@ import pytest
 from websockets.asyncio.client import connect
 
 from sandlot.model.access import OwnerId
+from sandlot.model.records import KeyChange, KeyRecord
 from sandlot.server.process import serve_in_background
 from sandlot.web import listener
-from tests.support.service import BASE, bench
+from tests.support.clock import ManualClock
+from tests.support.service import BASE, Bench, bench
 from tests.support.until import until
 
 ALICE, BOB = OwnerId("a" * 12), OwnerId("b" * 12)
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "by another process"])
-async def test_revoked_key_closes_open_terminals_and_streams(tmp_path: Path, elsewhere: bool) -> None:  # noqa: FBT001
-    async with bench(tmp_path) as at:
+async def revoke(at: Bench, _: ManualClock, key: KeyRecord) -> None:
+    await at.service.api_keys.revoke(key.name)
+
+
+async def revoke_elsewhere(at: Bench, clock: ManualClock, key: KeyRecord) -> None:
+    assert await at.service.store.keys.revoke(key.name, clock.now()) is not None
+
+
+async def expire(_: Bench, clock: ManualClock, key: KeyRecord) -> None:
+    clock.advance(60)
+    assert clock.now() == key.expires_at
+
+
+async def expire_by_update(at: Bench, clock: ManualClock, key: KeyRecord) -> None:
+    await at.service.api_keys.update(key.id, KeyChange(expires_at=clock.now()))
+
+
+async def expire_by_update_elsewhere(at: Bench, clock: ManualClock, key: KeyRecord) -> None:
+    assert await at.service.store.keys.update(key.id, KeyChange(expires_at=clock.now())) is not None
+
+
+@pytest.mark.parametrize("end", [revoke, revoke_elsewhere, expire, expire_by_update, expire_by_update_elsewhere])
+async def test_revoked_or_expired_key_closes_open_terminals_and_streams(
+    tmp_path: Path, end: Callable[[Bench, ManualClock, KeyRecord], Awaitable[None]]
+) -> None:
+    clock = ManualClock()
+    async with bench(tmp_path, clock=clock) as at:
         api_keys = at.service.api_keys
-        record, secret = await api_keys.create("stolen")
+        record, secret = await api_keys.create("stolen", expires_at=clock.now() + timedelta(seconds=60))
         principal = api_keys.verify(secret)
         assert principal is not None
         sandbox = await at.sandboxes.create(principal, BASE)
@@ -43,10 +71,7 @@ async def test_revoked_key_closes_open_terminals_and_streams(tmp_path: Path, els
             ):
                 await terminal.recv()
                 assert (output.status_code, happens.status_code) == (200, 200)
-                if elsewhere:
-                    assert await at.service.store.keys.revoke(record.name, at.service.internals.clock.now()) is not None
-                else:
-                    await api_keys.revoke(record.name)
+                await end(at, clock, record)
                 await terminal.wait_closed()
                 for stream in (output, happens):
                     with pytest.raises(httpx.RemoteProtocolError):

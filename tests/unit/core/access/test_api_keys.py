@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -201,7 +201,17 @@ async def test_expired_key_is_refused_until_it_is_extended(api_keys: ApiKeys, cl
 async def test_key_cannot_be_created_with_an_expiry_that_has_passed(api_keys: ApiKeys) -> None:
     with pytest.raises(InvalidRequestError, match="which has passed"):
         await api_keys.create("ci", expires_at=START)
+    with pytest.raises(InvalidRequestError, match="out of range"):
+        await api_keys.create("ci", expires_at=datetime.max.replace(tzinfo=timezone(timedelta(hours=-12))))
     assert await api_keys.list() == []
+
+
+async def test_expiry_is_kept_in_utc(api_keys: ApiKeys) -> None:
+    at = datetime(2026, 1, 1, 13, tzinfo=timezone(timedelta(hours=1)))
+    made, _ = await api_keys.create("ci", expires_at=at)
+    assert made.expires_at == at
+    assert made.expires_at.tzinfo is UTC
+    assert [made] == list(await api_keys.list())
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 
 import httpx
@@ -53,6 +54,12 @@ async def test_a_key_is_made_listed_and_revoked(at: Bench, http: httpx.AsyncClie
         {"name": "a", "quota": {"unknown": 1}},
         {"name": "a", "quota": {"network": "open"}},
         {"name": "a", "key": "mine"},
+        {"name": "current"},
+        {"name": "a", "expires_at": "2020-01-01T00:00:00Z"},
+        {"name": "a", "expires_at": "2999-01-01T00:00:00"},
+        {"name": "a", "expires_at": "9999-12-31T23:59:59-12:00"},
+        {"name": "a", "expires_at": "soon"},
+        {"name": "a", "format": "aws"},
     ],
 )
 async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dict[str, object]) -> None:
@@ -61,10 +68,84 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dic
     assert (await http.get("/v1/keys")).json()["keys"] == []
 
 
+async def test_invalid_update_changes_nothing(http: httpx.AsyncClient) -> None:
+    await made(http, "other")
+    key = await made(http, "ci", expires_at="2999-01-01T00:00:00Z")
+    del key["key"]
+    for body in ({"name": ""}, {"name": "current"}, {"quota": {"cpus": -1}}, {"expires_at": "never"}, {"operator": True}):
+        answer = await http.patch("/v1/keys/ci", json={"quota": {"cpus": 1}, **body})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request"), answer.text
+    answer = await http.patch("/v1/keys/ci", json={"quota": {"cpus": 1}, "name": "other"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict"), answer.text
+    assert (await http.get("/v1/keys/ci")).json() == key
+
+
+async def test_key_is_found_and_updated_by_id_and_name(at: Bench, http: httpx.AsyncClient) -> None:
+    key = await made(http, "ci", expires_at="2999-01-01T01:00:00+01:00")
+    assert key["expires_at"] == "2999-01-01T00:00:00Z"
+    secret = key.pop("key")
+    assert (await http.get("/v1/keys/ci")).json() == (await http.get(f"/v1/keys/{key['id']}")).json() == key
+    changes: list[tuple[dict[str, object], dict[str, object]]] = [
+        ({"name": "deploy"}, {"name": "deploy"}),
+        ({"quota": {"cpus": 2}}, {"quota": asdict(Quota(cpus=2))}),
+        ({"expires_at": "2998-01-01T00:00:00Z"}, {"expires_at": "2998-01-01T00:00:00Z"}),
+        ({}, {}),
+        ({"expires_at": None}, {"expires_at": None}),
+    ]
+    for body, changed in changes:
+        key |= changed
+        answer = await http.patch(f"/v1/keys/{key['id']}", json=body)
+        assert (answer.status_code, answer.json()) == (200, key)
+        assert (await http.get("/v1/keys/deploy")).json() == key
+        assert str(secret) not in answer.text
+    for method in ("GET", "PATCH", "DELETE"):
+        missing = await http.request(method, "/v1/keys/ci", json=None if method == "GET" else {})
+        assert missing.status_code == 404, "the old name is free"
+    async with tcp_client(at.service, str(secret)) as client:
+        current = (await client.get("/v1/keys/current")).json()
+        assert {name: current[name] for name in ("id", "name", "expires_at")} == {name: key[name] for name in ("id", "name", "expires_at")}
+
+
+async def test_key_of_old_clients_of_e2b(at: Bench, http: httpx.AsyncClient) -> None:
+    secret = str((await made(http, "old", format="e2b"))["key"])
+    assert re.fullmatch("e2b_[0-9a-f]{64}", secret)
+    async with tcp_client(at.service, secret) as client:
+        assert (await client.get("/v1/keys/current")).json()["name"] == "old"
+
+
+async def test_expired_key_is_refused_and_its_sandboxes_and_pools_stay(at: Bench, http: httpx.AsyncClient) -> None:
+    key = await made(http, "ci")
+    async with tcp_client(at.service, str(key["key"])) as client:
+        sandbox = (await client.post("/v1/sandboxes", json=NEW)).json()
+        pool = await client.post("/v1/pools", json={"template": "base", "warm": 0, "limits": {"cpus": 0.5}})
+        assert pool.status_code == 201
+        signed = (await client.post(f"/v1/sandboxes/{sandbox['id']}/files/signed-urls", json={"path": "/etc/hostname"})).json()["url"]
+        assert (await http.patch("/v1/keys/ci", json={"expires_at": "2020-01-01T00:00:00Z"})).status_code == 200
+        refused = await client.get("/v1/sandboxes")
+        assert (refused.status_code, refused.json()["code"]) == (401, "unauthenticated")
+        assert "expired at 2020-01-01" in refused.json()["detail"]
+        assert (await client.get(signed)).status_code == 403
+        assert (await http.get("/v1/keys/ci")).json()["expires_at"] == "2020-01-01T00:00:00Z"
+        assert (await http.patch("/v1/keys/ci", json={"expires_at": None})).status_code == 200
+        assert [each["id"] for each in (await client.get("/v1/sandboxes")).json()["sandboxes"]] == [sandbox["id"]]
+        assert (await client.get(f"/v1/pools/{pool.json()['id']}")).status_code == 200
+
+
+async def test_invalid_cursor_is_refused(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/v1/keys", params={"cursor": "x"})
+    assert (answer.status_code, answer.json()["fields"]) == (400, {"field": "cursor"})
+
+
 async def test_only_operators_have_a_say(at: Bench, http: httpx.AsyncClient) -> None:
     plain, operator = await made(http, "plain"), await made(http, "boss", operator=True)
     async with tcp_client(at.service, str(plain["key"])) as client:
-        for answer in (await client.get("/v1/keys"), await client.post("/v1/keys", json={"name": "x"}), await client.delete("/v1/keys/boss")):
+        for answer in (
+            await client.get("/v1/keys"),
+            await client.get("/v1/keys/plain"),
+            await client.post("/v1/keys", json={"name": "x"}),
+            await client.patch("/v1/keys/plain", json={"quota": {"sandboxes": 100}}),
+            await client.delete("/v1/keys/boss"),
+        ):
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
             assert answer.json()["hint"]
         client.headers["Authorization"] = f"Bearer {operator['key']}"
