@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,17 @@ def test_watch_reports_changes_until_the_folder_is_removed(sandbox: Sandbox) -> 
     settle(lambda: helpers(sandbox), 0)
 
 
+def test_close_from_another_thread_ends_a_watch(sandbox: Sandbox) -> None:
+    sandbox.commands.run("mkdir -p quiet")
+    watch = sandbox.files.watch("/workspace/quiet")
+    with ThreadPoolExecutor(1) as pool:
+        events = pool.submit(list, watch)
+        sandbox.commands.run("true")
+        watch.close()
+        assert events.result(timeout=30) == []
+    settle(lambda: helpers(sandbox), 0)
+
+
 @ON_GVISOR
 def test_watcher_keeps_changes_for_later(sandbox: Sandbox) -> None:
     sandbox.commands.run("mkdir -p later/sub")
@@ -119,8 +131,8 @@ def test_watcher_keeps_changes_for_later(sandbox: Sandbox) -> None:
     settle(lambda: "gone" in {event.kind for event in watchers.take(watched.id)}, expected=True)
     again = watchers.create("/workspace", user="root")
     assert (again.recursive, watchers.list()) == (False, [again])
-    watchers.remove(again.id)
-    for asked in (watchers.take, watchers.remove):
+    watchers.delete(again.id)
+    for asked in (watchers.take, watchers.delete):
         for id_ in (again.id, watched.id, "../nothing"):
             with pytest.raises(NotFoundError):
                 asked(id_)

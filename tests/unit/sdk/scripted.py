@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socketserver
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -36,7 +36,7 @@ class Reply:
     status: int = 200
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
-    pieces: list[bytes] | None = None
+    pieces: Iterable[bytes] | None = None
     cut: bool = False
     gone: bool = False
 
@@ -112,7 +112,7 @@ class Connection(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def send_pieces(self, pieces: list[bytes], *, cut: bool) -> None:
+    def send_pieces(self, pieces: Iterable[bytes], *, cut: bool) -> None:
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for piece in pieces:

@@ -1,9 +1,9 @@
-"""Files in a sandbox, and between it and this machine."""
+"""Files of a sandbox, and copies between a sandbox and this machine."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import IO, Any, Literal, Self, overload
@@ -23,7 +23,7 @@ from sandlot.sdk.transfer.upload import TransferProgress, UploadFile, UploadPlan
 
 
 class AsyncFileStream:
-    """The content of a file as it arrives, read only as fast as it is taken. Close it, or read it to its end."""
+    """Content of a file as it arrives, read as fast as it is iterated over. Close it, or read it to its end."""
 
     def __init__(self, transport: AsyncTransport, response: httpx.Response, resources: AsyncExitStack) -> None:
         self._transport = transport
@@ -48,18 +48,18 @@ class AsyncFileStream:
             raise
 
     async def aclose(self) -> None:
-        """Stop reading."""
+        """Close the connection of the download."""
         await self._resources.aclose()
 
 
 class AsyncFiles:
-    """The files of one sandbox. Every path in it is absolute."""
+    """The files of one sandbox, as ``sandbox.files``. Paths in the sandbox are absolute."""
 
     def __init__(self, transport: AsyncTransport, sandbox: str) -> None:
         self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/files"
         self.watchers = AsyncWatchers(transport, sandbox)
-        """Folders that are watched for whoever asks later."""
+        """Watched directories whose events the service collects: :class:`AsyncWatchers`."""
 
     @overload
     async def read(self, path: str, format: Literal["text"] = "text", *, user: str | None = None) -> str: ...
@@ -80,13 +80,13 @@ class AsyncFiles:
         """Read a file.
 
         Args:
-            path: The file.
-            format: ``text`` (UTF-8), ``bytes``, or ``stream``: an iterator of bytes, for files that memory should not hold.
-            user: Whose permissions count: ``user`` (the default) or ``root``.
+            path: Path of the file.
+            format: ``text`` (UTF-8), ``bytes``, or ``stream``: an iterator of bytes for files that do not fit into memory.
+            user: User whose permissions apply: ``user`` (default) or ``root``.
 
         Raises:
-            NotFoundError: There is no such file.
-            InvalidRequestError: It is a folder, or ``text`` was asked for and it is none.
+            NotFoundError: ``path_not_found``.
+            InvalidRequestError: The path is a directory, or the file is not UTF-8 text.
         """
         resources = AsyncExitStack()
         params = requests.omit_none(path=path, user=user)
@@ -105,103 +105,115 @@ class AsyncFiles:
             return content.decode()
         except UnicodeDecodeError as error:
             raise InvalidRequestError(
-                f"{path} is no UTF-8 text: byte {error.start} does not fit.", hint='Read it with format="bytes".', fields={"path": path}
+                f"{path} is not UTF-8 text: byte {error.start} is invalid.", hint='Read the file with `format="bytes"`.', fields={"path": path}
             ) from error
 
     async def write(self, path: str, data: backend.Data, *, user: str | None = None, mode: int | None = None, append: bool = False) -> FileEntry:
-        """Write a file; folders above it are made.
+        """Write a file. Missing parent directories are created.
 
         Args:
-            path: The file.
-            data: Text, bytes, a file object, or pieces of bytes; the latter two are never held in memory as a whole.
-            user: Who it belongs to: ``user`` (the default) or ``root``.
-            mode: Permission bits, 0o644 by default.
-            append: Add to the file instead of replacing it.
+            path: Path of the file.
+            data: Text, bytes, a file object or chunks of bytes. File objects and chunks are sent as they are read.
+            user: Owner of the file: ``user`` (default) or ``root``.
+            mode: Permission bits. Default: 0o644.
+            append: Append to the file instead of replacing it.
 
         Raises:
-            ForbiddenError: The user may not write there.
-            LimitError: The sandbox's disk is full.
+            ForbiddenError: ``permission_denied``.
+            LimitError: The disk of the sandbox is full.
         """
         params = requests.omit_none(path=path, user=user, mode=mode, append="true" if append else None)
         content = requests.encode_text(data) if isinstance(data, str) else data
-        answer = await self._transport.request(
+        response = await self._transport.request(
             "PUT", f"{self._path}/content", params=params, content=content if isinstance(content, bytes) else backend.chunks(content)
         )
-        return structure(FileEntry, answer)
+        return structure(FileEntry, response)
+
+    async def write_many(self, files: Mapping[str, backend.Data], *, user: str | None = None, mode: int | None = None) -> builtins.list[FileEntry]:
+        """Write several files, one after another. Files that were written before an error stay.
+
+        Args:
+            files: Content by path, as for :meth:`write`.
+            user: As for :meth:`write`.
+            mode: As for :meth:`write`.
+        """
+        return [await self.write(path, data, user=user, mode=mode) for path, data in files.items()]
 
     async def list(self, path: str = "/workspace", *, user: str | None = None) -> builtins.list[FileEntry]:
-        """What is in a folder, by name."""
+        """List a directory by name."""
         found: builtins.list[FileEntry] = []
         more = True
         while more:
-            answer = await self._transport.request("GET", self._path, params=requests.omit_none(path=path, user=user, offset=len(found) or None))
-            page = structure_list(FileEntry, answer, "entries")
-            more = bool(answer.get("more", False))
+            response = await self._transport.request("GET", self._path, params=requests.omit_none(path=path, user=user, offset=len(found) or None))
+            page = structure_list(FileEntry, response, "entries")
+            more = bool(response.get("more", False))
             responses.check_page(found, page, more=more)
             found += page
         return found
 
     async def stat(self, path: str, *, user: str | None = None) -> FileEntry:
-        """What is at a path.
+        """Get type, size, mode, owner and time of a file, directory or link.
 
         Raises:
-            NotFoundError: Nothing.
+            NotFoundError: ``path_not_found``.
         """
         return structure(FileEntry, await self._transport.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
-        """Whether there is something at a path."""
-        answer = await self._transport.request("GET", f"{self._path}/exists", params=requests.omit_none(path=path, user=user))
-        return bool(answer["exists"])
+        """Return True if the path exists."""
+        response = await self._transport.request("GET", f"{self._path}/exists", params=requests.omit_none(path=path, user=user))
+        return bool(response["exists"])
 
+    @backend.awaitable_context
     async def watch(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> AsyncFileWatch:
-        """Watch a folder: ``async with await sandbox.files.watch("/workspace") as events: async for event in events: ...``.
+        """Watch a directory: ``async with sandbox.files.watch("/workspace") as events: async for event in events: ...``.
 
         Args:
-            path: The folder.
-            recursive: Whether the folders in it are watched too, those that come later included; 1,000 at most.
-            user: Whose permissions count.
+            path: Path of the directory.
+            recursive: Also watch directories below it, including new ones; at most 1,000.
+            user: User whose permissions apply: ``user`` (default) or ``root``.
 
         Returns:
-            What happens from now on, until the folder is gone or it is closed.
+            The changes from now on, until the directory is removed or the watch is closed.
 
         Raises:
-            NotFoundError: There is no such folder.
-            LimitError: There are too many folders in it.
+            NotFoundError: ``path_not_found``.
+            LimitError: There are too many directories.
         """
         resources = AsyncExitStack()
         params = requests.omit_none(path=path, user=user, recursive="true" if recursive else None)
         events = await resources.enter_async_context(self._transport.event_stream("GET", f"{self._path}/watch", params=params))
+        watch = AsyncFileWatch(events, resources)
         try:
-            begun = await events.__anext__()
+            await watch.start()
         except BaseException:
-            await resources.aclose()
+            await watch.aclose()
             raise
-        return AsyncFileWatch(events, resources, str(begun.data.get("by", "")))
+        return watch
 
     async def sign_url(self, path: str, *, method: Literal["GET", "PUT"] = "GET", expires_in: float = 3600.0, user: str | None = None) -> str:
-        """A URL by which anybody can read, or write, one file for a while, without a key.
+        """Create a URL for reading or writing one file without an API key.
 
-        It ends with the API key that made it. A local service that listens on no address gives a path that only its socket serves.
+        The URL expires, at the latest with the API key that created it. For a local service that listens only on its unix socket, it is a path.
 
         Args:
-            path: The file.
-            method: ``GET`` reads it, ``PUT`` writes it.
-            expires_in: Seconds that it holds, at most 604,800.
-            user: Who it is done as.
+            path: Path of the file.
+            method: ``GET`` to read or ``PUT`` to write.
+            expires_in: Seconds until the URL expires, at most 604,800.
+            user: User whose permissions apply: ``user`` (default) or ``root``.
         """
         body: dict[str, Any] = {"path": path, "method": method, "expires_in": expires_in, **requests.omit_none(user=user)}
-        answer = await self._transport.request("POST", f"{self._path}/signed-urls", body=body)
-        return requests.rebase_url(str(answer["url"]), None if self._transport.can_wait_silently else self._transport.target.base_url)
+        response = await self._transport.request("POST", f"{self._path}/signed-urls", body=body)
+        return requests.rebase_url(str(response["url"]), None if self._transport.can_wait_silently else self._transport.target.base_url)
 
     async def make_dir(self, path: str, *, user: str | None = None, mode: int | None = None) -> bool:
-        """Make a folder, and those above it.
+        """Create a directory and its missing parents.
 
         Returns:
-            True when it was made, False when it was there.
+            True if the directory was created, False if it existed.
 
         Raises:
-            ConflictError: There is something else at this path.
+            ConflictError: ``path_exists``: the path is not a directory.
         """
         if await self._is_dir(path, user):
             return False
@@ -209,10 +221,17 @@ class AsyncFiles:
         return True
 
     async def move(self, path: str, to: str, *, overwrite: bool = False, user: str | None = None) -> FileEntry:
-        """Move a file or folder, or give it another name.
+        """Move or rename a file or directory.
+
+        Args:
+            path: Present path.
+            to: New path.
+            overwrite: Replace a file at the new path.
+            user: User whose permissions apply: ``user`` (default) or ``root``.
 
         Raises:
-            ConflictError: There is something at the new path, and it may not be overwritten.
+            NotFoundError: ``path_not_found``.
+            ConflictError: ``path_exists``: the new path exists and ``overwrite`` is False.
         """
         body: dict[str, Any] = {"path": path, "to": to, "overwrite": overwrite, **requests.omit_none(user=user)}
         return structure(FileEntry, await self._transport.request("POST", f"{self._path}/move", body=body))
@@ -220,39 +239,43 @@ class AsyncFiles:
     rename = move
 
     async def remove(self, path: str, *, recursive: bool = True, user: str | None = None) -> int:
-        """Remove a file or folder.
+        """Delete a file or directory.
 
         Args:
-            path: What to remove; a symbolic link is removed itself, never what it points to.
-            recursive: Whether a folder that is not empty is removed with everything in it.
-            user: Whose permissions count.
+            path: Path to delete; of a symbolic link, the link itself is deleted.
+            recursive: Delete directories with their content.
+            user: User whose permissions apply: ``user`` (default) or ``root``.
 
         Returns:
-            How many files and folders were removed.
+            Number of deleted files and directories.
+
+        Raises:
+            NotFoundError: ``path_not_found``.
+            ConflictError: ``path_not_empty``: the directory is not empty and ``recursive`` is False.
         """
         params = {"path": path, "recursive": "true" if recursive else "false", **requests.omit_none(user=user)}
-        answer = await self._transport.request("DELETE", self._path, params=params, read_timeout_s=None)
-        return int(answer.get("removed", 1))
+        response = await self._transport.request("DELETE", self._path, params=params, read_timeout_s=None)
+        return int(response.get("removed", 1))
 
     async def upload(
         self, local: str | Path, guest: str, *, user: str | None = None, on_progress: backend.Callback[TransferProgress] | None = None
     ) -> int:
-        """Copy a file or folder of this machine into the sandbox, under exactly this path.
+        """Copy a file or directory of this machine to a path in the sandbox.
 
-        Folders are copied with everything in them. A link to a file is copied as that file; a link to a folder is left out, and so is what is
-        neither file nor folder. Of the permissions, only "executable" is kept.
+        A link to a file is copied as the file. Links to directories, and everything that is neither file nor directory, are skipped. Of the
+        permissions, only the executable bit is kept.
 
         Args:
-            local: The file or folder.
-            guest: Its absolute path in the sandbox; folders above it are made.
-            user: Who it belongs to.
-            on_progress: Called with each piece that was sent.
+            local: Path on this machine.
+            guest: Path of the copy in the sandbox. Missing parent directories are created.
+            user: Owner of the files: ``user`` (default) or ``root``.
+            on_progress: Called after each chunk that was sent.
 
         Returns:
-            How many files were copied.
+            Number of copied files.
 
         Raises:
-            NotFoundError: There is no such file here.
+            NotFoundError: The local path does not exist.
         """
         plan = await backend.in_thread(plan_upload, Path(local), guest)
         tally = UploadProgress(plan)
@@ -277,7 +300,7 @@ class AsyncFiles:
         except LimitError as error:
             if error.code not in {ErrorCode.TOO_LARGE, ErrorCode.QUOTA_EXCEEDED} or not part.files:
                 raise
-            # An upload may be smaller here than an archive is; what does not fit by itself either fails as it should.
+            # The limit of one upload is smaller than the archive. Send file by file; a file above the limit fails with its own error.
             tally.again()
             for folder in part.folders:
                 await self.make_dir(folder, user=user)
@@ -312,26 +335,25 @@ class AsyncFiles:
     async def download(
         self, guest: str, local: str | Path, *, user: str | None = None, on_progress: backend.Callback[TransferProgress] | None = None
     ) -> int:
-        """Copy a file or folder of the sandbox to this machine, under exactly this path.
+        """Copy a file or directory of the sandbox to a path on this machine.
 
-        A file appears under its name only once it is complete. What the sandbox says is not trusted: names that would leave the folder are
-        refused, and so is what lies deeper than 200 folders; links inside of a folder are left out, and below ``local`` no link of this machine is
-        followed. Of the permissions, only "executable" is kept. Files that were complete before an error stay.
+        A file appears under its name only when it is complete; files that were complete before an error stay. Data from the sandbox is not trusted:
+        names that lead out of the directory and paths deeper than 200 directories are refused, links in the directory are skipped, and no link below
+        ``local`` is followed. Of the permissions, only the executable bit is kept.
 
         Args:
-            guest: The absolute path in the sandbox.
-            local: Where to put it; folders above it are made.
-            user: Whose permissions count.
-            on_progress: Called with each piece that came.
+            guest: Path in the sandbox.
+            local: Path of the copy on this machine. Missing parent directories are created.
+            user: User whose permissions apply: ``user`` (default) or ``root``.
+            on_progress: Called after each chunk that arrived.
 
         Returns:
-            How many files were copied.
+            Number of copied files.
 
         Raises:
-            NotFoundError: There is no such file in the sandbox.
-            InvalidRequestError: The sandbox names a file that would lie outside of ``local``, or lies too deep.
-            ConflictError: Something else is in the way on this machine: a link, a folder, or a file where a folder is to be.
-            SandlotError: This machine does not take it: its disk is full, most of all.
+            NotFoundError: ``path_not_found``.
+            InvalidRequestError: A name from the sandbox leads out of ``local``, or a path is too deep.
+            ConflictError: A link, a directory or a file is in the way on this machine.
         """
         entry = await self.stat(guest, user=user)
         if entry.is_dir:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import httpx
@@ -133,7 +134,7 @@ class AsyncTransport:
         params: dict[str, Any] | None = None,
         body: dict[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[AsyncIterator[Event]]:
+    ) -> AsyncIterator[AsyncEventStream]:
         """Send a request whose response is an event stream; leaving the context closes the stream.
 
         Raises:
@@ -141,16 +142,7 @@ class AsyncTransport:
             UnavailableError: The stream was cut.
         """
         async with self.stream(method, path, params=params, body=body, headers=headers, accept="text/event-stream") as response:
-            yield self._decoded(response)
-
-    async def _decoded(self, response: httpx.Response) -> AsyncIterator[Event]:
-        decoder = Decoder()
-        with translated(self.target):
-            async for piece in response.aiter_bytes():
-                for event in decoder.feed(piece):
-                    if event.name == "failure":
-                        raise responses.error_from_problem(event.data)
-                    yield event
+            yield AsyncEventStream(self.target, response)
 
     @asynccontextmanager
     async def stream(
@@ -275,6 +267,29 @@ class AsyncTransport:
         return error, retries.refused_wait_s(
             tries, retryable=responses.is_retryable(body), retry_after=headers.get("retry-after"), luck=retries.roll()
         )
+
+
+class AsyncEventStream:
+    """Events of one response. Iterate over it once."""
+
+    def __init__(self, target: Target, response: httpx.Response) -> None:
+        self._target = target
+        self._response = response
+
+    async def __aiter__(self) -> AsyncGenerator[Event]:
+        decoder = Decoder()
+        with translated(self._target):
+            async for piece in self._response.aiter_bytes():
+                for event in decoder.feed(piece):
+                    if event.name == "failure":
+                        raise responses.error_from_problem(event.data)
+                    yield event
+
+    def interrupt(self) -> None:
+        """Shut down the connection, so that an iteration that waits, also in another thread or task, raises ``UnavailableError`` at once."""
+        connection = self._response.extensions["network_stream"].get_extra_info("socket")
+        with suppress(OSError):  # closed already
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 async def wait_before_resuming(error: SandlotError, tries: int) -> None:

@@ -1,30 +1,41 @@
-"""Folders of a sandbox that are watched: as it happens, or for whoever asks later."""
+"""Changes in directories of a sandbox: a stream of events, and watchers whose events the service collects."""
 
 from __future__ import annotations
 
 import builtins
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Self
 
+from sandlot.model.errors import SandlotError
 from sandlot.sdk import requests
-from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk._async.transport import AsyncEventStream, AsyncTransport
 from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.files import FileEvent, WatcherInfo
 from sandlot.sdk.sse import Event
 
 
 class AsyncFileWatch:
-    """What happens in a folder, as it happens; iterate, and close it. It was watched before this was there.
+    """Changes in a directory as they happen. Iterate over it and close it, or use it as a context manager.
 
-    The iteration ends by itself once the folder is gone. After an event of the kind ``overflow`` something may be missing: list the folder then.
+    The iteration ends when the directory is removed or the watch is closed. After an event of kind ``overflow``, list the directory: events were
+    dropped.
     """
 
-    def __init__(self, events: AsyncIterator[Event], resources: AsyncExitStack, by: str) -> None:
-        self._events = events
+    def __init__(self, stream: AsyncEventStream, resources: AsyncExitStack) -> None:
+        self._stream = stream
+        self._events = aiter(stream)
         self._resources = resources
-        self.by = by
-        """``inotify``, or ``scan`` where what comes and goes within a second may go unseen."""
+        self._lock = threading.Lock()
+        """Guards the state below. Never held while an event is read or the connection is closed."""
+        self._is_reading = self._is_closed = self._is_released = False
+        self.by = ""
+        """``inotify``, or ``scan``, which misses files that exist for less than a second."""
+
+    async def start(self) -> None:
+        """Read the first event of the stream, which says that the directory is watched from now on."""
+        self.by = str((await anext(self._events)).data.get("by", ""))
 
     async def __aenter__(self) -> Self:
         return self
@@ -36,25 +47,48 @@ class AsyncFileWatch:
         return self
 
     async def __anext__(self) -> FileEvent:
+        with self._lock:
+            if self._is_reading:
+                raise RuntimeError("Another thread or task iterates over this watch.")
+            self._is_reading = True
+        event: Event | None = None
         try:
-            event = await self._events.__anext__()
-        except BaseException:
-            await self.aclose()
-            raise
-        if event.name == "gone":
-            await self.aclose()
+            if not self._is_closed:
+                event = await anext(self._events)
+        except SandlotError:
+            if not self._is_closed:
+                raise
+            # The watch was closed during the read, which ends with an error of the connection.
+        finally:
+            with self._lock:
+                self._is_reading = False
+                self._is_closed |= event is None or event.name == "gone"
+            await self._release()
+        if event is None or event.name == "gone":
             raise StopAsyncIteration
         return structure(FileEvent, {**event.data, "event": event.name})
 
     async def aclose(self) -> None:
-        """Watch no more."""
-        await self._resources.aclose()
+        """Stop watching. An iteration that waits, also in another thread or task, ends at once."""
+        with self._lock:
+            self._is_closed = True
+            if self._is_reading:
+                self._stream.interrupt()
+        await self._release()
+
+    async def _release(self) -> None:
+        """Close the connection once, if the watch is closed and no event is being read; else the reader closes it."""
+        with self._lock:
+            release = self._is_closed and not self._is_reading and not self._is_released
+            self._is_released |= release
+        if release:
+            await self._resources.aclose()
 
 
 class AsyncWatchers:
-    """Folders of one sandbox that the service watches for whoever asks later: nothing is kept open meanwhile.
+    """Watched directories of one sandbox whose events the service collects until they are taken, as ``sandbox.files.watchers``.
 
-    A watcher ends with its sandbox, or with a service that is started anew.
+    A watcher needs no open connection. It ends with its sandbox, or when the service restarts.
     """
 
     def __init__(self, transport: AsyncTransport, sandbox: str) -> None:
@@ -62,39 +96,39 @@ class AsyncWatchers:
         self._path = f"/v1/sandboxes/{sandbox}/files/watchers"
 
     async def create(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> WatcherInfo:
-        """Watch a folder from now on.
+        """Watch a directory from now on.
 
         Args:
-            path: The folder.
-            recursive: Whether the folders in it are watched too, those that come later included; 1,000 at most.
-            user: Whose permissions count.
+            path: Absolute path of the directory.
+            recursive: Also watch directories below it, including new ones; at most 1,000.
+            user: User whose permissions apply: ``user`` (default) or ``root``.
 
         Raises:
-            NotFoundError: There is no such folder.
-            LimitError: The sandbox has 32 watchers, or there are too many folders.
+            NotFoundError: ``path_not_found``.
+            LimitError: The sandbox has 32 watchers, or there are too many directories.
         """
         body = {"path": path, "recursive": recursive, **requests.omit_none(user=user)}
         return structure(WatcherInfo, await self._transport.request("POST", self._path, body=body))
 
     async def list(self) -> builtins.list[WatcherInfo]:
-        """Those that were not removed, oldest first."""
+        """List the watchers, oldest first."""
         return structure_list(WatcherInfo, await self._transport.request("GET", self._path), "watchers")
 
     async def take(self, id: str) -> builtins.list[FileEvent]:  # noqa: A002 - the word of the API
-        """What has happened since the last time, oldest first; each is told once, and 4,096 are kept.
+        """Return the events since the last call, oldest first. The service keeps at most 4,096.
 
-        After one of the kind ``overflow`` something may be missing: list the folder. After ``gone`` there is no such watcher any more.
+        After an event of kind ``overflow``, list the directory: events were dropped. After ``gone``, the watcher no longer exists.
 
         Raises:
-            NotFoundError: There is none of this id.
+            NotFoundError: ``watcher_not_found``.
         """
-        answer = await self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/events")
-        return structure_list(FileEvent, answer, "events")
+        response = await self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/events")
+        return structure_list(FileEvent, response, "events")
 
-    async def remove(self, id: str) -> None:  # noqa: A002 - the word of the API
-        """Watch no more.
+    async def delete(self, id: str) -> None:  # noqa: A002 - the word of the API
+        """Delete a watcher.
 
         Raises:
-            NotFoundError: There is none of this id.
+            NotFoundError: ``watcher_not_found``.
         """
         await self._transport.request("DELETE", f"{self._path}/{requests.path_segment(id)}")

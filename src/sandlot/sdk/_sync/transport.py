@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import httpx
@@ -132,7 +133,7 @@ class Transport:
         params: dict[str, Any] | None = None,
         body: dict[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Iterator[Iterator[Event]]:
+    ) -> Iterator[EventStream]:
         """Send a request whose response is an event stream; leaving the context closes the stream.
 
         Raises:
@@ -140,16 +141,7 @@ class Transport:
             UnavailableError: The stream was cut.
         """
         with self.stream(method, path, params=params, body=body, headers=headers, accept="text/event-stream") as response:
-            yield self._decoded(response)
-
-    def _decoded(self, response: httpx.Response) -> Iterator[Event]:
-        decoder = Decoder()
-        with translated(self.target):
-            for piece in response.iter_bytes():
-                for event in decoder.feed(piece):
-                    if event.name == "failure":
-                        raise responses.error_from_problem(event.data)
-                    yield event
+            yield EventStream(self.target, response)
 
     @contextmanager
     def stream(
@@ -272,6 +264,29 @@ class Transport:
         return error, retries.refused_wait_s(
             tries, retryable=responses.is_retryable(body), retry_after=headers.get("retry-after"), luck=retries.roll()
         )
+
+
+class EventStream:
+    """Events of one response. Iterate over it once."""
+
+    def __init__(self, target: Target, response: httpx.Response) -> None:
+        self._target = target
+        self._response = response
+
+    def __iter__(self) -> Generator[Event]:
+        decoder = Decoder()
+        with translated(self._target):
+            for piece in self._response.iter_bytes():
+                for event in decoder.feed(piece):
+                    if event.name == "failure":
+                        raise responses.error_from_problem(event.data)
+                    yield event
+
+    def interrupt(self) -> None:
+        """Shut down the connection, so that an iteration that waits, also in another thread or task, raises ``UnavailableError`` at once."""
+        connection = self._response.extensions["network_stream"].get_extra_info("socket")
+        with suppress(OSError):  # closed already
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def wait_before_resuming(error: SandlotError, tries: int) -> None:
