@@ -22,7 +22,6 @@ from tests.meta.tree import PACKAGE, ROOT, modules, name
 NOT_DONE = {
     "cli",
     "compat",
-    "compat/agentsandbox",
     "compat/e2b",
     "compat/pandastack",
     "compat/sandbase",

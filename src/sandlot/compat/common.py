@@ -35,6 +35,8 @@ TEMPLATE_KEY: Final = "sandlot.api.template"
 SESSION: Final = "session"
 """Value of the label ``sandlot.purpose`` of a sandbox that a vendor's client knows as a session."""
 
+CREATE_KEYS: Final = "Create API keys on the server: sandlot keys create --name NAME."
+"""Hint for the vendors' calls that create keys."""
 MAX_ENTRIES: Final = 20_000
 """Maximum number of entries of a directory that is listed without pages."""
 PAGE: Final = 1000

@@ -1,6 +1,6 @@
-"""AgentSandbox: ``run()`` in fresh processes, sessions with a ``/workspace`` that stays, a file store, an execution log.
+"""AgentSandbox: code in new processes, sessions with a lasting ``/workspace``, a file store and an execution log.
 
-What its client sends and expects is its package on PyPI, ``agentsandbox-sdk`` 0.1.0; ``COVERAGE.md`` lists every call.
+The vendor's client is ``agentsandbox-sdk`` 0.1.0 of PyPI. ``COVERAGE.md`` lists every call.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ API = VendorApi(
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
-    help="docs/doors.md of Sandlot says which of AgentSandbox's calls there are.",
+    help="docs/doors.md of Sandlot lists the supported calls of AgentSandbox.",
 )

@@ -1,7 +1,7 @@
-"""Failures as AgentSandbox tells them: ``{"error": {"message": ..., "code": ...}}`` and a status.
+"""Errors of the AgentSandbox API: ``{"error": {"message": ..., "code": ...}}`` and a status.
 
-Its client raises by the status alone (401, 403, 404, 422, 429, 500 and 503 have a class each, all others share one) and reads
-``error.message``; where ``error`` is no object it would show the whole body as the message.
+The vendor's client raises by the status: 401, 403, 404, 422, 429, 500 and 503 have a class each, all others share one. It shows ``error.message``, or
+the whole body if ``error`` is not an object.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TABLE = error_table(
     unavailable=_UNAVAILABLE,
     internal=ErrorTableEntry(500, "internal_error"),
     others={
-        ErrorCode.TEMPLATE_NOT_FOUND: _UNAVAILABLE,  # no request names one: the operator has to see to it
+        ErrorCode.TEMPLATE_NOT_FOUND: _UNAVAILABLE,  # requests name no template, so only the operator can help
     },
 )
 
 
 def body(details: VendorErrorDetails) -> Mapping[str, Any]:
-    """What its client reads, and what of it helps whoever asks the operator. Pure."""
+    """Return the error body. The client reads only the message; the rest helps the operator. Pure."""
     return {"error": {"message": details.message, "code": details.entry.code, "request_id": details.request_id, "retryable": details.retryable}}

@@ -1,4 +1,4 @@
-"""The routes of AgentSandbox's API, below ``/agentsandbox``."""
+"""Routes of the AgentSandbox API, below ``/agentsandbox``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.compat.agentsandbox import operations, translate
 from sandlot.compat.agentsandbox.schemas import (
-    ExecuteBody,
-    FilesAnswer,
-    FilesQuery,
-    InjectBody,
-    InjectedAnswer,
-    SessionAnswer,
-    SessionBody,
-    SessionsAnswer,
+    CreateSessionRequest,
+    ExecuteRequest,
+    FileListQuery,
+    FileListResponse,
+    InjectFilesRequest,
+    InjectFilesResponse,
+    SessionListResponse,
+    SessionResponse,
     UploadQuery,
 )
+from sandlot.compat.common import CREATE_KEYS
 from sandlot.compat.vendor import not_supported
 from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
@@ -30,95 +31,105 @@ router = APIRouter()
 
 
 @router.post("/v1/execute")
-async def execute(body: ExecuteBody, request: Request) -> Response:
-    """Run code; it is killed when its client goes away."""
+async def execute(body: ExecuteRequest, request: Request) -> Response:
+    """Run code in a new process. The run is killed if the client disconnects."""
     return json_response(await cancel_on_disconnect(request, operations.execute(get_node(request), get_principal(request), body)))
 
 
 @router.post("/v1/sessions")
-async def create_session(request: Request, body: SessionBody | None = None) -> Response:
-    """Make a session. A client that goes away meanwhile leaves none behind."""
-    asked = body or SessionBody()
-    work = operations.create(get_node(request), get_principal(request), asked.env_vars or {}, asked.file_ids or ())
-    return json_response(SessionAnswer(session_id=(await cancel_on_disconnect(request, work)).id, created=True))
+async def create_session(request: Request, body: CreateSessionRequest | None = None) -> Response:
+    """Create a session. If the client disconnects before the response, the session is removed."""
+    options = body or CreateSessionRequest()
+    creating = operations.create_session(get_node(request), get_principal(request), options.env_vars or {}, options.file_ids or ())
+    sandbox = await cancel_on_disconnect(request, creating)
+    return json_response(SessionResponse(session_id=sandbox.id, created=True))
 
 
 @router.get("/v1/sessions")
 async def list_sessions(request: Request) -> Response:
-    """The ids of all sessions, oldest first."""
-    return json_response(SessionsAnswer(sessions=[sandbox.id for sandbox in await operations.listing(get_node(request), get_principal(request))]))
+    """List the ids of all sessions, oldest first."""
+    sandboxes = await operations.list_sessions(get_node(request), get_principal(request))
+    return json_response(SessionListResponse(sessions=[sandbox.id for sandbox in sandboxes]))
 
 
 @router.get("/v1/sessions/{session}")
 async def get_session(session: str, request: Request) -> Response:
-    """Whether there is a session."""
-    return json_response(SessionAnswer(session_id=(await operations.find(get_node(request), get_principal(request), session)).id, created=False))
+    """Return a session."""
+    sandbox = await operations.find_session(get_node(request), get_principal(request), session)
+    return json_response(SessionResponse(session_id=sandbox.id, created=False))
 
 
 @router.delete("/v1/sessions/{session}")
 async def delete_session(session: str, request: Request) -> Response:
-    """End a session, and all that is in it."""
-    await operations.delete(get_node(request), get_principal(request), session)
+    """Kill a session and delete its files."""
+    await operations.delete_session(get_node(request), get_principal(request), session)
     return Response(status_code=204)
 
 
 @router.post("/v1/sessions/{session}/files")
-async def inject_files(session: str, body: InjectBody, request: Request) -> Response:
-    """Put files into a session's /workspace."""
-    sandbox = await cancel_on_disconnect(request, operations.inject(get_node(request), get_principal(request), session, body.file_ids))
-    return json_response(InjectedAnswer(session_id=sandbox.id, file_ids=body.file_ids))
+async def inject_files(session: str, body: InjectFilesRequest, request: Request) -> Response:
+    """Copy files from the file store into a session's ``/workspace``."""
+    sandbox = await cancel_on_disconnect(request, operations.inject_files(get_node(request), get_principal(request), session, body.file_ids))
+    return json_response(InjectFilesResponse(session_id=sandbox.id, file_ids=body.file_ids))
 
 
 @router.post("/v1/files")
 @streams_body
-async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
-    """Keep a file; with ``session_id`` it is put into that session as well."""
+async def upload_file(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
+    """Store a file. With ``session_id``, also copy it into that session."""
     node, principal = get_node(request), get_principal(request)
-    sandbox = None if query.session_id is None else await operations.find(node, principal, query.session_id)
-    form = await read_upload(request)
+    sandbox = None if query.session_id is None else await operations.find_session(node, principal, query.session_id)
+    upload = await read_upload(request)
     record = await node.file_store.upload(
-        principal, form.chunks, filename=translate.filename(form.filename), media_type=translate.media_type(form.media_type)
+        principal,
+        upload.chunks,
+        filename=translate.upload_filename(upload.filename),
+        media_type=translate.upload_media_type(upload.media_type),
     )
+    response = translate.stored_file(record)
     if sandbox is not None:
         await node.file_store.inject(principal, sandbox.id, [record.id])
-    told = translate.file(record)
-    return json_response(told if sandbox is None else told.model_copy(update={"session_id": sandbox.id}))
+        response = response.model_copy(update={"session_id": sandbox.id})
+    return json_response(response)
 
 
 @router.get("/v1/files")
-async def list_files(query: Annotated[FilesQuery, Query()], request: Request) -> Response:
-    """A part of all files, newest first, and how many there are."""
-    found, total = await get_node(request).file_store.list(get_principal(request), offset=query.offset, limit=query.limit)
-    return json_response(FilesAnswer(files=[translate.file(record) for record in found], total=total, limit=query.limit, offset=query.offset))
+async def list_files(query: Annotated[FileListQuery, Query()], request: Request) -> Response:
+    """List one page of all files, newest first, with the total number of files."""
+    records, total = await get_node(request).file_store.list(get_principal(request), offset=query.offset, limit=query.limit)
+    files = [translate.stored_file(record) for record in records]
+    return json_response(FileListResponse(files=files, total=total, limit=query.limit, offset=query.offset))
 
 
 @router.get("/v1/files/{file}")
-async def download(file: str, request: Request) -> Response:
-    """A file's bytes."""
-    files = get_node(request).file_store
-    record = await files.get(get_principal(request), file)
-    content = await files.read(get_principal(request), file)
-    # It may say that it is a page; it is never shown as one under this address.
-    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(record.filename, safe='')}", "X-Content-Type-Options": "nosniff"}
-    told = KeepAliveStreamResponse(content, content.aclose, media_type=record.media_type, headers=headers)
-    told.headers["Content-Length"] = str(record.size_bytes)
-    return told
+async def download_file(file: str, request: Request) -> Response:
+    """Send the content of a file."""
+    store, principal = get_node(request).file_store, get_principal(request)
+    record = await store.get(principal, file)
+    content = await store.read(principal, file)
+    # A tenant chose the media type. As an attachment without sniffing, an HTML file cannot run under this origin.
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(record.filename, safe='')}",
+        "X-Content-Type-Options": "nosniff",
+    }
+    response = KeepAliveStreamResponse(content, content.aclose, media_type=record.media_type, headers=headers)
+    response.headers["Content-Length"] = str(record.size_bytes)
+    return response
 
 
 @router.delete("/v1/files/{file}")
 async def delete_file(file: str, request: Request) -> Response:
-    """Remove a file; what was put into sessions stays there."""
+    """Delete a file from the file store. Copies in sessions stay."""
     await get_node(request).file_store.delete(get_principal(request), file)
     return Response(status_code=204)
 
 
 @router.get("/v1/executions/{execution}")
 async def get_execution(execution: str, request: Request) -> Response:
-    """One run, as the log has it."""
-    return json_response(translate.execution(await get_node(request).history.execution(get_principal(request), execution)))
+    """Return one run from the execution log."""
+    return json_response(translate.logged_execution(await get_node(request).history.execution(get_principal(request), execution)))
 
 
-_KEYS = "Make keys where the service runs: sandlot keys create --name NAME."
-not_supported(router, "POST", "/v1/api-keys", _KEYS)
-not_supported(router, "GET", "/oauth/authorize", _KEYS)
-not_supported(router, "POST", "/oauth/token", _KEYS)
+not_supported(router, "POST", "/v1/api-keys", CREATE_KEYS)
+not_supported(router, "GET", "/oauth/authorize", CREATE_KEYS)
+not_supported(router, "POST", "/oauth/token", CREATE_KEYS)

@@ -1,11 +1,11 @@
-"""The files that a run made: found, and kept in the file store.
+"""The files that a run created or changed, found by comparison and kept in the file store.
 
-Laws:
-- A file that was not there before counts, and one that was and has another size or another time of change. What was put there for the
-  run and left alone does not, nor do links, hidden files and folders, and what Python compiles.
-- A small tree is looked at from here, a message for each folder. A large one is tracked by a program inside, whose start costs more than a few
-  of these (``track`` of ``processes.run``).
-- At most 50 files and 100 MiB are kept of one run, and eight seconds are spent on it; whoever asked is told how many were not.
+Invariants:
+- A file counts if it is new, or has another size or modification time than before the run. Files that were copied in for the run and not changed,
+  links, hidden files and directories, and compiled Python files do not count.
+- A small tree is listed from here, with one message for each directory. A large tree is tracked by a program inside, whose start takes as long as a
+  few of these messages (``track`` of ``processes.run``).
+- At most 50 files and 100 MiB of one run are kept, within eight seconds. The response counts the other files.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
+from sandlot.compat.common import iter_directory
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError, SandlotError
@@ -25,45 +27,39 @@ from sandlot.model.files import ChangedFile, Entry
 from sandlot.model.records import FileRecord
 from sandlot.model.specs import MIB, WORKSPACE
 
-OUTPUT = "/output"
-"""Where the vendor's own plugin tells models to put what they want back; its SDK says /workspace. Both are looked at."""
-FOLDERS = (OUTPUT, WORKSPACE)
-"""Where runs leave what they make; the first one's files are kept first."""
+OUTPUT: Final = "/output"
+"""Directory to which the vendor's plugin for models asks to write results; the vendor's SDK names ``/workspace``."""
+DIRECTORIES: Final = (OUTPUT, WORKSPACE)
+"""Directories in which runs leave files. Files of the first one are kept first."""
 
-FEW_FOLDERS = 12
-"""Looked at from here before a run; a program inside takes as long to start as so many messages take."""
-MANY_FOLDERS = 250
-"""The same after it, where no program waits inside."""
-MOST_ENTRIES = 20_000
-MOST_PAGES = 100
-"""Of one folder: five times what a guest needs for so many entries."""
+FEW_DIRECTORIES = 12
+"""Maximum number of directories that are listed before a run. To list more takes longer than to start a program inside."""
+MANY_DIRECTORIES = 250
+"""Maximum number of directories that are listed after a run that was not tracked."""
+MAX_LISTED: Final = 20_000
+"""Maximum number of entries that are listed."""
 
-ANSWER_S = 10.0
-"""Of the time that a client waits, for what comes after its run."""
+RESPONSE_MARGIN_S: Final = 10.0
+"""Seconds of the client's timeout that are left for the work after a run."""
 COLLECT_S = 8.0
-"""Of these, for its files."""
-AT_ONCE = 4
-"""Files that are kept side by side: most of the time of each is waiting for the host's disk."""
-KEPT_FILES = 50
+"""Seconds of :data:`RESPONSE_MARGIN_S` in which files are kept."""
+CONCURRENCY: Final = 4
+"""Number of files that are kept at the same time: most of the time of each is waiting for the host's disk."""
+KEPT_FILES: Final = 50
 KEPT_BYTES = 100 * MIB
 
-_COMPILED = "__pycache__"
+_COMPILED: Final = "__pycache__"
 _log = structlog.get_logger("sandlot.compat")
 
-Seen = Mapping[str, tuple[int, int]]
-"""Path -> size and time of change."""
+Snapshot = Mapping[str, tuple[int, int]]
+"""Path -> size in bytes and modification time in nanoseconds."""
 Changed = tuple[Sequence[ChangedFile], bool]
 """Files that a run has changed, and True if there may be more: the result of tracking."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A file that a run made.
-
-    Args:
-        path: Absolute, inside.
-        size_bytes: When it was found.
-    """
+class FoundFile:
+    """A file that a run created or changed."""
 
     path: str
     size_bytes: int
@@ -76,172 +72,168 @@ class FileBaseline:
         node: Node that has the sandbox.
         principal: Principal that runs the code.
         sandbox: Id of the sandbox.
-        seen: The files. None: the tree is too large to be listed, so the run has to track :attr:`tracked`.
+        files: The files. None: the tree is too large to be listed, so the run has to track :attr:`tracked`.
     """
 
-    def __init__(self, node: Node, principal: Principal, sandbox: str, seen: Seen | None) -> None:
+    def __init__(self, node: Node, principal: Principal, sandbox: str, files: Snapshot | None) -> None:
         self.node = node
         self.principal = principal
         self.sandbox = sandbox
-        self._seen = seen
+        self._files = files
 
     @classmethod
-    async def look(cls, node: Node, principal: Principal, sandbox: str) -> FileBaseline:
+    async def scan(cls, node: Node, principal: Principal, sandbox: str) -> FileBaseline:
         """List the files of a sandbox.
 
         Raises:
             SandlotError: The files could not be listed, or the sandbox has ended.
         """
-        seen, whole = await _look(node, principal, sandbox, FEW_FOLDERS)
-        return cls(node, principal, sandbox, seen if whole else None)
+        files, complete = await _scan(node, principal, sandbox, FEW_DIRECTORIES)
+        return cls(node, principal, sandbox, files if complete else None)
 
     @property
     def tracked(self) -> Sequence[str]:
-        """Folders that the run has to track; none if the files were listed."""
-        return FOLDERS if self._seen is None else ()
+        """Directories that the run has to track; none if the files were listed."""
+        return DIRECTORIES if self._files is None else ()
 
-    async def made(self, changed: Changed | None) -> tuple[Sequence[Found], bool]:
-        """Return the files that the run made, the most wanted first, and True if there may be more.
+    async def find_changed(self, changed: Changed | None) -> tuple[Sequence[FoundFile], bool]:
+        """Return the files that the run created or changed, in the order in which they are kept, and True if there may be more.
 
         Args:
-            changed: Result of tracking; None if nothing was tracked.
+            changed: Result of tracking. None: nothing was tracked.
 
         Raises:
             SandlotError: The files could not be listed, or the sandbox has ended.
         """
         if changed is not None:
-            return ordered(Found(file.path, file.size_bytes) for file in changed[0] if not is_hidden(file.path)), changed[1]
-        seen, whole = await _look(self.node, self.principal, self.sandbox, MANY_FOLDERS)
-        before = self._seen or {}
-        return ordered(Found(path, now[0]) for path, now in seen.items() if before.get(path) != now), not whole
+            return ranked(FoundFile(file.path, file.size_bytes) for file in changed[0] if not is_hidden(file.path)), changed[1]
+        files, complete = await _scan(self.node, self.principal, self.sandbox, MANY_DIRECTORIES)
+        before = self._files or {}
+        return ranked(FoundFile(path, now[0]) for path, now in files.items() if before.get(path) != now), not complete
 
 
-def seen(put: Iterable[Entry]) -> Seen:
-    """Return the files of a sandbox that was made for the run: what was put into it. Pure."""
-    return {entry.path: (entry.size, entry.modified_ns) for entry in put}
+def snapshot(entries: Iterable[Entry]) -> Snapshot:
+    """Return the files of a sandbox that was created for the run: those that were copied into it. Pure."""
+    return {entry.path: (entry.size, entry.modified_ns) for entry in entries}
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedFiles:
-    """What became of the files that a run made.
+    """Result of collecting the files of a run.
 
     Args:
-        records: Those that were kept.
-        left: How many were found and not kept.
-        more: Whether there may be others that were not found.
+        records: Files that were kept.
+        omitted: Number of files that were found and not kept.
+        incomplete: Whether there may be files that were not found.
     """
 
     records: Sequence[FileRecord] = ()
-    left: int = 0
-    more: bool = False
+    omitted: int = 0
+    incomplete: bool = False
 
 
-async def collect(before: FileBaseline, changed: Changed | None = None, time_s: float | None = None) -> CollectedFiles:
-    """Find the files that a run made, and keep them. The run has its result, whatever becomes of these: nothing is raised.
+async def collect(baseline: FileBaseline, changed: Changed | None = None, time_s: float | None = None) -> CollectedFiles:
+    """Find the files that a run created or changed, and keep them. Errors are logged and not raised, because the run has its result.
 
     Args:
-        before: The files before the run. The quota of its principal bounds each file, as an upload.
-        changed: Result of tracking; None if nothing was tracked.
-        time_s: Seconds after which no more files are kept. Tracking has taken some of the client's time. None: ``COLLECT_S``.
+        baseline: Files before the run. The quota of its principal bounds each file, as it bounds an upload.
+        changed: Result of tracking. None: nothing was tracked.
+        time_s: Seconds after which no more files are kept; tracking has used some of the client's time. None: ``COLLECT_S``.
     """
-    store, principal, sandbox = before.node.file_store, before.principal, before.sandbox
-    found: Sequence[Found] = ()
-    more, gone = True, 0
+    store, principal, sandbox = baseline.node.file_store, baseline.principal, baseline.sandbox
+    found: Sequence[FoundFile] = ()
+    incomplete, vanished = True, 0
     kept: dict[int, FileRecord] = {}
-    turns = asyncio.Semaphore(AT_ONCE)
-
+    slots = asyncio.Semaphore(CONCURRENCY)
     spare_bytes = 0
 
-    async def keep(number: int, file: Found) -> None:
-        nonlocal gone, spare_bytes
-        async with turns:
-            # A guest's word of a size binds it: what a file has more than was said is taken from what no file was promised.
-            more_bytes, spare_bytes = spare_bytes, 0
+    async def keep(number: int, file: FoundFile) -> None:
+        nonlocal vanished, spare_bytes
+        async with slots:
+            # The guest reported the size. If the file is larger, the excess is taken from bytes that no other file needs.
+            excess_bytes, spare_bytes = spare_bytes, 0
             try:
-                kept[number] = record = await store.keep(principal, sandbox, file.path, max_bytes=file.size_bytes + more_bytes)
-                more_bytes -= max(0, record.size_bytes - file.size_bytes)
+                kept[number] = record = await store.keep(principal, sandbox, file.path, max_bytes=file.size_bytes + excess_bytes)
+                excess_bytes -= max(0, record.size_bytes - file.size_bytes)
             except NotFoundError:
-                gone += 1  # a process that was left in the background has removed it
+                vanished += 1  # removed by a background process
             except (ForbiddenError, InvalidRequestError):
-                pass  # its user cannot read it, or it is no file any more
+                pass  # not readable by the user, or not a file any more
             except SandlotError as error:
                 _log.warning("files.not_kept", sandbox=sandbox, code=str(error.code))
             finally:
-                spare_bytes += more_bytes
+                spare_bytes += excess_bytes
 
     with suppress(TimeoutError):
         async with asyncio.timeout(COLLECT_S if time_s is None else time_s):
             try:
-                found, more = await before.made(changed)
+                found, incomplete = await baseline.find_changed(changed)
             except SandlotError as error:
                 _log.warning("files.not_found", sandbox=sandbox, code=str(error.code))
-            few = chosen(found)
-            spare_bytes = KEPT_BYTES - sum(file.size_bytes for file in few)
+            selected = select_files(found)
+            spare_bytes = KEPT_BYTES - sum(file.size_bytes for file in selected)
             async with asyncio.TaskGroup() as group:
-                for number, file in enumerate(few):
+                for number, file in enumerate(selected):
                     group.create_task(keep(number, file))
-    return CollectedFiles([kept[number] for number in sorted(kept)], len(found) - len(kept) - gone, more)
+    return CollectedFiles([kept[number] for number in sorted(kept)], len(found) - len(kept) - vanished, incomplete)
 
 
-def chosen(found: Sequence[Found]) -> list[Found]:
-    """Those of some files, in their order, that are kept. Pure."""
-    few: list[Found] = []
-    left_bytes = KEPT_BYTES
-    for file in found:
-        if len(few) < KEPT_FILES and file.size_bytes <= left_bytes:
-            few.append(file)
-            left_bytes -= file.size_bytes
-    return few
+def select_files(files: Sequence[FoundFile]) -> list[FoundFile]:
+    """Return the files that are kept, in their order, within the limits of number and size. Pure."""
+    selected: list[FoundFile] = []
+    remaining_bytes = KEPT_BYTES
+    for file in files:
+        if len(selected) < KEPT_FILES and file.size_bytes <= remaining_bytes:
+            selected.append(file)
+            remaining_bytes -= file.size_bytes
+    return selected
 
 
-def ordered(found: Iterable[Found]) -> list[Found]:
-    """Files in the order in which they are kept: folder by folder, those at the top first. Pure."""
+def ranked(files: Iterable[FoundFile]) -> list[FoundFile]:
+    """Return files in the order in which they are kept: by directory of :data:`DIRECTORIES`, top-level files first. Pure."""
 
-    def rank(file: Found) -> tuple[int, int, str]:
-        folder = next((number for number, folder in enumerate(FOLDERS) if file.path.startswith(f"{folder}/")), len(FOLDERS))
-        return folder, file.path.count("/"), file.path
+    def rank(file: FoundFile) -> tuple[int, int, str]:
+        number = next((number for number, directory in enumerate(DIRECTORIES) if file.path.startswith(f"{directory}/")), len(DIRECTORIES))
+        return number, file.path.count("/"), file.path
 
-    return sorted(found, key=rank)
+    return sorted(files, key=rank)
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a path below one of the folders is nothing that a run is asked for. Pure."""
+    """Return whether a path is hidden or belongs to compiled Python files. Pure."""
     return any(part.startswith(".") or part == _COMPILED for part in path.split("/"))
 
 
-async def _look(node: Node, principal: Principal, sandbox: str, most_folders: int) -> tuple[dict[str, tuple[int, int]], bool]:
-    """The files below the folders, and whether these are all."""
-    seen: dict[str, tuple[int, int]] = {}
-    waiting = list(FOLDERS)
-    whole = True
-    left = MOST_ENTRIES
-    while waiting and most_folders > 0 and left > 0:
-        batch, waiting = waiting[:most_folders], waiting[most_folders:]
-        most_folders -= len(batch)
-        for folder, entries in zip(batch, await asyncio.gather(*(_entries(node, principal, sandbox, folder) for folder in batch)), strict=True):
-            left -= len(entries)
-            whole = whole and len(entries) < MOST_ENTRIES
+async def _scan(node: Node, principal: Principal, sandbox: str, max_directories: int) -> tuple[dict[str, tuple[int, int]], bool]:
+    """Return the files below :data:`DIRECTORIES`, and True if these are all."""
+    files: dict[str, tuple[int, int]] = {}
+    waiting = list(DIRECTORIES)
+    complete = True
+    remaining = MAX_LISTED
+    while waiting and max_directories > 0 and remaining > 0:
+        batch, waiting = waiting[:max_directories], waiting[max_directories:]
+        max_directories -= len(batch)
+        for directory, entries in zip(batch, await asyncio.gather(*(_entries(node, principal, sandbox, path) for path in batch)), strict=True):
+            remaining -= len(entries)
+            complete = complete and len(entries) < MAX_LISTED
             for entry in entries:
-                path = posixpath.join(folder, entry.name)
                 if is_hidden(entry.name):
                     continue
+                path = posixpath.join(directory, entry.name)
                 if entry.kind == "file":
-                    seen[path] = (entry.size, entry.modified_ns)
+                    files[path] = (entry.size, entry.modified_ns)
                 elif entry.kind == "directory":
                     waiting.append(path)
-    return seen, whole and not waiting
+    return files, complete and not waiting
 
 
-async def _entries(node: Node, principal: Principal, sandbox: str, folder: str) -> list[Entry]:
-    """What is in a folder; nothing where there is none that the user may look into."""
+async def _entries(node: Node, principal: Principal, sandbox: str, directory: str) -> list[Entry]:
+    """Return the first ``MAX_LISTED`` entries of a directory; none if the user cannot read it or it does not exist any more."""
     entries: list[Entry] = []
-    pages, more = 0, True
-    try:
-        while more and len(entries) < MOST_ENTRIES:
-            page = await node.files.list(principal, sandbox, folder, offset=len(entries))
-            entries += page.entries
-            pages += 1
-            more = page.more and bool(page.entries) and pages < MOST_PAGES
-    except (NotFoundError, ForbiddenError, InvalidRequestError):  # gone, closed, or no folder any more
-        return []
-    return entries
+    with suppress(NotFoundError, ForbiddenError, InvalidRequestError):
+        async for entry in iter_directory(node, principal, sandbox, directory):
+            entries.append(entry)
+            if len(entries) == MAX_LISTED:
+                break
+        return entries
+    return []

@@ -1,6 +1,6 @@
-"""What AgentSandbox's client sends, and what it has to be given: bodies, queries and answers, field by field.
+"""Requests and responses of the AgentSandbox API.
 
-Law: A text is never null in an answer whose client wants a text, and every total is exact: its client counts on both.
+Invariant: The client expects text where a field is a text, and exact totals, so texts are never null.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel
 LanguageName = Literal["python", "bash"]
 
 
-class ExecuteBody(RequestModel):
+class ExecuteRequest(RequestModel):
     """Code to run."""
 
     code: Text
@@ -24,72 +24,72 @@ class ExecuteBody(RequestModel):
     file_ids: Texts | None = None
 
 
-class SessionBody(RequestModel):
+class CreateSessionRequest(RequestModel):
     """A session to create."""
 
     env_vars: Metadata | None = None
     file_ids: Texts | None = None
 
 
-class InjectBody(RequestModel):
-    """Files to put into a session."""
+class InjectFilesRequest(RequestModel):
+    """Files to copy into a session."""
 
     file_ids: Texts
 
 
-class FilesQuery(QueryModel):
-    """Which part of the list of files."""
+class FileListQuery(QueryModel):
+    """Part of the list of files."""
 
     limit: int = Field(default=50, ge=1, le=100)
     offset: int = Field(default=0, ge=0, lt=1 << 31)
 
 
 class UploadQuery(QueryModel):
-    """Where a file goes beside the file store."""
+    """Session that an upload is also copied into."""
 
     session_id: Text | None = None
 
 
-class MadeFile(ResponseModel):
-    """A file that a run made."""
+class RunFile(ResponseModel):
+    """A file that a run created."""
 
     file_id: str
     filename: str
 
 
-class ExecuteAnswer(ResponseModel):
-    """What a run came to. ``execution_id`` and ``files_omitted`` are ours: its client passes over them."""
+class ExecuteResponse(ResponseModel):
+    """Result of a run. The client ignores ``execution_id`` and ``files_omitted``, which are Sandlot's own."""
 
     session_id: str
     stdout: str
     stderr: str
     return_code: int
-    files: list[MadeFile]
+    files: list[RunFile]
     execution_id: str | None
     files_omitted: int = 0
 
 
-class SessionAnswer(ResponseModel):
+class SessionResponse(ResponseModel):
     """One session."""
 
     session_id: str
     created: bool
 
 
-class SessionsAnswer(ResponseModel):
-    """The ids of all sessions."""
+class SessionListResponse(ResponseModel):
+    """Ids of all sessions."""
 
     sessions: list[str]
 
 
-class InjectedAnswer(ResponseModel):
-    """What was put into a session."""
+class InjectFilesResponse(ResponseModel):
+    """Files that were copied into a session."""
 
     session_id: str
     file_ids: list[str]
 
 
-class FileAnswer(ResponseModel):
+class StoredFile(ResponseModel):
     """One file of the file store."""
 
     file_id: str
@@ -100,17 +100,17 @@ class FileAnswer(ResponseModel):
     created_at: str = Field(description="ISO 8601, UTC.")
 
 
-class FilesAnswer(ResponseModel):
-    """A part of the list of files."""
+class FileListResponse(ResponseModel):
+    """Part of the list of files."""
 
-    files: list[FileAnswer]
+    files: list[StoredFile]
     total: int
     limit: int
     offset: int
 
 
-class ExecutionAnswer(ResponseModel):
-    """One run, as the log keeps it."""
+class LoggedExecution(ResponseModel):
+    """One run of the execution log."""
 
     id: str
     endpoint: str

@@ -1,10 +1,10 @@
-"""AgentSandbox's words into ours and back. Pure.
+"""Translation between the AgentSandbox API and the node. Pure.
 
-Laws:
-- Every run is a fresh process on a program file of its own, outside of /workspace: tracebacks show lines, ``__file__`` and ``argv[0]``
-  name a file, standard input is empty, and a folder's listing shows nothing that the run's owner did not put there.
-- What is in /workspace can be imported, as if the program lay there.
-- A session is a sandbox that says so in its metadata and has no deadline; a run without one has a sandbox that nobody else finds.
+Invariants:
+- Every run is a new process whose program is a file outside ``/workspace``. Tracebacks show source lines, ``__file__`` and ``argv[0]`` name a file,
+  standard input is empty, and a listing of ``/workspace`` shows only the caller's files.
+- Modules in ``/workspace`` can be imported as if the program were stored there.
+- A session is a sandbox with the labels of a session and no deadline. A run without a session has a sandbox of its own that no other call finds.
 """
 
 from __future__ import annotations
@@ -12,204 +12,185 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
-from sandlot.compat.agentsandbox.run_files import ANSWER_S, CollectedFiles
-from sandlot.compat.agentsandbox.schemas import ExecuteAnswer, ExecutionAnswer, FileAnswer, LanguageName, MadeFile
-from sandlot.compat.common import VENDOR_KEY, rfc3339_ms
+from sandlot.compat.agentsandbox.run_files import RESPONSE_MARGIN_S, CollectedFiles
+from sandlot.compat.agentsandbox.schemas import ExecuteResponse, LanguageName, LoggedExecution, RunFile, StoredFile
+from sandlot.compat.common import VENDOR_KEY, rfc3339_ms, session_metadata, session_timeout_s
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.executions import CommandResult
 from sandlot.model.files import check_media_type
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionRecord, FileRecord
-from sandlot.model.sandboxes import PURPOSE_KEY, CreateSandboxParams, SandboxInfo
-from sandlot.model.specs import MAX_CODE_BYTES, MAX_TIMEOUT_S, WORKSPACE, ProcessSpec
-from sandlot.model.states import State
+from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.specs import MAX_CODE_BYTES, WORKSPACE, ProcessSpec
 
-NAME = "agentsandbox"
+VENDOR: Final = "agentsandbox"
+"""Value of the label ``sandlot.api``, and origin of runs in the execution log."""
+CLIENT_TIMEOUT_S: Final = 120.0
+"""Time after which the vendor's client stops waiting (``agentsandbox/_constants.py``)."""
+MIN_RUN_S: Final = 1.0
+"""Shortest timeout of a run, however long its preparation took."""
+SINGLE_RUN_DEADLINE_S: Final = 2 * CLIENT_TIMEOUT_S
+"""Deadline of a sandbox for one run. Only needed if the service is killed before it removes the sandbox."""
+EXIT_TIMED_OUT: Final = 124
+"""``return_code`` of a run that exceeded its timeout, as timeout(1) reports it."""
+EXIT_KILLED: Final = 137
+"""``return_code`` of a run whose sandbox ended, as a shell reports SIGKILL."""
 
-CLIENT_TIMEOUT_S = 120.0
-"""After that its client gives up (``agentsandbox/_constants.py``), and nobody would learn what became of the run."""
-LEAST_RUN_S = 1.0
-"""However long it took until the run began."""
-TIMED_OUT = 124
-"""As timeout(1) says it."""
-KILLED = 137
-"""As a shell says SIGKILL."""
-
-THROWAWAY_S = 2 * CLIENT_TIMEOUT_S
-"""The deadline of a sandbox for one run, for the case that the service is killed before it has removed it."""
-
-SESSION = "session"
-SESSION_METADATA: Mapping[str, str] = {VENDOR_KEY: NAME, PURPOSE_KEY: SESSION}
-"""Metadata of each session."""
-
-PROGRAMS = "/run/code"
-"""Written by root inside, read by everybody, and on nobody's way."""
+PROGRAMS: Final = "/run/code"
+"""Directory of program files: written by root, readable by every user, outside all directories that callers use."""
+_INTERPRETERS: Mapping[LanguageName, tuple[str, str]] = {"python": ("python3", "main.py"), "bash": ("bash", "main.sh")}
+_INTERRUPTED: Final = frozenset({"timeout", "killed", "died", "lost", "pids", "oom"})
+"""Statuses of runs that did not end by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Code as a file and what runs it.
+    """Code in a file, and its interpreter.
 
     Args:
-        path: The file's.
-        interpreter: What it is given to.
+        path: Absolute path of the file, in a directory of its own.
+        interpreter: Name of the program that runs the file.
     """
 
     path: str
     interpreter: str
 
     @property
-    def folder(self) -> str:
-        """Nothing else is in it."""
+    def directory(self) -> str:
+        """The directory of the file; holds nothing else."""
         return posixpath.dirname(self.path)
 
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command that runs the file."""
+        return self.interpreter, self.path
 
-_CUT = frozenset({"timeout", "killed", "died", "lost", "pids", "oom"})
-"""How a run can end other than by itself."""
+    def inline_argv(self, code: str) -> tuple[str, ...]:
+        """Return a command that runs code without a file, so that a session with a full disk can still be cleaned up.
 
-_PROGRAMS: Mapping[LanguageName, tuple[str, str]] = {"python": ("python3", "main.py"), "bash": ("bash", "main.sh")}
+        Args:
+            code: The code; must fit into one argument (``MAX_ARG_BYTES``).
+        """
+        return self.interpreter, "-c", code
 
 
-def program(language: LanguageName, run: str) -> Program:
-    """Where a run's code goes.
+def program_file(language: LanguageName, run_id: str) -> Program:
+    """Return the program file of a run.
 
     Args:
-        language: Its.
-        run: A word that no other run of that sandbox has.
+        language: Language of the code.
+        run_id: Path component that no other run of the sandbox has.
     """
-    interpreter, filename = _PROGRAMS[language]
-    return Program(f"{PROGRAMS}/{run}/{filename}", interpreter)
+    interpreter, filename = _INTERPRETERS[language]
+    return Program(f"{PROGRAMS}/{run_id}/{filename}", interpreter)
 
 
-def code_of(code: str) -> bytes:
-    """Code as its file has it.
+def encode_code(code: str) -> bytes:
+    """Return the content of the program file.
 
     Raises:
-        InvalidRequestError: It is larger than code may be.
+        InvalidRequestError: The code exceeds ``MAX_CODE_BYTES``.
     """
     content = code.encode()
     if len(content) > MAX_CODE_BYTES:
         raise InvalidRequestError(
             f"The code has {len(content)} bytes; at most {MAX_CODE_BYTES} are allowed.",
-            hint="Upload what is data in it as a file, and give its id in file_ids.",
+            hint="Upload large data as a file and pass its id in file_ids.",
             fields={"field": "code"},
         )
     return content
 
 
-def argv(what: Program) -> tuple[str, ...]:
-    """What a run is started by."""
-    return what.interpreter, what.path
-
-
-def argv_without_file(what: Program, code: str) -> tuple[str, ...]:
-    """The same where there is no room for a file: also a session whose disk is full can be tidied up.
+def process_spec(program: Program, argv: tuple[str, ...], env: Mapping[str, str], session_env: Mapping[str, str], elapsed_s: float) -> ProcessSpec:
+    """Return the process of a run.
 
     Args:
-        what: The program that it would have been.
-        code: Small enough to be an argument.
-    """
-    return what.interpreter, "-c", code
-
-
-def process(what: Program, command: tuple[str, ...], env: Mapping[str, str], session_env: Mapping[str, str], spent_s: float) -> ProcessSpec:
-    """The process that a run is.
-
-    Args:
-        what: Its program.
-        command: What it is started by.
-        env: The run's environment, which goes before the session's.
-        session_env: That one.
-        spent_s: Of the time that its client waits.
+        program: The program.
+        argv: The command, with or without a file.
+        env: Environment of the run; overrides the session's.
+        session_env: Environment of the session.
+        elapsed_s: Seconds that the client has waited so far.
 
     Raises:
-        InvalidRequestError: The environment is none, or too large.
+        InvalidRequestError: The environment is malformed or too large.
     """
-    whole = dict(env)
-    if what.interpreter == "python3":
-        # The program is elsewhere; but what lies in /workspace was always importable there.
-        given = env.get("PYTHONPATH", session_env.get("PYTHONPATH", ""))
-        whole["PYTHONPATH"] = f"{WORKSPACE}:{given}" if given else WORKSPACE
-    return ProcessSpec(argv=command, env=whole, cwd=WORKSPACE, timeout_s=max(LEAST_RUN_S, CLIENT_TIMEOUT_S - ANSWER_S - spent_s))
+    run_env = dict(env)
+    if program.interpreter == "python3":
+        # Python puts the program's directory on sys.path; the vendor's users expect /workspace there.
+        pythonpath = env.get("PYTHONPATH", session_env.get("PYTHONPATH", ""))
+        run_env["PYTHONPATH"] = f"{WORKSPACE}:{pythonpath}" if pythonpath else WORKSPACE
+    timeout_s = max(MIN_RUN_S, CLIENT_TIMEOUT_S - RESPONSE_MARGIN_S - elapsed_s)
+    return ProcessSpec(argv=argv, env=run_env, cwd=WORKSPACE, timeout_s=timeout_s)
 
 
-def new_session(env: Mapping[str, str], principal: Principal) -> CreateSandboxParams:
-    """The sandbox that a session is. It has no deadline, but for keys whose sandboxes must have one: then the longest they may have."""
-    longest_s = principal.quota.lifetime_s
-    return CreateSandboxParams(env=env, metadata=SESSION_METADATA, timeout_s=None if longest_s is None else min(longest_s, MAX_TIMEOUT_S))
+def session_params(env: Mapping[str, str], principal: Principal) -> CreateSandboxParams:
+    """Return the create request of a session's sandbox: no deadline, or the longest one that the key's quota allows."""
+    return CreateSandboxParams(env=env, metadata=session_metadata(VENDOR), timeout_s=session_timeout_s(principal.quota))
 
 
-def new_throwaway(principal: Principal) -> CreateSandboxParams:
-    """The sandbox of one run without a session."""
-    longest_s = THROWAWAY_S if principal.quota.lifetime_s is None else principal.quota.lifetime_s
-    return CreateSandboxParams(metadata={VENDOR_KEY: NAME}, timeout_s=min(longest_s, THROWAWAY_S))
+def single_run_params(principal: Principal) -> CreateSandboxParams:
+    """Return the create request of a sandbox for one run without a session."""
+    longest_s = SINGLE_RUN_DEADLINE_S if principal.quota.lifetime_s is None else principal.quota.lifetime_s
+    return CreateSandboxParams(metadata={VENDOR_KEY: VENDOR}, timeout_s=min(longest_s, SINGLE_RUN_DEADLINE_S))
 
 
-def is_session(sandbox: SandboxInfo) -> bool:
-    """Return True if a sandbox is, or was, a session of this door."""
-    return (sandbox.metadata.get(VENDOR_KEY), sandbox.metadata.get(PURPOSE_KEY)) == (NAME, SESSION)
-
-
-def is_over(sandbox: SandboxInfo) -> bool:
-    """Return True if a sandbox has ended or its end is requested."""
-    return sandbox.is_over or sandbox.state is State.STOPPING
-
-
-def no_session(id_: str) -> NotFoundError:
-    """What is said about a session that there is not."""
+def session_not_found(session_id: str) -> NotFoundError:
+    """Return the error for an unknown session."""
+    shown = session_id[:64]
     return NotFoundError(
-        f"There is no session {id_[:64]!r}.",
+        f"There is no session {shown!r}.",
         code=ErrorCode.SANDBOX_NOT_FOUND,
-        hint="It may have been deleted. List the sessions, or create one.",
-        fields={"session_id": id_[:64]},
+        hint="List the sessions, or create a session.",
+        fields={"session_id": shown},
     )
 
 
-def answer(session: SandboxId, done: CommandResult, kept: CollectedFiles, timeout_s: float) -> ExecuteAnswer:
-    """What a run's client is given.
+def execute_response(session_id: SandboxId, result: CommandResult, files: CollectedFiles, timeout_s: float) -> ExecuteResponse:
+    """Return the response to a run that ended in a live sandbox.
 
     Args:
-        session: Where it ran.
-        done: How it ended, and what it wrote.
-        kept: Its files.
-        timeout_s: What it had.
+        session_id: Id of the sandbox.
+        result: Exit and output of the process.
+        files: Files that the run created, as far as they were kept.
+        timeout_s: Timeout of the run.
     """
-    late = done.outcome.reason == "timeout"
-    stderr = done.stderr.text()
-    if late:
-        stderr = noted(stderr, f"Sandlot ended this run after {timeout_s:.0f} seconds; start what takes longer in the background.")
-    if kept.more:
-        stderr = noted(stderr, f"Sandlot kept {len(kept.records)} files that this run made; there may be others, which are where the run left them.")
-    elif kept.left:
-        of = len(kept.records) + kept.left
-        stderr = noted(stderr, f"Sandlot kept {len(kept.records)} of {of} files that this run made; the others are where the run left them.")
-    return ExecuteAnswer(
-        session_id=session,
-        stdout=done.stdout.text(),
+    timed_out = result.outcome.reason == "timeout"
+    stderr = result.stderr.text()
+    kept = len(files.records)
+    if timed_out:
+        stderr = append_line(stderr, f"Sandlot killed this run after {timeout_s:.0f} seconds. Start longer work in the background.")
+    if files.incomplete:
+        stderr = append_line(stderr, f"Sandlot kept {kept} files of this run; there may be others, which were left in place.")
+    elif files.omitted:
+        stderr = append_line(stderr, f"Sandlot kept {kept} of {kept + files.omitted} files of this run. The others were left in place.")
+    return ExecuteResponse(
+        session_id=session_id,
+        stdout=result.stdout.text(),
         stderr=stderr,
-        return_code=TIMED_OUT if late else done.outcome.exit_code,
-        files=[MadeFile(file_id=file.id, filename=file.filename) for file in kept.records],
-        execution_id=done.outcome.process,
-        files_omitted=kept.left,
+        return_code=EXIT_TIMED_OUT if timed_out else result.outcome.exit_code,
+        files=[RunFile(file_id=record.id, filename=record.filename) for record in files.records],
+        execution_id=result.outcome.process,
+        files_omitted=files.omitted,
     )
 
 
-def ended(session: SandboxId, why: SandboxEndedError) -> ExecuteAnswer:
-    """What the client of a run is given that its whole sandbox did not survive: code that takes all memory is no failure of the service."""
-    return ExecuteAnswer(session_id=session, stdout="", stderr=f"{why}\n", return_code=KILLED, files=[], execution_id=None)
+def ended_response(session_id: SandboxId, error: SandboxEndedError) -> ExecuteResponse:
+    """Return the response to a run whose sandbox ended, such as code that exhausted the sandbox's memory."""
+    return ExecuteResponse(session_id=session_id, stdout="", stderr=f"{error}\n", return_code=EXIT_KILLED, files=[], execution_id=None)
 
 
-def noted(stderr: str, note: str) -> str:
-    """What a program wrote, and on a line of its own what Sandlot has to say."""
-    return f"{stderr}{'' if not stderr or stderr.endswith(chr(10)) else chr(10)}{note}\n"
+def append_line(text: str, line: str) -> str:
+    """Append a line to text; a newline is inserted if the text does not end with one."""
+    separator = "" if not text or text.endswith("\n") else "\n"
+    return f"{text}{separator}{line}\n"
 
 
-def file(record: FileRecord) -> FileAnswer:
-    """A file of the file store."""
-    return FileAnswer(
+def stored_file(record: FileRecord) -> StoredFile:
+    """Return a file of the file store."""
+    return StoredFile(
         file_id=record.id,
         filename=record.filename,
         mime_type=record.media_type,
@@ -219,36 +200,36 @@ def file(record: FileRecord) -> FileAnswer:
     )
 
 
-def filename(given: str) -> str:
-    """The name of an uploaded file: its client sends the whole path where it was given an open file."""
-    return given.replace("\\", "/").rstrip("/").rpartition("/")[2] or "file"
+def upload_filename(sent: str) -> str:
+    """Return the name of an uploaded file. The client sends the whole path if it was given an open file."""
+    return sent.replace("\\", "/").rstrip("/").rpartition("/")[2] or "file"
 
 
-def media_type(given: str | None) -> str | None:
-    """The type of an uploaded file; None where what its client says is none, which it never checks."""
+def upload_media_type(sent: str | None) -> str | None:
+    """Return the media type of an uploaded file; None if it is malformed, because the client never checks it."""
     try:
-        return None if given is None else check_media_type(given)
+        return None if sent is None else check_media_type(sent)
     except InvalidRequestError:
         return None
 
 
-def execution(record: ExecutionRecord) -> ExecutionAnswer:
-    """A run as the log has it; one that came by another way than this door says so in ``request_meta``."""
-    ours = record.origin == NAME
-    return ExecutionAnswer(
+def logged_execution(record: ExecutionRecord) -> LoggedExecution:
+    """Return a run from the execution log. ``request_meta`` names the API through which it was started."""
+    from_this_api = record.origin == VENDOR
+    return LoggedExecution(
         id=record.id,
-        endpoint="/v1/execute" if ours else f"/v1/sandboxes/{record.sandbox}",
+        endpoint="/v1/execute" if from_this_api else f"/v1/sandboxes/{record.sandbox}",
         method="POST",
         status_code=None if record.status == "running" else 200,
         duration_ms=None if record.duration_s is None else round(record.duration_s * 1000, 3),
         session_id=record.sandbox,
-        language=cast("LanguageName", record.language) if record.language in _PROGRAMS else None,
+        language=cast("LanguageName", record.language) if record.language in _INTERPRETERS else None,
         code=record.code,
         stdout=record.stdout,
         stderr=record.stderr,
-        return_code=TIMED_OUT if record.status == "timeout" else record.exit_code,
+        return_code=EXIT_TIMED_OUT if record.status == "timeout" else record.exit_code,
         files_count=record.files or 0,
-        error=record.error or (record.status if record.status in _CUT else None),
+        error=record.error or (record.status if record.status in _INTERRUPTED else None),
         request_meta={
             "origin": record.origin,
             "status": record.status,

@@ -114,11 +114,11 @@ async def test_outputs_in_a_large_tree_are_kept(http: httpx.AsyncClient, session
         tracked.extend([folders, user])
         return Tracker()
 
-    monkeypatch.setattr(run_files, "FEW_FOLDERS", 1)
+    monkeypatch.setattr(run_files, "FEW_DIRECTORIES", 1)
     monkeypatch.setattr(changes, "track", track)
     code = {"code": "echo 1 > /output/a; echo 2 > /output/b", "language": "bash", "session_id": session}
     told = ok(await http.post(f"{HERE}/v1/execute", json=code))
-    assert ([file["filename"] for file in told["files"]], tracked) == (["a"], [run_files.FOLDERS, User.USER, "closed"])
+    assert ([file["filename"] for file in told["files"]], tracked) == (["a"], [run_files.DIRECTORIES, User.USER, "closed"])
 
 
 async def test_disconnect_ends_the_run_and_keeps_the_session(at: SharedBench, http: httpx.AsyncClient, session: str) -> None:
@@ -144,11 +144,11 @@ async def test_service_that_stops_when_the_sandbox_of_a_run_is_announced_ends_it
 
 
 async def test_run_is_ended_before_its_client_times_out(http: httpx.AsyncClient, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translate, "CLIENT_TIMEOUT_S", run_files.ANSWER_S + 2)
+    monkeypatch.setattr(translate, "CLIENT_TIMEOUT_S", run_files.RESPONSE_MARGIN_S + 2)
     code = "echo begun; echo made > file; sleep 1000 & sleep 1000"
     told = ok(await http.post(f"{HERE}/v1/execute", json={"code": code, "language": "bash", "session_id": session}), 200)
     assert (told["return_code"], told["stdout"]) == (124, "begun\n")
-    assert "ended this run after 2 seconds" in told["stderr"]
+    assert "killed this run after 2 seconds" in told["stderr"]
     assert [file["filename"] for file in told["files"]] == ["file"]
 
 

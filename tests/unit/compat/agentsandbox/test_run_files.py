@@ -1,4 +1,4 @@
-"""Which files a run made, which of them are kept, and what is said of the others."""
+"""Files of a run: found, kept, counted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sandlot.compat.agentsandbox import run_files
-from sandlot.compat.agentsandbox.run_files import FileBaseline, Found
+from sandlot.compat.agentsandbox.run_files import FileBaseline, FoundFile
 from sandlot.core.files import files
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
@@ -34,7 +34,7 @@ async def sh(node: Node, sandbox: Sandbox, command: str) -> None:
 
 def test_output_files_come_first_then_top_level_files() -> None:
     paths = ["/workspace/d/a", "/workspace/z", "/output/z", "/workspace/a", "/output/d/a"]
-    found = run_files.ordered(Found(path, 1) for path in paths)
+    found = run_files.ranked(FoundFile(path, 1) for path in paths)
     assert [file.path for file in found] == ["/output/z", "/output/d/a", "/workspace/a", "/workspace/z", "/workspace/d/a"]
 
 
@@ -53,12 +53,12 @@ def test_hidden_and_compiled_files_are_no_outputs(path: str, *, hidden: bool) ->
 
 
 async def test_outputs_are_kept_up_to_the_size_limit(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = await FileBaseline.look(at.node, OPERATOR, sandbox.id)
+    before = await FileBaseline.scan(at.node, OPERATOR, sandbox.id)
     await sh(at.node, sandbox, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
     monkeypatch.setattr(run_files, "KEPT_BYTES", 10)
     kept = await run_files.collect(before)
     assert [(record.filename, record.size_bytes) for record in kept.records] == [("a", 5), ("c", 3)]
-    assert (kept.left, kept.more) == (2, False)
+    assert (kept.omitted, kept.incomplete) == (2, False)
 
 
 async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,25 +66,25 @@ async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench
     for number in range(1, 7):
         guest.files.write(f"/output/{number}", bytes(100), 1000)
 
-    class Liar(FileBaseline):
-        async def made(self, _: object) -> tuple[list[Found], bool]:
-            return [Found(f"/output/{i}", 1) for i in range(1, 7)], False
+    class WrongSizes(FileBaseline):
+        async def find_changed(self, _: object) -> tuple[list[FoundFile], bool]:
+            return [FoundFile(f"/output/{i}", 1) for i in range(1, 7)], False
 
     monkeypatch.setattr(run_files, "KEPT_BYTES", 250)
-    kept = await run_files.collect(Liar(at.node, OPERATOR, sandbox.id, {}))
+    kept = await run_files.collect(WrongSizes(at.node, OPERATOR, sandbox.id, {}))
     assert sum(record.size_bytes for record in kept.records) <= 250
-    assert kept.left >= 4
+    assert kept.omitted >= 4
 
 
 async def test_outputs_count_against_the_upload_quota(at: SharedBench, sandbox: Sandbox) -> None:
-    before = await FileBaseline.look(at.node, replace(OPERATOR, quota=Quota(upload_bytes=5)), sandbox.id)
+    before = await FileBaseline.scan(at.node, replace(OPERATOR, quota=Quota(upload_bytes=5)), sandbox.id)
     await sh(at.node, sandbox, "cd /output; printf 12345 > a; printf 123456 > b")
     kept = await run_files.collect(before)
-    assert ([record.filename for record in kept.records], kept.left) == (["a"], 1)
+    assert ([record.filename for record in kept.records], kept.omitted) == (["a"], 1)
 
 
 async def test_files_in_subfolders_are_outputs_and_links_are_not(at: SharedBench, sandbox: Sandbox) -> None:
-    before = await FileBaseline.look(at.node, OPERATOR, sandbox.id)
+    before = await FileBaseline.scan(at.node, OPERATOR, sandbox.id)
     guest = at.driver.guest(sandbox.ref)
     for path in ("/output/d/a", "/output/.hidden/b", "/output/__pycache__/c.pyc"):
         guest.files.write(path, b"1", 1000)
@@ -92,17 +92,17 @@ async def test_files_in_subfolders_are_outputs_and_links_are_not(at: SharedBench
 
     kept = await run_files.collect(before)
 
-    assert ([record.filename for record in kept.records], kept.left, kept.more) == (["a"], 0, False)
+    assert ([record.filename for record in kept.records], kept.omitted, kept.incomplete) == (["a"], 0, False)
 
 
 async def test_large_tree_is_compared_by_a_program_inside(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await FileBaseline.look(at.node, OPERATOR, sandbox.id)).tracked == ()
-    monkeypatch.setattr(run_files, "FEW_FOLDERS", 1)
-    before = await FileBaseline.look(at.node, OPERATOR, sandbox.id)
+    assert (await FileBaseline.scan(at.node, OPERATOR, sandbox.id)).tracked == ()
+    monkeypatch.setattr(run_files, "FEW_DIRECTORIES", 1)
+    before = await FileBaseline.scan(at.node, OPERATOR, sandbox.id)
 
-    assert before.tracked == run_files.FOLDERS
+    assert before.tracked == run_files.DIRECTORIES
     changed = [ChangedFile(path, created=True, size_bytes=1, modified_ns=0) for path in ("/output/a", "/output/.b")]
-    assert await before.made((changed, True)) == ([Found("/output/a", 1)], True)
+    assert await before.find_changed((changed, True)) == ([FoundFile("/output/a", 1)], True)
 
 
 async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,17 +110,17 @@ async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: San
         await asyncio.Event().wait()
 
     class FoundAtOnce(FileBaseline):
-        async def made(self, _: object) -> tuple[list[Found], bool]:
-            return [Found("/output/a", 1)], False
+        async def find_changed(self, _: object) -> tuple[list[FoundFile], bool]:
+            return [FoundFile("/output/a", 1)], False
 
     monkeypatch.setattr(run_files, "COLLECT_S", 0.1)
     monkeypatch.setattr(type(at.node.file_store), "keep", forever)
     kept = await run_files.collect(FoundAtOnce(at.node, OPERATOR, sandbox.id, {}))
-    assert (list(kept.records), kept.left, kept.more) == ([], 1, False)
+    assert (list(kept.records), kept.omitted, kept.incomplete) == ([], 1, False)
     kept = await run_files.collect(FoundAtOnce(at.node, OPERATOR, sandbox.id, {}), time_s=-1)
-    assert (list(kept.records), kept.left, kept.more) == ([], 1, False)
+    assert (list(kept.records), kept.omitted, kept.incomplete) == ([], 1, False)
     monkeypatch.setattr(files, "listing", forever)
-    assert (await run_files.collect(FileBaseline(at.node, OPERATOR, sandbox.id, {}))).more
+    assert (await run_files.collect(FileBaseline(at.node, OPERATOR, sandbox.id, {}))).incomplete
 
 
 @cases("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
@@ -130,7 +130,7 @@ async def test_run_keeps_its_result_if_its_outputs_cannot_be_kept(
     async def refuses(*_: object, **__: object) -> None:
         raise error_class(code)("no", code=code)
 
-    before = await FileBaseline.look(at.node, OPERATOR, sandbox.id)
+    before = await FileBaseline.scan(at.node, OPERATOR, sandbox.id)
     await sh(at.node, sandbox, "echo 1 > a")
     monkeypatch.setattr(type(at.node.file_store), "keep", refuses)
-    assert (await run_files.collect(before)).left == 1
+    assert (await run_files.collect(before)).omitted == 1
