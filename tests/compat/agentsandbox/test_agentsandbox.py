@@ -414,7 +414,7 @@ def test_resources_of_another_key_are_not_found(client: AgentSandbox, session: s
 def test_client_errors_have_hints(client: AgentSandbox, session: str, base_url: str) -> None:
     with AgentSandbox(api_key="wrong", base_url=base_url) as stranger, pytest.raises(agentsandbox.AuthenticationError) as unknown:
         stranger.sessions.list()
-    assert unknown.value.message.startswith("This API key is not known.")
+    assert unknown.value.message.startswith("The API key is unknown.")
     with pytest.raises(agentsandbox.ValidationError, match="'A=B' is not a name for an environment variable"):
         client.run("1", env_vars={"A=B": "1"}, session_id=session)
     with pytest.raises(agentsandbox.ValidationError, match="code"):
