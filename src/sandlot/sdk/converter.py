@@ -11,7 +11,8 @@ from dataclasses import is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from sandlot.model.errors import InternalError, SandlotError
 from sandlot.sdk.models.code import Execution
@@ -100,6 +101,14 @@ def _is_open_enum(type_: object) -> bool:
     return len(args) == 2 and str in args and any(isinstance(arg, type) and issubclass(arg, StrEnum) for arg in args)  # noqa: PLR2004
 
 
+def _is_optional(type_: object) -> bool:
+    return len(get_args(type_)) == 2 and NoneType in get_args(type_)  # noqa: PLR2004
+
+
+def _is_tuple(type_: object) -> bool:
+    return get_origin(type_) is tuple
+
+
 def _open_enum(type_: object) -> Callable[[Any, object], Any]:
     enum = next(arg for arg in get_args(type_) if arg is not str)
     known = {member.value: member for member in enum}
@@ -109,6 +118,7 @@ def _open_enum(type_: object) -> Callable[[Any, object], Any]:
 @cache
 def _converter() -> Converter:
     from cattrs import Converter  # noqa: PLC0415 - with the first response
+    from cattrs.cols import homogenous_tuple_structure_factory  # noqa: PLC0415
     from cattrs.gen import make_dict_structure_fn, override  # noqa: PLC0415
 
     converter = Converter(detailed_validation=False)
@@ -119,9 +129,17 @@ def _converter() -> Converter:
         prepared = _PREPARED.get(cls)
         return hook if prepared is None else lambda raw, type_: hook(prepared(raw), type_)
 
+    def optional(type_: object) -> Callable[[Any, Any], Any]:
+        inner = next(arg for arg in get_args(type_) if arg is not NoneType)
+        hook = converter.get_structure_hook(inner)
+        return lambda raw, _: None if raw is None else hook(raw, inner)
+
     converter.register_structure_hook(datetime, lambda text, _: datetime.fromisoformat(text))
     converter.register_structure_hook(SandlotError, lambda problem, _: error_from_problem(problem))
-    converter.register_structure_hook_func(lambda type_: type_ == Json, lambda raw, _: dict(raw))
+    converter.register_structure_hook_func(lambda type_: type_ in {Json, Mapping[str, str]}, lambda raw, _: dict(raw))
     converter.register_structure_hook_factory(_is_open_enum, _open_enum)
     converter.register_structure_hook_factory(is_dataclass, value)
+    # cattrs looks up the conversion of what is inside an option or a tuple again for each object; these have it prepared.
+    converter.register_structure_hook_factory(_is_optional, optional)
+    converter.register_structure_hook_factory(_is_tuple, homogenous_tuple_structure_factory)
     return converter
