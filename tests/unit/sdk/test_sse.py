@@ -1,4 +1,4 @@
-"""The event stream decoder: whatever way the bytes are cut, the events are the same."""
+"""The decoder of event streams."""
 
 from __future__ import annotations
 
@@ -26,31 +26,57 @@ def decode(raw: bytes, cuts: list[int]) -> list[Event]:
     return events
 
 
-@given(st.lists(st.tuples(NAMES, DATA), max_size=5), LINE_ENDS, st.lists(st.integers(min_value=0), max_size=20))
-def test_cuts_and_line_ends_change_nothing(told: list[tuple[str, dict[str, object]]], end: str, cuts: list[int]) -> None:
-    raw = "".join(f"event: {name}{end}: a comment{end}data: {json.dumps(data)}{end}{end}" for name, data in told).encode()
+@given(st.lists(st.tuples(NAMES, DATA), max_size=5), LINE_ENDS, st.booleans(), st.lists(st.integers(min_value=0), max_size=20))
+def test_chunk_borders_and_line_ends_do_not_change_events(
+    sent: list[tuple[str, dict[str, object]]],
+    end: str,
+    ascii_only: bool,  # noqa: FBT001 - of hypothesis
+    cuts: list[int],
+) -> None:
+    raw = "".join(f"event: {name}{end}: a comment{end}data: {json.dumps(data, ensure_ascii=ascii_only)}{end}{end}" for name, data in sent)
     # A lone \r at the very end may be the first half of \r\n: one more line decides.
-    events = decode(raw + b": \n", cuts)
-    assert events == [Event(name, data) for name, data in told]
+    assert decode((raw + ": \n").encode(), cuts) == [Event(name, data) for name, data in sent]
 
 
-def test_data_of_several_lines_is_one_text() -> None:
+def test_unicode_line_separators_do_not_end_lines() -> None:
+    text = "a\u2028b\u2029c\x85d"
+    assert Decoder().feed(f'data: {{"text": "{text}"}}\n\n'.encode()) == [Event("message", {"text": text})]
+
+
+def test_event_is_complete_with_its_blank_line() -> None:
+    decoder = Decoder()
+    assert decoder.feed(b'event: x\ndata: {"a": 1}\n') == []
+    assert decoder.feed(b"\n") == [Event("x", {"a": 1})]
+
+
+def test_data_of_several_lines_is_joined() -> None:
     assert Decoder().feed(b'event: x\ndata: {"a":\ndata: 1}\n\n') == [Event("x", {"a": 1})]
 
 
-def test_comments_and_unknown_fields_are_nothing() -> None:
-    assert Decoder().feed(b": keep-alive\n\nid: 7\nretry: 3\n\n") == []
+def test_comments_and_unknown_fields_are_ignored() -> None:
+    assert Decoder().feed(b": keep-alive\n\nid: 7\nretry: 3\n\nevent: empty\n\n") == []
 
 
-def test_what_is_no_json_object_is_refused(subtests: pytest.Subtests) -> None:
+def test_data_that_is_not_a_json_object_is_refused(subtests: pytest.Subtests) -> None:
     for data in (b"no json", b"[1]", b'"text"', b"\xff\xfe"):
         with subtests.test(data=data), pytest.raises(InternalError):
             Decoder().feed(b"data: " + data + b"\n\n")
 
 
-def test_an_event_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_event_is_refused(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
+    for piece in (b"x" * 300, b"data: x\n" * 40):
+        with subtests.test(piece=piece):
+            decoder = Decoder()
+            for _ in range(3):
+                assert decoder.feed(piece) == []
+            with pytest.raises(InternalError):
+                decoder.feed(piece)
+
+
+def test_stream_of_small_events_is_never_oversized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
     decoder = Decoder()
-    decoder.feed(b"data: " + b"x" * 900)
-    with pytest.raises(InternalError):
-        decoder.feed(b"x" * 900)
+    for _ in range(300):
+        assert decoder.feed(b": keep-alive\n\n") == []
+        assert decoder.feed(b'data: {"a": 1}\n\n') == [Event("message", {"a": 1})]
