@@ -18,7 +18,7 @@ import pytest
 from sandlot import Sandbox
 from sandlot.cli.main import dispatch
 from sandlot.model.errors import HostError, UnavailableError
-from sandlot.sdk import Client, local_service
+from sandlot.sdk import Client, LocalService, local_service
 
 
 def end(folder: Path, number: signal.Signals) -> None:
@@ -64,22 +64,22 @@ def test_concurrent_clients_start_one_service_and_stop_ends_it(folder: Path, mon
     assert (folder / "new").stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(folder / "new"))
     assert dispatch(["stop"]) == 0
-    assert not local_service.answers(folder / "new" / "sandlot.sock")
+    assert not LocalService(folder / "new").is_running()
 
 
 @pytest.mark.slow
 def test_client_starts_the_next_service_after_a_kill_and_after_a_stop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDLOT_ISOLATION_ALLOWED", "gvisor,container")
-    log = folder / local_service.LOG
+    log = LocalService(folder).log_file
     log.write_bytes(b"x" * (local_service.LOG_ROTATE_BYTES + 1))
     with Client(data_dir=folder) as client:
         first = client.service.version()["pid"]
-        assert (folder / f"{local_service.LOG}.1").stat().st_size == local_service.LOG_ROTATE_BYTES + 1
+        assert log.with_suffix(".log.1").stat().st_size == local_service.LOG_ROTATE_BYTES + 1
         assert log.stat().st_size < local_service.LOG_ROTATE_BYTES
         assert log.stat().st_mode & 0o777 == 0o600
         end(folder, signal.SIGKILL)
         assert (folder / "sandlot.sock").exists(), "it left its socket behind"
-        assert not local_service.answers(folder / "sandlot.sock")
+        assert not LocalService(folder).is_running()
         kept = Sandbox.create("base", isolation="container", client=client)
         second = client.service.stop().pid
         assert second != first

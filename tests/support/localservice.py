@@ -24,7 +24,7 @@ import pytest
 from sandlot import Sandbox
 from sandlot.sdk import Client
 from sandlot.sdk.config import SOCKET
-from sandlot.sdk.local_service import answers
+from sandlot.sdk.local_service import is_listening
 from tests.support.preloaded import PreloadedProcess, start_interpreter, start_service
 from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, Traces, descriptors, settle, traces
@@ -91,7 +91,7 @@ class LocalService:
         self.launch()
         assert self._process is not None
         deadline = time.monotonic() + START_PATIENCE_S
-        while not answers(self.data_dir / SOCKET):
+        while not is_listening(self.data_dir / SOCKET):
             assert self._process.poll() is None, self.log()
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.02)

@@ -18,21 +18,21 @@ def asking() -> Client:
 
     A local service that does not run is started only where one has left sandboxes, which it then takes over: without any, it has nothing to tell.
     """
-    from sandlot.sdk import Client, local_service
+    from sandlot.sdk import Client, LocalService
     from sandlot.sdk.config import resolve
 
     folder = resolve(os.environ).local
-    return Client(autostart=folder is not None and local_service.keeps_sandboxes(folder))
+    return Client(autostart=folder is not None and LocalService(folder).has_sandboxes())
 
 
 def live_ids(incomplete: str) -> list[tuple[str, str]]:
     """For the shell's completion: the ids of the sandboxes that live, and what they are. None where no service answers."""
     from sandlot.model.errors import SandlotError
-    from sandlot.sdk import Client, local_service
+    from sandlot.sdk import Client, LocalService
 
     with suppress(SandlotError, OSError), Client(autostart=False) as client:
         target = client.target
-        if target.local is None or target.socket is None or local_service.answers(target.socket):
+        if target.local is None or LocalService(target.local).is_running():
             return [(info.id, info.name or info.template) for info in client.sandboxes.list(limit=100) if info.id.startswith(incomplete)]
     return []
 
@@ -40,11 +40,11 @@ def live_ids(incomplete: str) -> list[tuple[str, str]]:
 def snapshot_names(incomplete: str) -> list[tuple[str, str]]:
     """For the shell's completion: the snapshots by their names, and by their ids where they have none. None where no service answers."""
     from sandlot.model.errors import SandlotError
-    from sandlot.sdk import Client, local_service
+    from sandlot.sdk import Client, LocalService
 
     with suppress(SandlotError, OSError), Client(autostart=False) as client:
         target = client.target
-        if target.local is None or target.socket is None or local_service.answers(target.socket):
+        if target.local is None or LocalService(target.local).is_running():
             found = [(each.name or each.id, f"{each.kind} of {each.template}") for each in client.snapshots.list(limit=100)]
             return [each for each in found if each[0].startswith(incomplete)]
     return []

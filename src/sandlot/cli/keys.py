@@ -210,11 +210,11 @@ def revoke_key(*, key: Annotated[str, typer.Argument(metavar="NAME|ID", help="Th
 
 def _done(by_api: Callable[[Client], _Result], directly: Callable[[ApiKeys], Awaitable[_Result]]) -> _Result:
     """Do something with the keys: by the service that runs, or on the store where none does."""
-    from sandlot.sdk import Client, local_service
+    from sandlot.sdk import Client, LocalService
 
     with Client(autostart=False) as client:
         target = client.target
-        if target.local is None or (target.socket is not None and local_service.answers(target.socket)):
+        if target.local is None or LocalService(target.local).is_running():
             return by_api(client)
     import asyncio
 

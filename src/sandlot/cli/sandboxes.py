@@ -214,16 +214,11 @@ async def _create(template: str | None, options: dict[str, Any], *, in_json: boo
 
 def _listed(**wanted: Any) -> list[SandboxInfo]:  # noqa: ANN401 - Client.sandboxes has the names and types
     """Sandboxes; none where no local service runs and none can have been left by one."""
-    from sandlot.sdk import local_service
+    from sandlot.sdk import LocalService
 
     with asking() as client:
-        target = client.target
-        if (
-            target.local is not None
-            and target.socket is not None
-            and not local_service.keeps_sandboxes(target.local)
-            and not local_service.answers(target.socket)
-        ):
+        local = None if client.target.local is None else LocalService(client.target.local)
+        if local is not None and not local.has_sandboxes() and not local.is_running():
             return []
         return client.sandboxes.list(**wanted)
 

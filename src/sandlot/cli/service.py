@@ -34,20 +34,20 @@ def stop(*, in_json: InJson = False) -> None:
 
     They live on, and the next service takes them over.
     """
-    from sandlot.sdk import Client, local_service
+    from sandlot.sdk import Client, LocalService
 
     with Client(autostart=False) as client:
-        socket = client.target.socket
-        if client.target.local is None or socket is None:
+        if client.target.local is None:
             raise typer.BadParameter("SANDLOT_URL is set: only the local service can be stopped from here.")
-        if not local_service.answers(socket):
+        local = LocalService(client.target.local)
+        if not local.is_running():
             note("No local service runs.")
             if in_json:
                 typer.echo(as_json({"stopped": False, "sandboxes": None}))
             return
         stopping = client.service.stop()
     if not _ends(stopping.pid, STOP_TIMEOUT_S):
-        note(f"sandlot: the service (process {stopping.pid}) has not ended within {STOP_TIMEOUT_S:g} s; see {socket.parent / local_service.LOG}.")
+        note(f"sandlot: the service (process {stopping.pid}) has not ended within {STOP_TIMEOUT_S:g} s; see {local.log_file}.")
         raise typer.Exit(1)
     note("The local service has ended.")
     if stopping.sandboxes:

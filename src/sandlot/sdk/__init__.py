@@ -66,6 +66,7 @@ from sandlot.sdk._sync.tunnels import PortForward, Tunnel
 from sandlot.sdk._sync.volumes import Volumes
 from sandlot.sdk._sync.watches import FileWatch, Watchers
 from sandlot.sdk._sync.webhooks import Webhooks
+from sandlot.sdk.local_service import LocalService
 from sandlot.sdk.models.code import Chart, CodeEvent, ExceptionInfo, Execution, ExecutionStarted, OutputCleared, Result
 from sandlot.sdk.models.contexts import Context
 from sandlot.sdk.models.events import EventInfo
@@ -153,6 +154,7 @@ __all__ = [
     "LimitError",
     "Limits",
     "ListeningPort",
+    "LocalService",
     "LogEntry",
     "Mount",
     "Network",

@@ -1,8 +1,9 @@
-"""httpx's errors, translated once: nothing above this knows them."""
+"""TLS settings and errors of httpx. Nothing above this module knows httpx's exceptions."""
 
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,23 +14,21 @@ import httpx
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnavailableError
 from sandlot.sdk.config import Target
 
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")
+
 
 class ConnectionFailedError(UnavailableError):
-    """No connection came about, so nothing was sent and the request may be made again."""
+    """No connection was made, so nothing was sent and the request may be repeated."""
 
 
 class ConnectionLostError(UnavailableError):
-    """The connection broke while the request was sent or answered: it may have been carried out, or not."""
+    """The connection broke during the request or its response; the request may have been carried out."""
 
 
 def tls_context(target: Target) -> ssl.SSLContext:
-    """Whose certificates are believed on the way to a service.
+    """Return the TLS settings of connections to a service.
 
-    To read the authorities' takes 20 ms, which is more than a sandbox out of a pool takes: it is done once for all clients of a process, and
-    not at all where nothing is encrypted, where nobody is believed.
-
-    Args:
-        target: The service.
+    Reading the certificate authorities takes 20 ms, longer than claiming a warm sandbox. They are read once per process, and only for https.
     """
     if not target.base_url.startswith("https:"):
         return _no_authorities()
@@ -42,57 +41,62 @@ def _no_authorities() -> ssl.SSLContext:
 
 
 @cache
-def _authorities(_file: str | None, _folder: str | None) -> ssl.SSLContext:
-    """Those that httpx believes: of the two variables, where they are set."""
+def _authorities(_file: str | None, _directory: str | None) -> ssl.SSLContext:
+    """Authorities that httpx trusts; it reads the two variables."""
     return httpx.create_ssl_context()
 
 
 @contextmanager
 def sendable() -> Iterator[None]:
-    """Turn what the making of a request in the body raises into an error of the one tree.
+    """Convert exceptions of building a request in the body of the ``with`` statement.
 
     Raises:
-        InvalidRequestError: A path or a parameter is none that a URL can hold.
+        InvalidRequestError: A path or parameter cannot be part of a URL.
     """
     try:
         yield
     except (httpx.InvalidURL, ValueError) as error:  # UnicodeEncodeError is a ValueError
-        raise InvalidRequestError(f"The request cannot be sent: {error}.", hint="Paths and names are short text that UTF-8 can express.") from error
+        raise InvalidRequestError(f"The request cannot be sent: {error}.", hint="Use short paths and names that are valid Unicode text.") from error
 
 
 @contextmanager
 def translated(target: Target) -> Iterator[None]:
-    """Turn what httpx raises in the body into errors of the one tree.
+    """Convert exceptions of httpx in the body of the ``with`` statement.
 
     Raises:
-        ConnectionFailedError: There was no connection.
+        ConnectionFailedError: No connection was made.
         ConnectionLostError: The connection broke.
-        UnavailableError: Nothing came for too long.
+        UnavailableError: The service did not send anything in time.
     """
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise unreachable_error(target, str(error)) from error
+        raise unreachable_error(target, error) from error
     except httpx.TimeoutException as error:
         raise UnavailableError(
-            f"No answer came in time from {target}.",
+            f"No response from {target} in time.",
             code=ErrorCode.SERVICE_UNAVAILABLE,
-            hint="Whether the request was carried out is not known.",
+            hint="Check whether the request was carried out before you repeat it.",
         ) from error
     except (httpx.TransportError, httpx.StreamError) as error:
         raise ConnectionLostError(
-            f"The connection to {target} broke: {str(error) or type(error).__name__}.",
+            f"The connection to {target} was lost: {_reason(error)}.",
             code=ErrorCode.SERVICE_UNAVAILABLE,
-            hint="Whether the request was carried out is not known.",
+            hint="Check whether the request was carried out before you repeat it.",
         ) from error
 
 
-def unreachable_error(target: Target, why: str = "") -> ConnectionFailedError:
-    """The error for a service that cannot be reached."""
+def unreachable_error(target: Target, error: Exception | None = None) -> ConnectionFailedError:
+    """Return the error for a service that does not accept connections."""
     return ConnectionFailedError(
-        f"Nobody answers: {target} cannot be reached{f' ({why})' if why else ''}.",
+        f"Cannot connect to {target}: {'no service listens' if error is None else _reason(error)}.",
         code=ErrorCode.SERVICE_UNAVAILABLE,
-        hint="Start it (`sandlot serve`), or correct SANDLOT_URL."
+        hint="Start the service with `sandlot serve`, or correct SANDLOT_URL."
         if target.local is None
-        else "The first `sandlot run` or `sandlot create` starts it.",
+        else "Run `sandlot create`; it starts the local service.",
     )
+
+
+def _reason(error: Exception) -> str:
+    text = _ERRNO.sub("", str(error)).rstrip(".") or type(error).__name__
+    return text[:1].lower() + text[1:]

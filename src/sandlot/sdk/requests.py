@@ -13,49 +13,48 @@ from urllib.parse import quote, urlsplit
 
 from sandlot.model.access import Quota
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import GIB, KIB, MAX_TIMEOUT_S, MIB
+from sandlot.model.specs import GIB, KIB, MIB
 from sandlot.sdk.models.programs import ProgramOptions
 from sandlot.sdk.models.sandboxes import Network
 from sandlot.sdk.models.volumes import Mount
 
 PAGE_SIZE = 100
-"""What the service puts on a page by default."""
-
+"""Default number of items of a page."""
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B?)\s*", re.IGNORECASE)
-
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 
 
 def quota_body(quota: Quota) -> dict[str, Any]:
-    """A quota as the API takes it."""
+    """Return the JSON object of a quota."""
     return asdict(quota)
 
 
 def batch_body(programs: Iterable[Mapping[str, Any]], concurrency: int | None) -> dict[str, Any]:
-    """A batch as the API takes it.
+    """Return the body of a request that runs a batch of programs.
 
     Raises:
-        InvalidRequestError: A program has what cannot be sent, or a word that is none.
+        InvalidRequestError: A program has an unknown option or an invalid size.
     """
     return {"items": [_item(**program) for program in programs], **omit_none(concurrency=concurrency)}
 
 
-def _item(language: Any = None, code: Any = None, **options: Unpack[ProgramOptions]) -> dict[str, Any]:  # noqa: ANN401 - the service looks
+def _item(language: Any = None, code: Any = None, **options: Unpack[ProgramOptions]) -> dict[str, Any]:  # noqa: ANN401 - the service checks the types
     unknown = options.keys() - ProgramOptions.__annotations__.keys()
     if unknown:
         raise InvalidRequestError(
-            f"A program has no {', '.join(sorted(unknown))}.", hint=f"There are: language, code, {', '.join(ProgramOptions.__annotations__)}."
+            f"Unknown options of a program: {', '.join(sorted(unknown))}.",
+            hint=f"The options are language, code, {', '.join(ProgramOptions.__annotations__)}.",
         )
     files, envs = options.get("files"), options.get("envs")
     limits = limits_body(cpus=options.get("cpus"), memory=options.get("memory"), disk=options.get("disk"), pids=options.get("pids"))
-    as_they_are = ("stdin", "timeout", "expected_output", "comparison", "tolerance", "output_bytes", "template", "isolation")
+    unchanged = ("stdin", "timeout", "expected_output", "comparison", "tolerance", "output_bytes", "template", "isolation")
     return omit_none(
         language=language,
         code=code,
         files=None if files is None else {path: _content(content) for path, content in files.items()},
         env=None if envs is None else dict(envs),
         limits=limits or None,
-        **{name: options.get(name) for name in as_they_are},
+        **{name: options.get(name) for name in unchanged},
     )
 
 
@@ -83,24 +82,31 @@ def idempotency_headers(key: str | None = None) -> dict[str, str]:
 
 
 def parse_size(value: int | str) -> int:
-    """A size in bytes: a number as it is, or text with a unit of 1024s: ``512M``, ``1.5GiB``.
+    """Return a size in bytes.
+
+    Args:
+        value: Bytes, or text with a binary unit: ``512M``, ``1.5GiB``.
 
     Raises:
-        InvalidRequestError: The text is no size.
+        InvalidRequestError: The text is not a size.
     """
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value)
     if match is None:
-        raise InvalidRequestError(f"{value!r} is no size.", hint="Sizes are bytes, or a number with a unit: 512M, 1.5GiB.")
+        raise InvalidRequestError(f"{value!r} is not a size.", hint='Pass bytes, or a string with a unit such as "512M".')
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def encode_text(text: str, what: str = "text") -> bytes:
-    """Text as UTF-8.
+    """Return text as UTF-8.
+
+    Args:
+        text: Text.
+        what: Name of the text in the error.
 
     Raises:
-        InvalidRequestError: It has lone surrogates, which are what Python makes of bytes that are no text.
+        InvalidRequestError: The text has lone surrogates, which Python uses for bytes that are not UTF-8.
     """
     try:
         return text.encode()
@@ -109,43 +115,43 @@ def encode_text(text: str, what: str = "text") -> bytes:
 
 
 def encode_body(body: Mapping[str, Any]) -> bytes:
-    """A request's body as JSON.
+    """Return a body as JSON.
 
     Raises:
-        InvalidRequestError: It holds something that JSON cannot carry.
+        InvalidRequestError: JSON cannot represent a value.
     """
     try:
         return encode_text(json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False), "request")
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"The request cannot be sent as JSON: {error}.", hint="Numbers are finite, everything else is text.") from error
+        raise InvalidRequestError(f"The request cannot be sent as JSON: {error}.", hint="Pass finite numbers and text.") from error
 
 
 def omit_none(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """The fields that are not None."""
+    """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def path_segment(text: str) -> str:
-    """Text as one path_segment of a URL's path, whatever is in it."""
+    """Return text encoded as one segment of a path."""
     return quote(text, safe="") or "%20"
 
 
 def rebase_url(url: str, base_url: str | None) -> str:
-    """A URL that the service gave, by the address that this client reaches it at: proxies between them have others. Pure.
+    """Return a URL of the service with the address by which this client reaches it, which differs behind a proxy.
 
     Args:
-        url: Absolute, or a path.
-        base_url: The client's; None leaves it as it is.
+        url: Absolute URL, or a path.
+        base_url: Address that the client uses; None keeps the URL unchanged.
     """
     parts = urlsplit(url)
     return url if base_url is None else f"{base_url.rstrip('/')}{parts.path}?{parts.query}"
 
 
 def limits_body(*, cpus: float | None, memory: int | str | None, disk: int | str | None, pids: int | None) -> dict[str, Any]:
-    """The limits that are omit_none, as requests carry them.
+    """Return the given limits as requests carry them.
 
     Raises:
-        InvalidRequestError: A size that is none.
+        InvalidRequestError: A size is invalid.
     """
     return omit_none(
         cpus=cpus,
@@ -194,14 +200,14 @@ def sandbox_body(  # noqa: PLR0913 - passed by name
 
 
 def sandboxes_query(*, state: str | Iterable[str] | None, metadata: Mapping[str, str] | None, ended: bool, name: str | None = None) -> dict[str, Any]:
-    """The query that lists sandboxes."""
+    """Return the query of a list of sandboxes."""
     states = state if isinstance(state, str) or state is None else ",".join(state)
-    entries = [f"{word}={value}" for word, value in (metadata or {}).items()]
+    entries = [f"{key}={value}" for key, value in (metadata or {}).items()]
     return omit_none(state=states, metadata=entries or None, all="true" if ended else None, name=name)
 
 
 def page_size(left: int | None) -> int | None:
-    """How many items to ask for, of so many that are wanted; None where the service may choose."""
+    """Return the number of items to request when so many are left; None for the default of the service."""
     return None if left is None or left >= PAGE_SIZE else left
 
 
@@ -217,7 +223,7 @@ def process_body(
     stdin_open: bool,
     tag: str | None = None,
 ) -> dict[str, Any]:
-    """The body that starts a process; ``timeout`` None is sent, because it means "no limit"."""
+    """Return the body that starts a process. A ``timeout`` of None is sent, because it means "no limit"."""
     start: dict[str, Any] = {"command": command} if isinstance(command, str) else {"argv": [str(part) for part in command]}
     options = omit_none(env=None if envs is None else dict(envs), cwd=cwd, user=user, stdin=stdin, tag=tag)
     if stdin_open:
@@ -227,21 +233,11 @@ def process_body(
     return {**start, **options, "timeout": timeout}
 
 
-def response_wait_s(timeout_s: float | None, beyond_s: float) -> float | None:
-    """How long the answer of a run may take to begin; None where the run may take for ever.
-
-    Args:
-        timeout_s: The run's own limit; one that is none is the service's to refuse, and is not waited for.
-        beyond_s: How much later the answer may come.
-    """
-    return None if timeout_s is None else min(max(0.0, timeout_s), MAX_TIMEOUT_S) + beyond_s
-
-
 def split_stdin(data: str | bytes, inline_bytes: int = 64 * KIB) -> tuple[str | None, bytes]:
-    """How standard input travels: small text inside of the request, everything else beside it.
+    """Divide standard input into a part of the request that starts the process, and bytes that are sent separately.
 
     Returns:
-        The text to put into the request, or None and the bytes to send by themselves.
+        Short text for the request and no bytes, or None and all bytes.
     """
     raw = encode_text(data, "standard input") if isinstance(data, str) else data
     if len(raw) <= inline_bytes:

@@ -1,4 +1,4 @@
-"""WebSockets to the service: where they are, with what options, and their errors translated once. websockets is imported when one is opened."""
+"""WebSockets to the service: address, options and errors. The package websockets is imported when the first one is opened."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from urllib.parse import urlsplit, urlunsplit
 
 from sandlot import __version__
 from sandlot.model.errors import ErrorCode, InternalError, UnavailableError
-from sandlot.sdk import responses
 from sandlot.sdk.config import Target
 from sandlot.sdk.http import unreachable_error
+from sandlot.sdk.responses import error_from_response
 
 OPEN_TIMEOUT_S = 60.0
 PING_S, PONG_S = 20.0, 120.0
-"""A terminal whose reader takes its time answers pings late; a service that is gone answers none."""
+"""A slow reader of a terminal answers pings late; a service that is gone does not answer."""
 MESSAGE_MAX_BYTES = 4 * 1024 * 1024
-TERMINAL_HINT = "What was started goes on: go back to it with `pty.connect(id, offset)`."
-TUNNEL_HINT = "The program sees its connection broken off; open another tunnel."
+TERMINAL_HINT = "The program keeps running: attach again with `pty.connect(id, offset)`."
+TUNNEL_HINT = "The program's connection was reset; open another tunnel."
 
 
 def address(target: Target, path: str) -> str:
-    """Where a path's WebSocket is; a prefix of the service's address is kept. Pure."""
+    """Return the WebSocket URL of a path; a prefix in the service's address is kept."""
     parts = urlsplit(f"{target.base_url}{path}")
     return urlunsplit(parts._replace(scheme="wss" if parts.scheme == "https" else "ws"))
 
 
 def options(target: Target) -> dict[str, Any]:
-    """How one is opened."""
+    """Return the arguments of ``websockets.connect``."""
     return {
         "additional_headers": {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key}"},
         "user_agent_header": f"sandlot-python/{__version__}",
@@ -43,42 +43,43 @@ def options(target: Target) -> dict[str, Any]:
 
 @contextmanager
 def translated(target: Target, *, hint: str = TERMINAL_HINT) -> Iterator[None]:
-    """Turn what websockets raises in the body into errors of the one tree.
+    """Convert exceptions of websockets in the body of the ``with`` statement.
 
     Args:
         target: The service.
-        hint: What to do where the connection broke.
+        hint: Hint of the error for a lost connection.
 
     Raises:
-        SandlotError: The service refused it, for its own reason.
-        UnavailableError: Nobody answers, or the connection broke.
+        SandlotError: The service refused the WebSocket.
+        UnavailableError: The service does not accept connections, or the connection broke.
     """
-    from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI  # noqa: PLC0415 - likewise rarely used
+    from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI  # noqa: PLC0415 - rarely used
 
     try:
         yield
     except InvalidStatus as error:
-        answer = error.response
-        headers = answer.headers
-        raise responses.error_from_response(
-            answer.status_code, headers.get("content-type", ""), bytes(answer.body or b""), headers.get("x-request-id", "")
+        response = error.response
+        headers = response.headers
+        raise error_from_response(
+            response.status_code, headers.get("content-type", ""), bytes(response.body or b""), headers.get("x-request-id", "")
         ) from error
     except ConnectionClosed as error:
         raise UnavailableError(
-            f"The connection to {target} broke: {str(error)[:200]}.",
+            f"The connection to {target} was lost: {str(error)[:200]}.",
             code=ErrorCode.SERVICE_UNAVAILABLE,
             hint=hint,
         ) from error
     except (InvalidHandshake, InvalidURI) as error:
         raise InternalError(
-            f"{target} opened no WebSocket: {str(error)[:200]}.", hint="Check that SANDLOT_URL is the address of a Sandlot service, and its proxies."
+            f"Cannot open a WebSocket to {target}: {str(error)[:200]}.",
+            hint="Check that SANDLOT_URL is the address of a Sandlot service, and that proxies before it allow WebSockets.",
         ) from error
     except (OSError, TimeoutError) as error:
-        raise unreachable_error(target, str(error)) from error
+        raise unreachable_error(target, error) from error
 
 
 def ended_well(error: UnavailableError) -> bool:
-    """Whether an error of :func:`translated` is the service's goodbye (1000, RFC 6455 7.4.1)."""
-    from websockets.exceptions import ConnectionClosedOK  # noqa: PLC0415 - likewise
+    """Return True if an error of :func:`translated` is a normal closure by the service (1000, RFC 6455 7.4.1)."""
+    from websockets.exceptions import ConnectionClosedOK  # noqa: PLC0415 - rarely used
 
     return isinstance(error.__cause__, ConnectionClosedOK)

@@ -13,6 +13,7 @@ import typer
 
 from sandlot.cli.main import app, dispatch
 from sandlot.model.errors import InvalidRequestError
+from sandlot.sdk.local_service import LocalService
 
 COMMANDS = tuple(command.name or "" for command in app.registered_commands) + tuple(group.name or "" for group in app.registered_groups)
 HEAVY = {
@@ -102,12 +103,12 @@ def test_a_defect_is_a_line_unless_the_traceback_is_asked_for(monkeypatch: pytes
 def test_no_service_is_started_only_to_be_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    def started(folder: Path) -> None:
-        raise AssertionError(f"a service was started in {folder}")
+    def started(local: LocalService) -> None:
+        raise AssertionError(f"a service was started in {local.data_dir}")
 
     monkeypatch.delenv("SANDLOT_URL")
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setattr("sandlot.sdk.local_service.ensure", started)
+    monkeypatch.setattr("sandlot.sdk.local_service.LocalService.ensure", started)
     for command in ("info sb-x", "set-timeout sb-x 5", "usage sb-x", "limit sb-x --pids 20", "rm sb-x", "capacity"):
         with subtests.test(command=command):
             assert dispatch(command.split()) == 1

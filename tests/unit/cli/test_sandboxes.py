@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from sandlot.cli.main import dispatch
+from sandlot.sdk.local_service import LocalService
 from tests.unit.sdk.scripted import Reply, Script, Seen, problem
 
 BOX: dict[str, Any] = {
@@ -81,13 +82,13 @@ def test_rm_goes_on_after_a_failure_and_says_so(there: Script, capsys: pytest.Ca
 def test_where_sandboxes_may_live_on_their_service_is_started_to_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[Path] = []
 
-    def start(folder: Path) -> None:
-        started.append(folder)
+    def start(local: LocalService) -> None:
+        started.append(local.data_dir)
         raise InterruptedError
 
     monkeypatch.delenv("SANDLOT_URL", raising=False)
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr("sandlot.sdk.local_service.ensure", start)
+    monkeypatch.setattr("sandlot.sdk.local_service.LocalService.ensure", start)
     assert dispatch(["ls"]) == 0
     assert started == []
     (tmp_path / "sandboxes" / "one").mkdir(parents=True)

@@ -83,7 +83,7 @@ def test_what_is_not_given_is_not_sent() -> None:
 
 
 def test_a_word_that_is_none_is_refused_before_anything_is_sent() -> None:
-    with pytest.raises(InvalidRequestError, match=r"no tiemout.*timeout"):
+    with pytest.raises(InvalidRequestError, match=r"tiemout.* timeout"):
         batch_body([{"language": "bash", "code": "", "tiemout": 1}], None)
 
 

@@ -94,7 +94,7 @@ async def test_a_service_that_ends_is_told_and_one_that_is_not_there(tmp_path: P
         async with serve_in_background(at.service, [listener.unix_socket(at.service.settings.socket)]):
             sandbox = await AsyncSandbox.connect((await at.sandbox()).id, url=f"unix://{at.service.settings.socket}")
             screen = await sandbox.pty.create("sleep 4362")
-        with pytest.raises(UnavailableError, match="broke"):
+        with pytest.raises(UnavailableError):
             await screen.read()
         with pytest.raises(UnavailableError):
             await sandbox.pty.connect(screen.id)

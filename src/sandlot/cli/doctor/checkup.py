@@ -246,12 +246,12 @@ def check_images(built: Sequence[str], names: Sequence[str], *, builder: bool) -
 
 def look_at_service(*, required: bool) -> list[dict[str, Any]]:
     """Whether a service answers; a local one need not, because it is started when it is needed."""
-    from sandlot.sdk import Client, local_service
+    from sandlot.sdk import Client, LocalService
 
     facts: dict[str, Any] = {"running": False}
     try:
         with Client(autostart=False) as client:
-            if client.target.socket is not None and client.target.local is not None and not local_service.answers(client.target.socket):
+            if client.target.local is not None and not LocalService(client.target.local).is_running():
                 detail = "not running; it starts when it is needed"
                 return [Finding("service", ok=True, detail=detail, required=False, group="service", facts=facts).dump()]
             found = client.service.version()

@@ -18,6 +18,7 @@ from sandlot.sdk._sync import backend
 from sandlot.sdk.config import Target
 from sandlot.sdk.converter import structure_list
 from sandlot.sdk.http import ConnectionFailedError, ConnectionLostError, sendable, translated, unreachable_error
+from sandlot.sdk.local_service import LocalService
 from sandlot.sdk.sse import Decoder, Event
 
 T = TypeVar("T")
@@ -242,8 +243,8 @@ class Transport:
         """Before the first request over a unix socket: start the local service, or check that a service listens."""
         if self._is_socket_checked is False and self.target.socket is not None:
             if self.target.local is not None and self._autostart:
-                backend.in_thread(local_service.ensure, self.target.local)
-            elif not backend.in_thread(local_service.answers, self.target.socket):
+                backend.in_thread(LocalService(self.target.local).ensure)
+            elif not backend.in_thread(local_service.is_listening, self.target.socket):
                 raise unreachable_error(self.target)
             self._is_socket_checked = self._has_connected = True
 
