@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
+from sandlot.model.ids import SANDBOX_ID
 from sandlot.web.errors import BodyRefusedError
 from sandlot.web.listener import HUNG_UP
 from sandlot.web.streaming import wait_for_disconnect
@@ -30,6 +33,39 @@ def get_principal(request: HTTPConnection) -> Principal:
     """Return the principal of a request, which the middleware has authenticated."""
     principal: Principal = request.scope["state"]["principal"]
     return principal
+
+
+async def get_sandbox_id(request: HTTPConnection, id_or_name: str) -> str:
+    """Return the id of a sandbox that a path names by its id or its name.
+
+    A name means the caller's own live sandbox with this name. An id is returned as it is, and never looked up as a name.
+
+    Raises:
+        NotFoundError: The caller has no live sandbox with the name (code ``sandbox_not_found``).
+    """
+    if SANDBOX_ID.fullmatch(id_or_name):
+        return id_or_name
+    return (await get_node(request).sandboxes.get(get_principal(request), id_or_name)).id
+
+
+class SandboxRoute(APIRoute):
+    """A route that takes the name of a sandbox wherever its path has ``{sandbox}``, and passes the id to its endpoint.
+
+    The name is resolved once, before the request body is read. This is a class of routes, because a dependency costs a request 10 µs.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of the route, behind the lookup of the name."""
+        handle = super().get_route_handler()
+        if "{sandbox}" not in self.path_format:
+            return handle
+
+        async def resolve_and_handle(request: Request) -> Response:
+            parameters = request.path_params
+            parameters["sandbox"] = await get_sandbox_id(request, parameters["sandbox"])
+            return await handle(request)
+
+        return resolve_and_handle
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -152,7 +152,7 @@ async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(s
     ):
 
         async def upload(content: bytes | AsyncIterator[bytes]) -> httpx.Response:
-            return await http.put("/v1/sandboxes/s/files/content", params={"path": "/tmp/upload"}, content=content)
+            return await http.put("/v1/sandboxes/sb-node-aaaaaaaaaaaaaaaa/files/content", params={"path": "/tmp/upload"}, content=content)
 
         for allowed in (b"x" * 1000, pieces(1000)):
             response = await upload(allowed)
@@ -235,7 +235,10 @@ async def test_a_body_that_stops_half_way_is_given_up(
 ) -> None:
     monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.2)
     scripted.script("files.write", write)
-    for method, path in (("POST", "/v1/sandboxes/s/code"), ("PUT", "/v1/sandboxes/s/files/content?path=/tmp/x")):
+    for method, path in (
+        ("POST", "/v1/sandboxes/sb-node-aaaaaaaaaaaaaaaa/code"),
+        ("PUT", "/v1/sandboxes/sb-node-aaaaaaaaaaaaaaaa/files/content?path=/tmp/x"),
+    ):
         reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
         writer.write(f'{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n{{"code": "'.encode())
         answered = await reader.read()

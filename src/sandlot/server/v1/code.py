@@ -31,7 +31,7 @@ from sandlot.model.streams import Stream
 from sandlot.server.v1.common import EventTable, IdempotencyKey, Problem, documented_response
 from sandlot.server.v1.processes import WAIT_MOST_S, LostEvent, OutputEvent, captured
 from sandlot.web import streaming
-from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, json_response
 
 _TEXT_TYPES = ("text/", "application/json", "application/javascript", "application/xml", "image/svg+xml")
@@ -250,7 +250,7 @@ OFFSETS = 3
 
 DIGITS = 18
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"], route_class=SandboxRoute)
 
 
 @router.post(

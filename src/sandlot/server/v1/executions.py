@@ -16,7 +16,7 @@ from sandlot.model.repositories import Position
 from sandlot.server.v1.common import EventTable, Problem, documented_response
 from sandlot.server.v1.processes import StreamName
 from sandlot.web import pagination, streaming
-from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.dependencies import SandboxRoute, get_node, get_principal
 from sandlot.web.models import QueryModel, ResponseModel, Text, json_response
 
 
@@ -162,7 +162,7 @@ LOG_EVENTS: EventTable = {
     "failure": Problem,
 }
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=SandboxRoute)
 
 
 @router.get("/executions", tags=["executions"], responses=documented_response(ExecutionsResponse, "A page of them, newest first."))

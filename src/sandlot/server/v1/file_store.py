@@ -17,7 +17,7 @@ from sandlot.server.v1.common import PROBLEM, UserName, documented_response, raw
 from sandlot.server.v1.files import FileEntryResponse
 from sandlot.web import multipart
 from sandlot.web.body_limits import streams_body
-from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal, iter_body
+from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal, iter_body
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
 
@@ -92,7 +92,7 @@ class ExportFileRequest(RequestModel):
     user: UserName = Field(default="user", description="Who it is read as.")
 
 
-router = APIRouter(tags=["file_store"])
+router = APIRouter(tags=["file_store"], route_class=SandboxRoute)
 
 _BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}, "description": "Its bytes, under its own media type."},

@@ -17,7 +17,7 @@ from sandlot.server.v1.common import PROBLEM, UserName, documented_response, raw
 from sandlot.web import ranges, streaming
 from sandlot.web.auth import OWNER, SIGNED_PATH
 from sandlot.web.body_limits import streams_body
-from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
 
@@ -181,7 +181,7 @@ class SignedUrlQuery(QueryModel):
     signature: str = Field(description="Of all the others.")
 
 
-router = APIRouter(tags=["files"])
+router = APIRouter(tags=["files"], route_class=SandboxRoute)
 TAR, GZIP = "application/x-tar", "application/gzip"
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: _BINARY, GZIP: _BINARY}, "description": "The archive."}, **PROBLEM}

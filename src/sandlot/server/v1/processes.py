@@ -28,7 +28,7 @@ from sandlot.model.streams import Stream
 from sandlot.server.v1.common import PROBLEM, EventTable, Problem, UserName, documented_response, raw_body
 from sandlot.web import streaming
 from sandlot.web.body_limits import streams_body
-from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts, json_response
 
 StreamName = Literal["stdout", "stderr"]
@@ -322,7 +322,7 @@ PROCESS_EVENTS: EventTable = {"started": ProcessStartedEvent, "output": OutputEv
 
 DIGITS = 18
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"], route_class=SandboxRoute)
 
 
 @router.post(

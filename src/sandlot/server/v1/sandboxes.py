@@ -29,7 +29,7 @@ from sandlot.model.sandboxes import (
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, Limits, OnTimeout, VolumeMount
 from sandlot.server.v1.common import PROBLEM, documented_response
 from sandlot.web import pagination
-from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, json_response
 
 MOST_FILES = 100
@@ -367,7 +367,7 @@ class VolumeMountResponse(ResponseModel):
         return cls(volume=mount.volume, path=mount.path, read_only=mount.read_only)
 
 
-router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
+router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"], route_class=SandboxRoute)
 
 
 _FOUND = documented_response(SandboxResponse, "The live sandbox that has the name; only with `if_exists` `return`.")

@@ -14,7 +14,7 @@ from sandlot.model.specs import SnapshotKind
 from sandlot.server.v1.common import PROBLEM, documented_response
 from sandlot.server.v1.sandboxes import LimitsResponse, NetworkResponse
 from sandlot.web import pagination
-from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 
 
@@ -87,7 +87,7 @@ class SnapshotsQuery(QueryModel):
     limit: int = Field(default=100, ge=1, le=1000, description="Snapshots on one page, at most.")
 
 
-router = APIRouter(tags=["snapshots"])
+router = APIRouter(tags=["snapshots"], route_class=SandboxRoute)
 
 
 @router.post(

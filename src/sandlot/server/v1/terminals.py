@@ -36,7 +36,7 @@ from sandlot.model.streams import Duplex
 from sandlot.server.v1.common import documented_response
 from sandlot.server.v1.processes import ProcessOutcomeResponse, ProcessSignalResponse, TerminalSize
 from sandlot.web import errors, websocket
-from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.dependencies import SandboxRoute, get_node, get_principal, get_sandbox_id
 from sandlot.web.models import QueryModel, json_response
 from sandlot.web.request_id import get_request_id
 
@@ -51,7 +51,7 @@ class TerminalQuery(QueryModel):
 
 _TYPED = "Send bytes to type, or a JSON object with 'resize', 'signal' or 'eof' as text."
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["terminals"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["terminals"], route_class=SandboxRoute)
 
 
 @router.post("/{process}/resize", responses=documented_response(ProcessSignalResponse, "It has that size."))
@@ -71,7 +71,7 @@ async def connect(sandbox: str, process: str, socket: WebSocket) -> None:
     `{"eof": true}`. A process with a terminal is started by POST with `pty` and `background`.
     """
     query = websocket.parse_query(socket, TerminalQuery)
-    node, principal = get_node(socket), get_principal(socket)
+    node, principal, sandbox = get_node(socket), get_principal(socket), await get_sandbox_id(socket, sandbox)
     connected = await node.terminals.connect(principal, sandbox, process, offset=query.stdout_from)
     try:
         if query.rows is not None and query.cols is not None:

@@ -15,12 +15,12 @@ from fastapi import APIRouter, Request, Response, WebSocket
 
 from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.web import duplex, errors, websocket
-from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.dependencies import SandboxRoute, get_node, get_principal, get_sandbox_id
 from sandlot.web.request_id import get_request_id
 
 _SAID = "Send bytes as binary messages, and {'end': true} as text after the last."
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/ports")
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/ports", route_class=SandboxRoute)
 
 
 @router.websocket("/{port}/tunnel", name="tunnels_connect")
@@ -31,7 +31,7 @@ async def connect(sandbox: str, port: int, socket: WebSocket) -> None:
     `failure` that the connection was cut; `{"end": true}` from the client ends its half. Closing the WebSocket before both halves have ended resets
     the connection. Where nothing listens, the answer is 404 `port_not_found`.
     """
-    opened = await get_node(socket).tunnels.connect(get_principal(socket), sandbox, port)
+    opened = await get_node(socket).tunnels.connect(get_principal(socket), await get_sandbox_id(socket, sandbox), port)
     try:
         await socket.accept()
         try:

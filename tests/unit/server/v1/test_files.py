@@ -108,20 +108,29 @@ async def test_a_sandbox_that_ends_cuts_the_download(at: Bench, http: httpx.Asyn
 async def test_error_in_a_download_breaks_the_response(scripted: ScriptedNode, local: httpx.AsyncClient) -> None:
     stream = ScriptedStream(b"x" * 100_000, SandboxEndedError("The sandbox has ended."), entry=entry(size=200_000))
     scripted.script("files.read", stream)
-    async with local.stream("GET", "/v1/sandboxes/s/files/content", params={"path": "/workspace/big", "offset": 7}) as response:
+    async with local.stream(
+        "GET", "/v1/sandboxes/sb-node-aaaaaaaaaaaaaaaa/files/content", params={"path": "/workspace/big", "offset": 7}
+    ) as response:
         assert response.status_code == 200
         with pytest.raises(httpx.RemoteProtocolError):
             async for _ in response.aiter_raw():
                 pass
     await stream.closed.wait()
-    expected = {"principal": OPERATOR, "sandbox": "s", "path": "/workspace/big", "offset": 7, "length": None, "user": User.USER}
+    expected = {
+        "principal": OPERATOR,
+        "sandbox": "sb-node-aaaaaaaaaaaaaaaa",
+        "path": "/workspace/big",
+        "offset": 7,
+        "length": None,
+        "user": User.USER,
+    }
     assert scripted.calls[0] == Call("files.read", expected)
 
 
 async def test_download_is_closed_when_its_client_leaves(scripted: ScriptedNode, local: httpx.AsyncClient) -> None:
     stream = ScriptedStream(b"x" * 100_000, asyncio.Event(), b"never", entry=entry(size=200_000))
     scripted.script("files.read", stream)
-    async with local.stream("GET", "/v1/sandboxes/s/files/content", params={"path": "/workspace/big"}) as response:
+    async with local.stream("GET", "/v1/sandboxes/sb-node-aaaaaaaaaaaaaaaa/files/content", params={"path": "/workspace/big"}) as response:
         await anext(response.aiter_raw())
         assert not stream.closed.is_set()
     await stream.closed.wait()

@@ -26,7 +26,7 @@ def tunnel(*items: bytes | Exception | asyncio.Event) -> ScriptedStream[bytes]:
 
 @asynccontextmanager
 async def opened(served: RunningService, port: int = 8000) -> AsyncIterator[ClientConnection]:
-    path = f"/v1/sandboxes/s/ports/{port}/tunnel"
+    path = f"/v1/sandboxes/sb-node-aaaaaaaaaaaaaaaa/ports/{port}/tunnel"
     async with unix_connect(str(served.settings.socket), f"ws://sandlot{path}", compression=None) as made:
         yield made
 
@@ -53,7 +53,7 @@ async def test_each_half_ends_by_itself(scripted: ScriptedNode, served: RunningS
         assert json.loads(await socket.recv()) == {"event": "end"}
         assert await closed(socket) == 1000
     await stream.closed.wait()
-    assert scripted.calls[0] == Call("tunnels.connect", {"principal": OPERATOR, "sandbox": "s", "port": 8000})
+    assert scripted.calls[0] == Call("tunnels.connect", {"principal": OPERATOR, "sandbox": "sb-node-aaaaaaaaaaaaaaaa", "port": 8000})
 
 
 async def test_client_that_closes_in_the_middle_closes_the_tunnel_without_its_end(scripted: ScriptedNode, served: RunningService) -> None:
