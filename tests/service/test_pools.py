@@ -187,7 +187,7 @@ def test_pool_of_a_key_outlives_kills_and_a_stop_of_the_service_and_is_deleted_w
             assert box.run_code("kept").text == "42"
             wait_for(is_full, service)
 
-        service.client.keys.revoke("anne")
+        service.client.keys.delete("anne")
         wait_for(lambda: service.client.pools.list() == [], service)
         wait_for(lambda: snapshots(cache) == [], service)  # it was nobody else's
 

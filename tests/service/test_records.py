@@ -36,9 +36,9 @@ def test_file_is_uploaded_injected_kept_downloaded_and_deleted(service: LocalSer
     kept = service.client.file_store.upload(source, on_progress=lambda told: moved.append(told.done_bytes))
     assert (kept.filename, kept.media_type, kept.size_bytes, moved[-1]) == ("data set.csv", "text/csv", 3 * MIB, 3 * MIB)
     assert kept.sha256 == hashlib.sha256(source.read_bytes()).hexdigest()
-    (entry,) = service.client.file_store.inject(sandbox.id, [kept.id], path="/workspace/in")
+    (entry,) = service.client.file_store.import_files(sandbox.id, [kept.id], path="/workspace/in")
     assert sandbox.commands.run("sha256sum < '/workspace/in/data set.csv'").stdout.split()[0] == kept.sha256
-    back = service.client.file_store.keep(sandbox.id, entry.path, filename="back.csv")
+    back = service.client.file_store.export_file(sandbox.id, entry.path, filename="back.csv")
     assert service.client.file_store.download(back.id, tmp_path).read_bytes() == source.read_bytes()
     assert service.client.file_store.read(back.id) == source.read_bytes()
     page = service.client.file_store.list(limit=1)

@@ -87,7 +87,7 @@ def test_disabled_and_failing_webhooks_get_what_they_missed_after_a_kill() -> No
             assert [each[1:] for each in failing.got if each[0] == 200] == missed
             while client.webhooks.get(failed.id).delivered < 3:
                 time.sleep(0.02)
-            client.webhooks.remove(failed.id)
+            client.webhooks.delete(failed.id)
 
 
 def _made(url: str, key: str) -> str:

@@ -201,7 +201,7 @@ def revoke_key(*, key: Annotated[str, typer.Argument(metavar="NAME|ID", help="Th
     def by_api(client: Client) -> str:
         found = client.keys.list()
         chosen = next((each for each in found if each.id == key), next((each for each in found if each.name == key), None))
-        client.keys.revoke(key if chosen is None else chosen.id)
+        client.keys.delete(key if chosen is None else chosen.id)
         return key if chosen is None else chosen.id
 
     id_ = _done(by_api, directly)

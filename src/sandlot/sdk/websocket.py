@@ -83,3 +83,10 @@ def ended_well(error: UnavailableError) -> bool:
     from websockets.exceptions import ConnectionClosedOK  # noqa: PLC0415 - rarely used
 
     return isinstance(error.__cause__, ConnectionClosedOK)
+
+
+def invalid_message_error(target: Target) -> InternalError:
+    """Return the error for a text message that is not an event of the service."""
+    return InternalError(
+        f"The server at {target.base_url} sent an invalid WebSocket message.", hint="Check that SANDLOT_URL is the address of a Sandlot service."
+    )

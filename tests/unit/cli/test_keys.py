@@ -144,14 +144,14 @@ async def test_the_synchronous_client_has_the_same_verbs_and_the_right_to_them_i
 
     def use() -> None:
         with Client(url=url, api_key=plain) as client:
-            me = client.keys.whoami()
+            me = client.keys.get_current()
             assert (me.name, me.operator, me.quota) == ("plain", False, Quota(sandboxes=7))
             with pytest.raises(ForbiddenError):
                 client.keys.list()
         with Client(url=url, api_key=boss) as client:
             assert [each.name for each in client.keys.list()] == ["plain", "boss"]
             assert client.keys.create("third").key.startswith("sandlot_")
-            client.keys.revoke("third")
+            client.keys.delete("third")
 
     async with serve_in_background(at.service, [tcp]):
         await asyncio.to_thread(use)

@@ -15,10 +15,10 @@ from tests.unit.sdk.scripted import Reply, Script, problem
 def test_names_are_quoted_in_paths(client: Client, service: Script) -> None:
     calls: dict[str, Callable[[str], Any]] = {
         "/v1/pools/": client.pools.remove,
-        "/v1/webhooks/": client.webhooks.remove,
+        "/v1/webhooks/": client.webhooks.delete,
         "/v1/snapshots/": client.snapshots.delete,
         "/v1/volumes/": client.volumes.delete,
-        "/v1/keys/": client.keys.revoke,
+        "/v1/keys/": client.keys.delete,
     }
     for call in calls.values():
         service.say(problem(404, "not_found", retryable=False))

@@ -105,7 +105,7 @@ def remove_webhooks(*, ids: Annotated[list[str], typer.Argument(metavar="ID...",
     """
     with asking() as client:
         for id_ in ids:
-            client.webhooks.remove(id_)
+            client.webhooks.delete(id_)
             typer.echo(id_)
 
 

@@ -1,4 +1,4 @@
-"""What differs between the asynchronous and the synchronous client beyond keywords; its twin is written by hand too."""
+"""Asynchronous primitives of the client. ``_sync/backend.py`` has the synchronous ones; both are written by hand."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 Callback: TypeAlias = Callable[[T], Awaitable[object] | object]
-"""Called with each piece as it arrives; a coroutine function is awaited."""
+"""Called with each piece as it arrives. A coroutine that it returns is awaited."""
 Data: TypeAlias = str | bytes | IO[bytes] | IO[str] | Iterable[bytes] | AsyncIterable[bytes]
-"""What can be written to a file or to standard input."""
+"""Content of a file or of standard input."""
 
 CHUNK_BYTES = 256 * 1024
-"""How much of a file is read and sent at once."""
+"""Size of the chunks in which files are read and sent."""
 CLEANUP_S = 30.0
 KEEP_ALIVE_S = 60.0
-"""How long an idle connection is kept; less than the service keeps it."""
+"""Seconds for which an idle connection is kept; the service keeps connections longer."""
 
 
 def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout) -> httpx.AsyncClient:
-    """One pool of keep-alive connections to the service."""
+    """Return a pool of keep-alive connections to the service."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=KEEP_ALIVE_S)
     if target.socket is not None:
         transport = httpx.AsyncHTTPTransport(uds=str(target.socket), limits=limits, verify=tls_context(target))
@@ -51,8 +51,8 @@ def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout)
 
 
 async def web_socket(target: Target, path: str) -> Socket:
-    """A WebSocket to the service."""
-    from websockets.asyncio.client import connect, unix_connect  # noqa: PLC0415 - most clients open none
+    """Open a WebSocket to the service."""
+    from websockets.asyncio.client import connect, unix_connect  # noqa: PLC0415 - most clients open no WebSocket
 
     address, options = websocket.address(target, path), websocket.options(target)
     with websocket.translated(target):
@@ -60,22 +60,22 @@ async def web_socket(target: Target, path: str) -> Socket:
 
 
 async def sleep(delay_s: float) -> None:
-    """Wait."""
+    """Sleep."""
     await anyio.sleep(delay_s)
 
 
 async def in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call something that blocks."""
+    """Call a blocking function in a thread."""
     return await anyio.to_thread.run_sync(function, *args)
 
 
 async def collected(items: AsyncIterable[T]) -> list[T]:
-    """All of them."""
+    """Return all items as a list."""
     return [item async for item in items]
 
 
 async def call(callback: Callback[T] | None, value: T) -> None:
-    """Tell a callback, if there is one."""
+    """Call a callback if there is one."""
     if callback is None:
         return
     outcome = callback(value)
@@ -84,7 +84,7 @@ async def call(callback: Callback[T] | None, value: T) -> None:
 
 
 def shielded() -> AbstractContextManager[object]:
-    """Clean-up in the body is carried out even where the task has been cancelled, for a bounded time."""
+    """Return a context in which a cancelled task can clean up, for at most ``CLEANUP_S`` seconds."""
     return anyio.move_on_after(CLEANUP_S, shield=True)
 
 
@@ -133,12 +133,12 @@ def awaitable_context(function: Callable[P, Coroutine[Any, Any, C]]) -> Callable
 
 @asynccontextmanager
 async def beside() -> AsyncIterator[Callable[..., object]]:
-    """Gives a function that starts activities: they run while the body does, and are stopped when it ends."""
+    """Yield a function that starts tasks; they are cancelled when the body ends."""
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
         try:
             yield group.start_soon
-        except Exception as error:  # noqa: BLE001 - raised again below: inside of the group it would be wrapped in a group
+        except Exception as error:  # noqa: BLE001 - raised below, because the group would wrap it in an ExceptionGroup
             failure = error
         group.cancel_scope.cancel()
     if failure is not None:
@@ -146,7 +146,7 @@ async def beside() -> AsyncIterator[Callable[..., object]]:
 
 
 async def chunks(data: Data) -> AsyncIterator[bytes]:
-    """Any kind of data as pieces of bytes; a file is read as fast as the far side takes it."""
+    """Iterate over data in chunks; a file is read as fast as the chunks are used."""
     if isinstance(data, str):
         data = data.encode()
     if isinstance(data, bytes | bytearray | memoryview):

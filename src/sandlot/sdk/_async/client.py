@@ -62,7 +62,7 @@ class AsyncClient:
         self.service = AsyncService(transport)
         """The service itself."""
         self.programs = AsyncPrograms(transport)
-        """Programs that are run once, each in a sandbox of its own."""
+        """One-shot programs with output comparison."""
 
     @property
     def target(self) -> Target:

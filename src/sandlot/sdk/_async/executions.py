@@ -1,4 +1,4 @@
-"""The log of executions."""
+"""Runs of code and commands, as ``client.executions``."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from sandlot.sdk.models.executions import ExecutionInfo
 
 
 class AsyncExecutions:
-    """The log of runs: your own; with an operator's key everybody's."""
+    """The log of the caller's runs of code and commands; with an operator's key, of everybody's."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
-    async def list(self, *, sandbox: str | None = None, limit: int | None = 100) -> builtins.list[ExecutionInfo]:
-        """What ran, newest first.
+    async def list(self, *, sandbox: str | None = None, limit: int | None = None) -> builtins.list[ExecutionInfo]:
+        """List runs, newest first.
 
         Args:
-            sandbox: What ran in that one only.
-            limit: So many at most; None is all that the service keeps.
+            sandbox: Only runs in this sandbox, by its id.
+            limit: Maximum number of runs. Default: all that the service keeps.
         """
         return await backend.collected(self.iter(sandbox=sandbox, limit=limit))
 
     def iter(self, *, sandbox: str | None = None, limit: int | None = None) -> AsyncIterator[ExecutionInfo]:
-        """The same, one by one: a page is asked for when the one before was used."""
+        """Iterate over runs, newest first, and read them page by page. Arguments as in :meth:`list`."""
         return self._transport.paginate("/v1/executions", "executions", ExecutionInfo, params=requests.omit_none(sandbox=sandbox), limit=limit)
 
     async def get(self, execution: str) -> ExecutionInfo:
-        """One run: what it was, what it wrote, how it ended.
+        """Get a run with its code or command, output and outcome.
 
         Args:
-            execution: The id of the process or cell.
+            execution: Id of the run, which for a command is the id of its process.
 
         Raises:
-            NotFoundError: There is none, or it is older than what is kept.
+            NotFoundError: ``execution_not_found``: no such run, or the service no longer keeps it.
         """
         return structure(ExecutionInfo, await self._transport.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))

@@ -1,4 +1,4 @@
-"""Programs that are run once, each in a sandbox of its own, as ``client.programs``."""
+"""One-shot programs with output comparison, as ``client.programs``."""
 
 from __future__ import annotations
 

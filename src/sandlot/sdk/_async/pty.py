@@ -1,4 +1,4 @@
-"""Terminals in a sandbox: a shell, or anything that wants one, over a WebSocket."""
+"""Interactive terminals in a sandbox, over a WebSocket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import urlencode
 
-from sandlot.model.errors import InternalError
 from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.commands import send_signal
@@ -16,16 +15,17 @@ from sandlot.sdk.converter import structure
 from sandlot.sdk.models.processes import CommandResult
 
 SHELL = ("/bin/bash",)
-"""The service takes sh where an image has no bash."""
+"""The service starts sh if the template has no bash."""
 
 
 class AsyncPty:
-    """The terminals of one sandbox."""
+    """The terminals of one sandbox, as ``sandbox.pty``."""
 
     def __init__(self, transport: AsyncTransport, sandbox: str) -> None:
         self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/processes"
 
+    @backend.awaitable_context
     async def create(
         self,
         cmd: str | Sequence[str] = SHELL,
@@ -38,26 +38,27 @@ class AsyncPty:
         timeout: float | None = None,
         tag: str | None = None,
     ) -> AsyncTerminal:
-        """Start a program on a terminal, by default a shell, and look at it.
+        """Start a program on a new terminal and connect to it.
 
         Args:
-            cmd: Text for a shell, or a list of program and arguments.
-            rows: Of the terminal.
-            cols: The same.
-            envs: Added to the sandbox's environment; ``TERM`` is ``xterm-256color`` unless given.
-            cwd: Folder to run in, absolute; by default ``/workspace``.
-            user: ``user`` (the default) or ``root``.
-            timeout: Seconds until its whole session is killed; None sets no limit but the sandbox's.
-            tag: A word of your own by which ``commands.list`` tells it.
+            cmd: A shell command, or a list of program and arguments. Default: an interactive bash.
+            rows: Height of the terminal in characters.
+            cols: Width of the terminal in characters.
+            envs: Environment variables of the program. Default of ``TERM``: ``xterm-256color``.
+            cwd: Absolute path of the working directory. Default: ``/workspace``.
+            user: ``user`` (default) or ``root``.
+            timeout: Seconds until the whole session is killed. Default: no limit.
+            tag: Text by which ``commands.list`` shows the process.
 
         Raises:
-            SandboxEndedError: The sandbox ended, now or before.
-            InvalidRequestError: The command, environment, folder, size or timeout is one that the sandbox cannot take.
+            NotFoundError: ``program_not_found`` or ``working_directory_not_found``.
+            SandboxEndedError: The sandbox has ended.
         """
         body = requests.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=timeout, background=True, stdin=None, stdin_open=False, tag=tag)
-        answer = await self._transport.request("POST", self._path, body={**body, "pty": {"rows": rows, "cols": cols}})
-        return await self.connect(str(answer["process"]), offset=0)
+        response = await self._transport.request("POST", self._path, body={**body, "pty": {"rows": rows, "cols": cols}})
+        return await self.connect(str(response["process"]), offset=0)
 
+    @backend.awaitable_context
     async def connect(
         self,
         id: str,  # noqa: A002 - the word of the API
@@ -66,23 +67,23 @@ class AsyncPty:
         rows: int | None = None,
         cols: int | None = None,
     ) -> AsyncTerminal:
-        """Look at a terminal that is there already; others that look at it do so still.
+        """Connect to an existing terminal; other connections to it stay.
 
         Args:
-            id: The process.
-            offset: Where in its output to go on, such as :attr:`AsyncTerminal.offset`; by default the oldest that is kept.
-            rows: With ``cols``, its size from now on.
-            cols: The same.
+            id: Id of the process.
+            offset: Byte of the output to start at, such as :attr:`AsyncTerminal.offset`. Default: the oldest that the sandbox keeps.
+            rows: With ``cols``, new height of the terminal.
+            cols: With ``rows``, new width of the terminal.
 
         Raises:
-            NotFoundError: There is no such process.
-            ConflictError: It has no terminal.
+            NotFoundError: ``process_not_found``.
+            ConflictError: The process has no terminal.
         """
         path = f"{self._path}/{requests.path_segment(id)}"
         query = urlencode(requests.omit_none(stdout_from=offset, rows=rows, cols=cols))
         terminal = AsyncTerminal(self._transport, path, id, await self._transport.web_socket(f"{path}/terminal{'?' if query else ''}{query}"))
         try:
-            await terminal.begin()
+            await terminal.start()
         except BaseException:
             await terminal.aclose()
             raise
@@ -90,9 +91,9 @@ class AsyncPty:
 
 
 class AsyncTerminal:
-    """A program on a terminal, looked at. Iterate it for what it shows, as bytes; it lives on when this is closed.
+    """A connection to a program on a terminal. Iterate over it for the output as bytes. The program continues when the connection is closed.
 
-    Of two threads one may read and the other send.
+    One thread may read while another one sends.
     """
 
     def __init__(self, transport: AsyncTransport, path: str, process: str, socket: backend.Socket) -> None:
@@ -102,11 +103,11 @@ class AsyncTerminal:
         self._end: dict[str, Any] | None = None
         self._pid: int | None = None
         self.id = process
-        """The process's id, for ``pty.connect`` and ``commands``."""
+        """Id of the process, for ``pty.connect`` and ``commands``."""
         self.offset = 0
-        """Where in the whole output the next bytes begin."""
+        """Position of the next bytes in the whole output."""
         self.lost_bytes = 0
-        """How many bytes were no longer kept when they were asked for."""
+        """Number of bytes that the sandbox no longer kept when they were read."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,16 +117,16 @@ class AsyncTerminal:
 
     @property
     def pid(self) -> int | None:
-        """Its process id inside the sandbox."""
+        """Process id (PID) inside the sandbox."""
         return self._pid
 
     @property
     def result(self) -> CommandResult | None:
-        """How it ended, once that was seen; its output is not in it."""
+        """Result of the program without its output, once its end was read; None before."""
         return None if self._end is None else structure(CommandResult, self._end)
 
-    async def begin(self) -> None:
-        """Wait for the service's first word; whoever made it has."""
+    async def start(self) -> None:
+        """Read the first message, which has the PID and the position of the output."""
         while self._pid is None and self._end is None:
             await self._next()
 
@@ -134,11 +135,11 @@ class AsyncTerminal:
             yield piece
 
     async def read(self) -> bytes | None:
-        """What it shows next; None once it has ended.
+        """Wait for the next output. Returns None when the program has ended.
 
         Raises:
-            SandboxEndedError: The sandbox ended.
-            UnavailableError: The connection broke; the program goes on, and ``pty.connect(id, offset=terminal.offset)`` goes back to it.
+            SandboxEndedError: The sandbox has ended.
+            UnavailableError: The connection broke; ``pty.connect(id, offset=terminal.offset)`` continues.
         """
         while self._end is None:
             if piece := await self._next():
@@ -146,34 +147,34 @@ class AsyncTerminal:
         return None
 
     async def send(self, data: str | bytes) -> None:
-        """Type something; waits where the program does not read."""
+        """Send input; waits while the program does not read."""
         raw = requests.encode_text(data) if isinstance(data, str) else bytes(data)
         with websocket.translated(self._transport.target):
             for at in range(0, len(raw), backend.CHUNK_BYTES):
                 await self._socket.send(raw[at : at + backend.CHUNK_BYTES])
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Give it another size; the program hears of it (SIGWINCH)."""
+        """Change the size of the terminal; the program receives SIGWINCH."""
         await self._control({"resize": {"rows": rows, "cols": cols}})
 
     async def send_eof(self) -> None:
-        """End the input, as Ctrl-D does at the beginning of a line."""
+        """Send the end of input, as Ctrl-D does at the beginning of a line."""
         await self._control({"eof": True})
 
     async def kill(self, signal: str | int = "SIGKILL") -> bool:
-        """Send a signal to everything on the terminal; False when it is gone."""
+        """Send a signal to all processes of the terminal. Returns False if the program has ended."""
         return await send_signal(self._transport, self._path, signal)
 
     async def wait(self) -> CommandResult:
-        """Wait until it ends; what it shows until then is passed over."""
+        """Wait for the end of the program and skip its output."""
         while await self.read() is not None:
             pass
         result = self.result
-        assert result is not None  # noqa: S101 - what read() says
+        assert result is not None  # noqa: S101 - read() returns None only after the result
         return result
 
     async def aclose(self) -> None:
-        """Look away; the program lives on. Idempotent."""
+        """Close the connection; the program continues."""
         await self._socket.close()
 
     async def _control(self, message: Mapping[str, Any]) -> None:
@@ -181,25 +182,25 @@ class AsyncTerminal:
             await self._socket.send(json.dumps(message))
 
     async def _next(self) -> bytes:
-        """One message: the bytes that it brought, if any."""
+        """Receive one message and return its output, which may be empty."""
         with websocket.translated(self._transport.target):
             message = await self._socket.recv()
         if not isinstance(message, str):
             self.offset += len(message)
             return bytes(message)
-        told = json.loads(message)
-        match told.get("event"):
+        event = json.loads(message)
+        match event.get("event"):
             case "started":
-                self._pid, self.offset = int(told["pid"]), int(told["offset"])
+                self._pid, self.offset = int(event["pid"]), int(event["offset"])
             case "lost":
-                self.lost_bytes += int(told["bytes"])
-                self.offset += int(told["bytes"])
+                self.lost_bytes += int(event["bytes"])
+                self.offset += int(event["bytes"])
             case "exit":
-                self._end = told
+                self._end = event
             case "failure":
-                raise responses.error_from_problem(told)
+                raise responses.error_from_problem(event)
             case str():
-                pass  # a newer service's
+                pass  # an event of a newer service
             case _:
-                raise InternalError("The service sent a message that is none.", hint="Check that SANDLOT_URL is the address of a Sandlot service.")
+                raise websocket.invalid_message_error(self._transport.target)
         return b""

@@ -1,4 +1,4 @@
-"""Snapshots of a service: listed, looked at and removed, as ``client.snapshots``."""
+"""Snapshots of sandboxes, as ``client.snapshots``."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from sandlot.sdk.models.snapshots import SnapshotInfo
 
 
 class AsyncSnapshots:
-    """The snapshots of a service: your own; with an operator's key everybody's. ``AsyncSandbox.snapshot`` takes them."""
+    """The caller's snapshots; with an operator's key, everybody's. ``AsyncSandbox.snapshot`` creates them."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def list(self, *, limit: int | None = None) -> builtins.list[SnapshotInfo]:
-        """The snapshots that there are, oldest first.
+        """List snapshots, oldest first.
 
         Args:
-            limit: So many at most; all of them where left out.
+            limit: Maximum number of snapshots. Default: all.
         """
         return await backend.collected(self.iter(limit=limit))
 
     def iter(self, *, limit: int | None = None) -> AsyncIterator[SnapshotInfo]:
-        """The same, one by one: a page is asked for when the one before was used."""
+        """Iterate over snapshots, oldest first, and read them page by page. Arguments as in :meth:`list`."""
         return self._transport.paginate("/v1/snapshots", "snapshots", SnapshotInfo, params={}, limit=limit)
 
     async def get(self, snapshot: str) -> SnapshotInfo:
-        """What is known of a snapshot.
+        """Get a snapshot.
 
         Args:
-            snapshot: Its id, or its name.
+            snapshot: Id or name of the snapshot.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: ``snapshot_not_found``.
         """
         return structure(SnapshotInfo, await self._transport.request("GET", f"/v1/snapshots/{requests.path_segment(snapshot)}"))
 
     async def delete(self, snapshot: str) -> None:
-        """Remove a snapshot. Sandboxes that were started from it live on.
+        """Delete a snapshot. Sandboxes that were started from it keep running.
 
         Args:
-            snapshot: Its id, or its name.
+            snapshot: Id or name of the snapshot.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: ``snapshot_not_found``.
         """
         await self._transport.request("DELETE", f"/v1/snapshots/{requests.path_segment(snapshot)}")

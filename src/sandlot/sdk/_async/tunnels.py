@@ -1,4 +1,4 @@
-"""Connections to ports inside a sandbox: one tunnel, or a local port that is forwarded."""
+"""Tunnels to ports of a sandbox, and forwarded local ports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Self
 
-from sandlot.model.errors import InternalError, SandlotError, UnavailableError
+from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.sdk import requests, responses, websocket
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.local_listener import Connection, Listener
@@ -14,31 +14,21 @@ from sandlot.sdk._async.transport import AsyncTransport
 
 
 class AsyncTunnel:
-    """A connection to what listens on a port inside: bytes both ways. Iterate it for what the program sends.
+    """A connection to a program that listens on a port of the sandbox. Iterate over it for the bytes that the program sends.
 
-    Of two threads one may receive and the other send.
+    One thread may receive while another one sends.
     """
 
     def __init__(self, transport: AsyncTransport, socket: backend.Socket, port: int) -> None:
         self._transport = transport
         self._socket = socket
-        self._ended = False
-        self._over = False
+        self._is_receive_ended = self._is_over = False
         self.port = port
-        """The port inside."""
+        """Port inside the sandbox."""
 
     @classmethod
     async def open(cls, transport: AsyncTransport, sandbox: str, port: int) -> Self:
-        """Connect; ``sandbox.tunnel`` is the way to it.
-
-        Raises:
-            InvalidRequestError: There is no such port.
-            NotFoundError: ``port_not_found``: nothing listens there.
-            LimitError: It has 64 connections already.
-            TimeoutExceededError: What listens there accepts nobody for 10 s.
-            ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
-            SandboxEndedError: It has ended.
-        """
+        """Connect to a port; see ``sandbox.tunnel``."""
         return cls(transport, await transport.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
 
     async def __aenter__(self) -> Self:
@@ -52,77 +42,73 @@ class AsyncTunnel:
             yield piece
 
     async def receive(self) -> bytes | None:
-        """What the program sends next; None once it has ended its half.
+        """Wait for the next bytes. Returns None when the program has closed its direction.
 
         Raises:
-            ConflictError: The program broke the connection off, or the sandbox came to rest.
-            SandboxEndedError: The sandbox ended.
+            ConflictError: The program reset the connection, or the sandbox was suspended.
+            SandboxEndedError: The sandbox has ended.
             UnavailableError: The connection to the service broke.
         """
-        while not self._ended and not self._over:
+        while not self._is_receive_ended and not self._is_over:
             if piece := await self._next():
                 return piece
         return None
 
     async def send(self, data: bytes) -> None:
-        """Send the program something; waits while it takes nothing.
+        """Send bytes; waits while the program does not read.
 
         Raises:
-            UnavailableError: The connection broke; who receives is told why.
+            UnavailableError: The connection broke; :meth:`receive` raises the reason.
         """
         for at in range(0, len(data), backend.CHUNK_BYTES):
             with websocket.translated(self._transport.target, hint=websocket.TUNNEL_HINT):
                 await self._socket.send(bytes(data[at : at + backend.CHUNK_BYTES]))
 
     async def end(self) -> None:
-        """Send no more: the program reads to the end of what there is, and may go on sending.
+        """Close our direction: the program reads the end of the input and may continue to send.
 
         Raises:
-            UnavailableError: The connection broke; who receives is told why.
+            UnavailableError: The connection broke; :meth:`receive` raises the reason.
         """
         with websocket.translated(self._transport.target, hint=websocket.TUNNEL_HINT):
             await self._socket.send(json.dumps({"end": True}))
 
     async def wait(self) -> None:
-        """Wait until both halves have ended; what the program sends until then is passed over.
-
-        Raises:
-            SandlotError: As for :meth:`receive`.
-        """
-        while not self._over:
+        """Wait until both directions are closed, and skip what the program sends until then. Errors as for :meth:`receive`."""
+        while not self._is_over:
             await self._next()
 
     async def aclose(self) -> None:
-        """Close it; where a half has not ended, the program sees that it was broken off. Idempotent."""
+        """Close the tunnel. If a direction is still open, the program sees a reset connection."""
         await self._socket.close()
 
     async def _next(self) -> bytes:
-        """One message: the bytes that it brought, if any."""
+        """Receive one message and return its bytes, which may be none."""
         try:
             with websocket.translated(self._transport.target, hint=websocket.TUNNEL_HINT):
                 message = await self._socket.recv()
         except UnavailableError as error:
             if not websocket.ended_well(error):
                 raise
-            self._ended = self._over = True
+            self._is_receive_ended = self._is_over = True
             return b""
         if not isinstance(message, str):
             return bytes(message)
-        told = json.loads(message)
-        match told.get("event"):
+        event = json.loads(message)
+        match event.get("event"):
             case "end":
-                self._ended = True
+                self._is_receive_ended = True
             case "failure":
-                raise responses.error_from_problem(told)
+                raise responses.error_from_problem(event)
             case str():
-                pass  # a newer service's
+                pass  # an event of a newer service
             case _:
-                raise InternalError("The service sent a message that is none.", hint="Check that SANDLOT_URL is the address of a Sandlot service.")
+                raise websocket.invalid_message_error(self._transport.target)
         return b""
 
 
 class AsyncPortForward:
-    """A port of this machine: each connection to it is one to a port inside. Close it, or use it as a context manager."""
+    """A port of this machine whose connections are forwarded to a port of the sandbox. Close it, or use it as a context manager."""
 
     def __init__(self, transport: AsyncTransport, sandbox: str, port: int, host: str, on_error: backend.Callback[SandlotError] | None) -> None:
         self._transport = transport
@@ -132,20 +118,20 @@ class AsyncPortForward:
         self._tunnels: set[AsyncTunnel] = set()
         self._closed = False
         self.port = port
-        """The port inside."""
+        """Port inside the sandbox."""
         self.local_host = host
-        """Where it listens."""
+        """Address on this machine."""
         self.local_port = 0
-        """On which port."""
+        """Port on this machine."""
 
     @property
     def address(self) -> str:
-        """Host and port of this machine."""
+        """Address and port on this machine, as ``HOST:PORT``."""
         return f"{self.local_host}:{self.local_port}"
 
     async def start(self, local_port: int) -> Self:
-        """Listen; whoever made it has."""
-        self.local_port = await self._listener.begin(self.local_host, local_port)
+        """Listen on a port; 0 chooses a free one."""
+        self.local_port = await self._listener.start(self.local_host, local_port)
         return self
 
     async def __aenter__(self) -> Self:
@@ -155,7 +141,7 @@ class AsyncPortForward:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Listen no more, and break off every connection. Idempotent."""
+        """Stop listening and close all connections."""
         self._closed = True
         self._listener.stop()
         for tunnel in list(self._tunnels):
@@ -163,7 +149,7 @@ class AsyncPortForward:
         await self._listener.aclose()
 
     async def _serve(self, connection: Connection) -> None:
-        """Carry one connection until both have ended, or either is broken off."""
+        """Forward one connection until both ends have closed it or one has reset it."""
         try:
             tunnel = await AsyncTunnel.open(self._transport, self._sandbox, self.port)
         except SandlotError as error:
@@ -187,7 +173,7 @@ class AsyncPortForward:
             await tunnel.aclose()
 
     async def _send(self, connection: Connection, tunnel: AsyncTunnel) -> None:
-        """What the local client sends, to the end of its half."""
+        """Forward what the local client sends until it closes its direction."""
         try:
             while piece := await connection.read():
                 await tunnel.send(piece)
@@ -195,4 +181,4 @@ class AsyncPortForward:
         except OSError:
             await tunnel.aclose()
         except SandlotError:
-            return  # whoever receives is told why
+            return  # receive() raises the reason

@@ -1,4 +1,4 @@
-"""Volumes of a service: made, listed, looked at and deleted, as ``client.volumes``."""
+"""Volumes, as ``client.volumes``."""
 
 from __future__ import annotations
 
@@ -11,54 +11,53 @@ from sandlot.sdk.models.volumes import VolumeInfo
 
 
 class AsyncVolumes:
-    """The volumes of a service: your own; with an operator's key everybody's. ``AsyncSandbox.create(volumes=...)`` attaches them."""
+    """The caller's volumes; with an operator's key, everybody's.
+
+    A volume is a file system that outlives sandboxes; ``AsyncSandbox.create(volumes=...)`` and ``attach_volume`` mount it.
+    """
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def create(self, name: str, size: str | int | None = None) -> VolumeInfo:
-        """Make a volume: files that outlive the sandboxes that have it.
+        """Create an empty volume.
 
         Args:
-            name: What to call it: up to 63 lower-case letters, digits, ``_`` and ``-``; no two of yours have one name.
-            size: What may be written to it: bytes, or such as ``"10G"``; 1 GiB by default, 16 MiB at least.
-
-        Returns:
-            It, empty.
+            name: Up to 63 lower-case letters, digits, ``_`` and ``-``, unique among the caller's volumes.
+            size: Size in bytes, or as text such as ``"10G"``; at least 16 MiB. Default: 1 GiB.
 
         Raises:
-            InvalidRequestError: The name is none, or the size is out of bounds.
-            ConflictError: You have one of that name.
-            LimitError: Your quota does not allow it.
-            UnavailableError: The node has no room for it now.
+            ConflictError: Another volume of the caller has the name.
+            LimitError: The quota is used up.
+            UnavailableError: The node has no disk space for the volume now.
         """
         body = requests.omit_none(name=name, size_bytes=None if size is None else requests.parse_size(size))
         return structure(VolumeInfo, await self._transport.request("POST", "/v1/volumes", body=body))
 
     async def list(self) -> builtins.list[VolumeInfo]:
-        """The volumes that there are, oldest first."""
-        answer = await self._transport.request("GET", "/v1/volumes")
-        return structure_list(VolumeInfo, answer, "volumes")
+        """List volumes, oldest first."""
+        response = await self._transport.request("GET", "/v1/volumes")
+        return structure_list(VolumeInfo, response, "volumes")
 
     async def get(self, volume: str) -> VolumeInfo:
-        """What is known of a volume.
+        """Get a volume.
 
         Args:
-            volume: Its id, or its name.
+            volume: Id or name of the volume.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: ``volume_not_found``.
         """
         return structure(VolumeInfo, await self._transport.request("GET", f"/v1/volumes/{requests.path_segment(volume)}"))
 
     async def delete(self, volume: str) -> None:
-        """Delete a volume, and all that is in it.
+        """Delete a volume and its content.
 
         Args:
-            volume: Its id, or its name.
+            volume: Id or name of the volume.
 
         Raises:
-            NotFoundError: There is none.
-            ConflictError: A sandbox has it.
+            NotFoundError: ``volume_not_found``.
+            ConflictError: The volume is attached to a sandbox.
         """
         await self._transport.request("DELETE", f"/v1/volumes/{requests.path_segment(volume)}")

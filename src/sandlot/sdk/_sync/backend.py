@@ -1,4 +1,4 @@
-"""What differs between the synchronous and the asynchronous client beyond keywords; its twin is written by hand too."""
+"""Synchronous primitives of the client. ``_async/backend.py`` has the asynchronous ones; both are written by hand."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Ts = TypeVarTuple("Ts")
 Callback: TypeAlias = Callable[[T], object]
 """Called with each piece as it arrives."""
 Data: TypeAlias = str | bytes | IO[bytes] | IO[str] | Iterable[bytes]
-"""What can be written to a file or to standard input."""
+"""Content of a file or of standard input."""
 
 CHUNK_BYTES = 256 * 1024
-"""How much of a file is read and sent at once."""
+"""Size of the chunks in which files are read and sent."""
 KEEP_ALIVE_S = 60.0
-"""How long an idle connection is kept; less than the service keeps it."""
+"""Seconds for which an idle connection is kept; the service keeps connections longer."""
 
 
 def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout) -> httpx.Client:
-    """One pool of keep-alive connections to the service."""
+    """Return a pool of keep-alive connections to the service."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=KEEP_ALIVE_S)
     if target.socket is not None:
         transport = httpx.HTTPTransport(uds=str(target.socket), limits=limits, verify=tls_context(target))
@@ -46,8 +46,8 @@ def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout)
 
 
 def web_socket(target: Target, path: str) -> Socket:
-    """A WebSocket to the service."""
-    from websockets.sync.client import connect, unix_connect  # noqa: PLC0415 - most clients open none
+    """Open a WebSocket to the service."""
+    from websockets.sync.client import connect, unix_connect  # noqa: PLC0415 - most clients open no WebSocket
 
     address, options = websocket.address(target, path), websocket.options(target)
     with websocket.translated(target):
@@ -57,28 +57,28 @@ def web_socket(target: Target, path: str) -> Socket:
 
 
 def sleep(delay_s: float) -> None:
-    """Wait."""
+    """Sleep."""
     time.sleep(delay_s)
 
 
 def in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call something that blocks: here, there is nothing else to do meanwhile."""
+    """Call a blocking function."""
     return function(*args)
 
 
 def collected(items: Iterable[T]) -> list[T]:
-    """All of them."""
+    """Return all items as a list."""
     return list(items)
 
 
 def call(callback: Callback[T] | None, value: T) -> None:
-    """Tell a callback, if there is one."""
+    """Call a callback if there is one."""
     if callback is not None:
         callback(value)
 
 
 def shielded() -> AbstractContextManager[object]:
-    """Clean-up in the body is carried out: nothing cancels a synchronous caller."""
+    """Return an empty context: nothing cancels a synchronous caller."""
     return nullcontext()
 
 
@@ -89,7 +89,7 @@ def awaitable_context(function: F) -> F:
 
 @contextmanager
 def beside() -> Iterator[Callable[..., object]]:
-    """Gives a function that starts activities beside the body. Threads cannot be stopped: one that still waits for its data is left behind."""
+    """Yield a function that starts threads. A thread cannot be stopped: one that still waits for its data outlives the body."""
 
     def start(activity: Callable[..., None], *args: object) -> None:
         threading.Thread(target=activity, args=args, name="sandlot-feeder", daemon=True).start()
@@ -98,7 +98,7 @@ def beside() -> Iterator[Callable[..., object]]:
 
 
 def chunks(data: Data) -> Iterator[bytes]:
-    """Any kind of data as pieces of bytes; a file is read as fast as the far side takes it."""
+    """Iterate over data in chunks; a file is read as fast as the chunks are used."""
     if isinstance(data, str):
         data = data.encode()
     if isinstance(data, bytes | bytearray | memoryview):

@@ -63,7 +63,7 @@ class Client:
         self.service = Service(transport)
         """The service itself."""
         self.programs = Programs(transport)
-        """Programs that are run once, each in a sandbox of its own."""
+        """One-shot programs with output comparison."""
 
     @property
     def target(self) -> Target:

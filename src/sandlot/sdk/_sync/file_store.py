@@ -1,5 +1,5 @@
 # Made from src/sandlot/sdk/_async/file_store.py by scripts/unasync.py; change that file, not this one.
-"""The file store: files that outlive sandboxes, as ``client.files``."""
+"""The file store, as ``client.file_store``."""
 
 from __future__ import annotations
 
@@ -24,42 +24,45 @@ from sandlot.sdk.transfer.upload import TransferProgress, plan_upload
 
 
 class FileStore:
-    """The files of a service: uploaded once, put into any number of sandboxes."""
+    """The caller's stored files, which outlive sandboxes; with an operator's key, everybody's."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def upload(
         self,
-        source: str | Path | backend.Data,
+        data: str | Path | backend.Data,
         *,
         filename: str | None = None,
         media_type: str | None = None,
         on_progress: backend.Callback[TransferProgress] | None = None,
     ) -> StoredFile:
-        """Keep a file.
+        """Store a file.
 
         Args:
-            source: A :class:`~pathlib.Path` or the text of one is that file; bytes, a file object or pieces of bytes are the content itself.
-            filename: What it is called: one path component; of a path, its last part where left out.
-            media_type: Such as ``text/csv``; guessed from the name where left out.
-            on_progress: Called with each piece that was sent.
+            data: Path of a file on this machine as text or :class:`~pathlib.Path`, or the content: bytes, a file object or chunks of bytes.
+            filename: Name of the stored file, without directories. Default: the name of the file on this machine.
+            media_type: Media type, such as ``text/csv``. Default: guessed from the name.
+            on_progress: Called after each chunk that was sent.
 
         Raises:
-            NotFoundError: There is no such file here.
-            LimitError: It is larger than the service takes, or than this key may upload.
+            NotFoundError: The local file does not exist.
+            InvalidRequestError: The path is a directory, or content has no ``filename``.
+            LimitError: The file is larger than the service or the quota allows.
         """
-        if isinstance(source, str | Path):
-            path = Path(source)
+        if isinstance(data, str | Path):
+            path = Path(data)
             file = (backend.in_thread(plan_upload, path, "/file")).files[:1]
             if not file:
-                raise InvalidRequestError(f"{path} is a folder.", hint="Upload its files, or an archive of it.", fields={"path": str(path)})
-            with backend.in_thread(path.open, "rb") as data:
-                return self._send(data, filename or path.name, media_type, file[0].size_bytes, on_progress)
-        name = filename or Path(str(getattr(source, "name", ""))).name
+                raise InvalidRequestError(
+                    f"{path} is a directory.", hint="Upload the files in the directory, or an archive of them.", fields={"path": str(path)}
+                )
+            with backend.in_thread(path.open, "rb") as content:
+                return self._send(content, filename or path.name, media_type, file[0].size_bytes, on_progress)
+        name = filename or Path(str(getattr(data, "name", ""))).name
         if not name:
-            raise InvalidRequestError("The file has no name.", hint="Give filename=.", fields={"field": "filename"})
-        return self._send(source, name, media_type, None, on_progress)
+            raise InvalidRequestError("The file has no name.", hint="Pass `filename`.", fields={"field": "filename"})
+        return self._send(data, name, media_type, None, on_progress)
 
     def list(self, *, limit: int = 50, offset: int = 0) -> StoredFiles:
         """A page of files, newest first, and how many there are in all.
@@ -71,18 +74,18 @@ class FileStore:
         return structure(StoredFiles, self._transport.request("GET", "/v1/files", params={"limit": limit, "offset": offset}))
 
     def get(self, file: str) -> StoredFile:
-        """What is known of a file.
+        """Get name, type, size and digest of a stored file by its id.
 
         Raises:
-            NotFoundError: There is none of this id.
+            NotFoundError: ``file_not_found``.
         """
         return structure(StoredFile, self._transport.request("GET", self._path(file)))
 
     def read(self, file: str) -> bytes:
-        """All of a file's bytes; :meth:`stream` and :meth:`download` are for those that memory should not hold.
+        """Read a stored file into memory; :meth:`stream` and :meth:`download` are for files that do not fit.
 
         Raises:
-            NotFoundError: There is none of this id.
+            NotFoundError: ``file_not_found``.
         """
         content = bytearray()
         with self.stream(file) as pieces:
@@ -92,35 +95,37 @@ class FileStore:
 
     @contextmanager
     def stream(self, file: str) -> Iterator[Iterator[bytes]]:
-        """A file's bytes as they arrive; leaving the context ends the download.
+        """Iterate over the content of a stored file: ``with client.file_store.stream(id) as chunks: for chunk in chunks: ...``.
 
         Raises:
-            NotFoundError: There is none of this id.
+            NotFoundError: ``file_not_found``.
         """
         with self._transport.stream("GET", f"{self._path(file)}/content", accept="*/*") as response:
             yield self._pieces(response)
 
     def download(self, file: str, local: str | Path, *, on_progress: backend.Callback[TransferProgress] | None = None) -> Path:
-        """Copy a file to this machine. It appears under its name only once it is complete.
+        """Copy a stored file to this machine. The file appears under its name only when it is complete.
 
         Args:
-            file: Its id.
-            local: Where to put it: a path; in a folder that is there, under the file's own name.
-            on_progress: Called with each piece that arrived.
+            file: Id of the stored file.
+            local: Path of the copy, or an existing directory for a copy with the name of the stored file.
+            on_progress: Called after each chunk that arrived.
 
         Returns:
-            Where it is now.
+            Path of the copy.
 
         Raises:
-            NotFoundError: There is none of this id.
-            SandlotError: This machine does not take it: something is in the way, or its disk is full.
+            NotFoundError: ``file_not_found``.
+            ConflictError: A link or a directory is in the way on this machine.
         """
         target, known = Path(local), self.get(file)
         done = 0
         if backend.in_thread(target.is_dir):
             name = known.filename
             if name in {"", ".", ".."} or "/" in name or "\0" in name:
-                raise InvalidRequestError(f"The service names a file {name!r}, which would lie elsewhere.", hint="Give the whole path.")
+                raise InvalidRequestError(
+                    f"The stored file has the name {name!r}, which leads out of the directory.", hint="Pass the whole path of the copy."
+                )
             target /= name
         part = backend.in_thread(PartialFile.create, target, False)
         try:
@@ -135,43 +140,43 @@ class FileStore:
         return target
 
     def delete(self, file: str) -> None:
-        """Remove a file; copies of it in sandboxes stay.
+        """Delete a stored file; copies in sandboxes stay.
 
         Raises:
-            NotFoundError: There is none of this id.
+            NotFoundError: ``file_not_found``.
         """
         self._transport.request("DELETE", self._path(file))
 
-    def inject(self, sandbox: str, files: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[FileEntry]:
-        """Put files into a sandbox, each under its own name; one that is there already is replaced.
+    def import_files(self, sandbox: str, ids: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[FileEntry]:
+        """Copy stored files into a sandbox under their names; existing files are replaced.
 
         Args:
-            sandbox: Its id.
-            files: The files' ids.
-            path: The folder; made where it is not there.
-            user: Whose they will be: ``user`` (the default) or ``root``.
+            sandbox: Id or name of the sandbox.
+            ids: Ids of the stored files.
+            path: Directory of the copies; it is created if it does not exist.
+            user: Owner of the copies: ``user`` (default) or ``root``.
 
         Returns:
-            Where they are now, in the same order.
+            The copies, in the order of ``ids``.
 
         Raises:
-            NotFoundError: There is no such sandbox, or no such file.
+            NotFoundError: ``sandbox_not_found`` or ``file_not_found``.
         """
-        body = {"file_ids": [*files], "path": path, **requests.omit_none(user=user)}
-        answer = self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/import", body=body)
-        return structure_list(FileEntry, answer, "entries")
+        body = {"file_ids": [*ids], "path": path, **requests.omit_none(user=user)}
+        response = self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/import", body=body)
+        return structure_list(FileEntry, response, "entries")
 
-    def keep(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
-        """Copy a file out of a sandbox into the file store, where it outlives the sandbox.
+    def export_file(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
+        """Copy a file of a sandbox into the file store.
 
         Args:
-            sandbox: Its id.
-            path: The file, absolute.
-            filename: What it is called in the file store; the last part of its path where left out.
-            user: Whose permissions count.
+            sandbox: Id or name of the sandbox.
+            path: Path of the file in the sandbox.
+            filename: Name of the stored file. Default: the last part of the path.
+            user: User whose permissions apply: ``user`` (default) or ``root``.
 
         Raises:
-            NotFoundError: There is no such sandbox, or no such file.
+            NotFoundError: ``sandbox_not_found`` or ``path_not_found``.
         """
         body = requests.omit_none(path=path, filename=filename, user=user)
         return structure(StoredFile, self._transport.request("POST", f"/v1/sandboxes/{requests.path_segment(sandbox)}/files/export", body=body))
@@ -186,10 +191,10 @@ class FileStore:
     ) -> StoredFile:
         kind = media_type or mimetypes.guess_type(f"./{filename}")[0]
         params = requests.omit_none(filename=filename, media_type=kind)
-        content = data if isinstance(data, bytes) else self._told(backend.chunks(data), filename, total, on_progress)
+        content = data if isinstance(data, bytes) else self._with_progress(backend.chunks(data), filename, total, on_progress)
         return structure(StoredFile, self._transport.request("POST", "/v1/files", params=params, content=content))
 
-    def _told(
+    def _with_progress(
         self, chunks: Iterator[bytes], filename: str, total: int | None, on_progress: backend.Callback[TransferProgress] | None
     ) -> Iterator[bytes]:
         done = 0

@@ -1,8 +1,9 @@
 # Made from src/sandlot/sdk/_async/keys.py by scripts/unasync.py; change that file, not this one.
-"""API keys of a service: who may ask, and what they may take."""
+"""API keys and quotas, as ``client.keys``."""
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Literal
@@ -17,7 +18,7 @@ from sandlot.sdk.requests import quota_body
 
 
 class Keys:
-    """The keys of a service, as ``client.keys``. All but :meth:`whoami` are for operators."""
+    """The API keys of a service. All methods but :meth:`get_current` need an operator's key."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -56,16 +57,20 @@ class Keys:
         )
         return structure(NewKey, self._transport.request("POST", "/v1/keys", body=body))
 
-    def list(self) -> list[KeyInfo]:
-        """The keys that are valid, without their secrets, oldest first.
+    def list(self, *, limit: int | None = None) -> builtins.list[KeyInfo]:
+        """List keys that are not revoked, without their secrets, oldest first.
+
+        Args:
+            limit: Maximum number of keys. Default: all.
 
         Raises:
-            ForbiddenError: You are no operator.
+            ForbiddenError: The caller is not an operator.
         """
-        return backend.collected(self._iter())
+        return backend.collected(self.iter(limit=limit))
 
-    def _iter(self) -> Iterator[KeyInfo]:
-        return self._transport.paginate("/v1/keys", "keys", KeyInfo, params={})
+    def iter(self, *, limit: int | None = None) -> Iterator[KeyInfo]:
+        """Iterate over keys, oldest first, and read them page by page. Arguments as in :meth:`list`."""
+        return self._transport.paginate("/v1/keys", "keys", KeyInfo, limit=limit)
 
     def get(self, key: str) -> KeyInfo:
         """Return a key by its id or name, without its secret.
@@ -99,18 +104,18 @@ class Keys:
             body["expires_at"] = None if expires_at == "never" else expires_at.astimezone().isoformat()
         return structure(KeyInfo, self._transport.request("PATCH", f"/v1/keys/{requests.path_segment(key)}", body=body))
 
-    def revoke(self, key: str) -> None:
-        """Take a key away: requests with it are refused from now on. Its sandboxes live on until they end, its pools go.
+    def delete(self, key: str) -> None:
+        """Revoke a key: its requests are refused and its open connections are closed. Its sandboxes stay until they end; its pools are deleted.
 
         Args:
-            key: Its name or its id.
+            key: Id or name of the key.
 
         Raises:
-            ForbiddenError: You are no operator.
-            NotFoundError: No valid key is called so.
+            ForbiddenError: The caller is not an operator.
+            NotFoundError: ``key_not_found``.
         """
         self._transport.request("DELETE", f"/v1/keys/{requests.path_segment(key)}")
 
-    def whoami(self) -> CurrentKey:
-        """Who you are to the service, what you may take, and what of it is taken."""
+    def get_current(self) -> CurrentKey:
+        """Get the key that this client uses, with its quota and usage. No operator's key is needed."""
         return structure(CurrentKey, self._transport.request("GET", "/v1/keys/current"))

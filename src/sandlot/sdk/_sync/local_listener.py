@@ -1,4 +1,4 @@
-"""Local connections for those who forward ports; its twin is written by hand too."""
+"""Local TCP connections of forwarded ports. The other half has its own version, also written by hand."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from contextlib import suppress
 from sandlot.sdk._sync.backend import CHUNK_BYTES
 
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER of no time: close() tells the far side by RST (socket(7))."""
+"""SO_LINGER with a time of 0: close() sends RST (socket(7))."""
 
 
 class Connection:
-    """One client on this machine."""
+    """A connection from a client on this machine."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
 
     def read(self) -> bytes:
-        """What it sends next; b"" once it sends no more."""
+        """Wait for the next bytes; b"" once the client has closed its direction."""
         return self._link.recv(CHUNK_BYTES)
 
     def write(self, data: bytes) -> None:
-        """Send it something; waits while it takes nothing."""
+        """Send bytes; waits while the client does not read."""
         self._link.sendall(data)
 
     def end(self) -> None:
-        """Send no more."""
+        """Close our direction."""
         self._link.shutdown(socket.SHUT_WR)
 
     def cut(self) -> None:
-        """End it so that it knows that it is not whole. Idempotent."""
+        """Reset the connection, so that the client sees that it is incomplete. Idempotent."""
         with suppress(OSError):
             self._link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.close()
 
     def close(self) -> None:
-        """End it; who waits for it in another thread is woken. Idempotent."""
+        """Close the connection and wake a thread that reads from it. Idempotent."""
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_RD)
         self._link.close()
 
 
 class Listener:
-    """Connections of this machine, each served in a thread of its own until the listener is closed."""
+    """A local listener that serves each connection in its own thread until the listener is closed."""
 
     def __init__(self, serve: Callable[[Connection], None]) -> None:
         self._serve = serve
@@ -54,27 +54,27 @@ class Listener:
         self._lock = threading.Lock()
         self._served: dict[threading.Thread, Connection] = {}
 
-    def begin(self, host: str, port: int) -> int:
-        """Listen; the port.
+    def start(self, host: str, port: int) -> int:
+        """Listen and return the port.
 
         Raises:
-            OSError: The port is somebody else's.
+            OSError: The port is in use.
         """
         self._server = socket.create_server((host, port), backlog=128)
         threading.Thread(target=self._accept, args=(self._server,), name="sandlot-forward", daemon=True).start()
         return int(self._server.getsockname()[1])
 
     def stop(self) -> None:
-        """Listen no more. Idempotent."""
+        """Stop listening. Idempotent."""
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
             with suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)  # whoever accepts in another thread is woken
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept()
             server.close()
 
     def close(self) -> None:
-        """Listen no more, and end what is served. Idempotent."""
+        """Stop listening and end all connections. Idempotent."""
         self.stop()
         with self._lock:
             served = dict(self._served)

@@ -1,5 +1,5 @@
 # Made from src/sandlot/sdk/_async/programs.py by scripts/unasync.py; change that file, not this one.
-"""Programs that are run once, each in a sandbox of its own, as ``client.programs``."""
+"""One-shot programs with output comparison, as ``client.programs``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Made from src/sandlot/sdk/_async/webhooks.py by scripts/unasync.py; change that file, not this one.
-"""Webhooks: addresses that are told of what happens."""
+"""Webhooks, as ``client.webhooks``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandlot.sdk.models.webhooks import WebhookInfo
 
 
 class Webhooks:
-    """One's webhooks, as ``client.webhooks``."""
+    """The caller's webhooks, which send events to a URL; with an operator's key, everybody's."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -20,35 +20,35 @@ class Webhooks:
     def create(
         self, url: str, *, events: Sequence[str] = (), secret: str | None = None, name: str | None = None, enabled: bool = True
     ) -> WebhookInfo:
-        """Have an address told of what happens to what is yours; for an operator to everybody's.
+        """Create a webhook for events of the caller's objects; with an operator's key, of everybody's.
 
         Args:
-            url: Where events are sent, by POST: http or https, and public.
-            events: Types of events, such as ``sandbox.ended``; none is all.
-            secret: What ``X-Signature`` is made with; left out, one is made.
-            name: A word for people.
-            enabled: False has it wait until :meth:`update` enables it; what happens meanwhile it is told then.
+            url: Public http or https URL that receives each event in a POST request.
+            events: Types of events, such as ``sandbox.ended``. Default: all.
+            secret: Secret of the ``X-Signature`` header. Default: a new secret.
+            name: Name for people.
+            enabled: False: the webhook keeps events until :meth:`update` enables it.
 
         Returns:
-            It, with its secret, which is told once.
+            The webhook with its secret, which no other call returns.
 
         Raises:
-            InvalidRequestError: The address is none that is called, or there is no such event.
-            LimitError: You have as many as one may have.
+            InvalidRequestError: The URL is not allowed, or a type of event does not exist.
+            LimitError: The caller has the maximum number of webhooks.
         """
         body = requests.omit_none(url=url, events=list(events) or None, secret=secret, name=name, enabled=None if enabled else False)
         return structure(WebhookInfo, self._transport.request("POST", "/v1/webhooks", body=body))
 
     def list(self) -> list[WebhookInfo]:
-        """Your webhooks and how they fare, oldest first; for an operator everybody's."""
-        answer = self._transport.request("GET", "/v1/webhooks")
-        return structure_list(WebhookInfo, answer, "webhooks")
+        """List webhooks with the result of their last delivery, oldest first."""
+        response = self._transport.request("GET", "/v1/webhooks")
+        return structure_list(WebhookInfo, response, "webhooks")
 
     def get(self, webhook: str) -> WebhookInfo:
-        """One of them.
+        """Get a webhook by its id.
 
         Raises:
-            NotFoundError: There is none of that id.
+            NotFoundError: ``webhook_not_found``.
         """
         return structure(WebhookInfo, self._transport.request("GET", f"/v1/webhooks/{requests.path_segment(webhook)}"))
 
@@ -62,30 +62,27 @@ class Webhooks:
         name: str | None = None,
         enabled: bool | None = None,
     ) -> WebhookInfo:
-        """Change one; what is left out stays as it is. What it is not done with goes by what it is then.
+        """Change a webhook. Values that are not given stay. The changes apply to events that are not yet delivered.
 
         Args:
-            webhook: Its id.
-            url: Where events are sent; what is waiting to be sent again is sent there at once.
-            events: Types of events; none is all.
-            secret: What ``X-Signature`` is made with.
-            name: A word for people.
-            enabled: False has it wait: what happens meanwhile it is told once it is enabled, as long as the service keeps events.
-
-        Returns:
-            It, without its secret.
+            webhook: Id of the webhook.
+            url: New URL; an event that waits for its next attempt is sent there at once.
+            events: New types of events; an empty list is all.
+            secret: New secret of the ``X-Signature`` header.
+            name: New name.
+            enabled: False: the webhook keeps events until it is enabled, as long as the service keeps events.
 
         Raises:
-            NotFoundError: There is none of that id.
+            NotFoundError: ``webhook_not_found``.
             InvalidRequestError: As for :meth:`create`.
         """
         body = requests.omit_none(url=url, events=None if events is None else list(events), secret=secret, name=name, enabled=enabled)
         return structure(WebhookInfo, self._transport.request("PATCH", f"/v1/webhooks/{requests.path_segment(webhook)}", body=body))
 
-    def remove(self, webhook: str) -> None:
-        """Tell an address nothing more.
+    def delete(self, webhook: str) -> None:
+        """Delete a webhook. A delivery in progress may still arrive.
 
         Raises:
-            NotFoundError: There is none of that id.
+            NotFoundError: ``webhook_not_found``.
         """
         self._transport.request("DELETE", f"/v1/webhooks/{requests.path_segment(webhook)}")
