@@ -63,6 +63,7 @@ __all__ = [  # noqa: F405 - for type checkers of the star import above, for Pyth
     "ExecutionInfo",
     "ExecutionStarted",
     "Executions",
+    "Fault",
     "FileEntry",
     "FileEvent",
     "FileStore",

@@ -139,7 +139,7 @@ async def test_its_first_process_ends_all_of_it_and_by_nothing_but_a_kill(harnes
         os.kill(first, signal.SIGSEGV)
         assert (await sandbox.run("echo", "here")).stdout == "here\n"
         os.kill(first, signal.SIGKILL)
-        assert (await sandbox.instance.wait()).reason is ExitReason.KILLED
+        assert (await sandbox.instance.wait()).reason is ExitReason.CRASHED
         while group(harness, sandbox.instance).pids():
             await asyncio.sleep(0.01)
 

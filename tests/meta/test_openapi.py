@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi.routing import iter_route_contexts
 
-from sandlot.model.errors import CODES
+from sandlot.model.errors import CODES, FAULTS, ErrorCode
 from sandlot.server.app import VENDORS, create_routes
 from sandlot.server.openapi import TAGS
 from sandlot.web.auth import OPEN_PATHS
@@ -103,10 +103,12 @@ def test_a_models_fields_say_what_their_names_do_not() -> None:
     assert mute == []
 
 
-def test_the_guide_lists_every_code_with_its_status() -> None:
+def test_the_guide_lists_every_code_with_its_status_and_fault() -> None:
     guide = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    listed = {code: (int(status), again == "yes") for code, status, again in re.findall(r"^\| `(\w+)` \| (\d+) \| (\w*) ?\|", guide, re.MULTILINE)}
-    assert listed == {str(code): told for code, told in CODES.items()}
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w*) ?\| (.*) \|$", guide, re.MULTILINE)
+    listed = {code: (int(status), again == "yes", fault) for code, status, again, fault in rows}
+    faults = {code: f"`{fault}`" for code, fault in FAULTS.items()} | {ErrorCode.SANDBOX_ENDED: "by the reason of the end"}
+    assert listed == {str(code): (*told, faults[code]) for code, told in CODES.items()}
 
 
 def _references(part: object) -> Iterator[str]:

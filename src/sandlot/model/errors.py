@@ -12,6 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from sandlot.model.faults import Fault, known_fault
+
 
 class ErrorCode(StrEnum):
     """Code of an error. The codes are part of the API and do not change."""
@@ -120,6 +122,57 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
 )
 """Code -> HTTP status, retryable. A test checks that the table has every code."""
 
+FAULTS: Mapping[ErrorCode, Fault] = MappingProxyType(
+    {
+        ErrorCode.INVALID_REQUEST: Fault.REQUEST,
+        ErrorCode.UNAUTHENTICATED: Fault.REQUEST,
+        ErrorCode.FORBIDDEN: Fault.REQUEST,
+        ErrorCode.NOT_FOUND: Fault.REQUEST,
+        ErrorCode.SANDBOX_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.TEMPLATE_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.PROCESS_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.FILE_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.EXECUTION_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.CONTEXT_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.PATH_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.PATH_EXISTS: Fault.REQUEST,
+        ErrorCode.PATH_INVALID: Fault.REQUEST,
+        ErrorCode.PATH_NOT_DIRECTORY: Fault.REQUEST,
+        ErrorCode.PATH_IS_DIRECTORY: Fault.REQUEST,
+        ErrorCode.PATH_NOT_REGULAR: Fault.REQUEST,
+        ErrorCode.PATH_LINK_LOOP: Fault.REQUEST,
+        ErrorCode.PATH_NOT_EMPTY: Fault.REQUEST,
+        ErrorCode.PROGRAM_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.WORKING_DIRECTORY_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.PORT_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.PERMISSION_DENIED: Fault.REQUEST,
+        ErrorCode.CONFLICT: Fault.REQUEST,
+        ErrorCode.TOO_LARGE: Fault.REQUEST,
+        ErrorCode.LIMIT_EXCEEDED: Fault.LIMIT,
+        ErrorCode.QUOTA_EXCEEDED: Fault.LIMIT,
+        ErrorCode.DISK_FULL: Fault.LIMIT,
+        ErrorCode.NODE_DISK_FULL: Fault.CAPACITY,
+        ErrorCode.TIMEOUT: Fault.PLATFORM,  # a program that exceeds its own timeout is a result and no error
+        ErrorCode.SANDBOX_ENDED: Fault.LOST,  # if the reason of the end is known, the class follows from the reason
+        ErrorCode.SANDBOX_PAUSED: Fault.REQUEST,
+        ErrorCode.SNAPSHOT_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.SNAPSHOT_UNUSABLE: Fault.LOST,
+        ErrorCode.POOL_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.VOLUME_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.WEBHOOK_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.KEY_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.WATCHER_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.UNSUPPORTED: Fault.REQUEST,
+        ErrorCode.HOST_NOT_READY: Fault.PLATFORM,
+        ErrorCode.BUSY: Fault.CAPACITY,
+        ErrorCode.SERVICE_UNAVAILABLE: Fault.PLATFORM,
+        ErrorCode.SERVICE_STOPPING: Fault.PLATFORM,
+        ErrorCode.EXECUTION_FAILED: Fault.CODE,
+        ErrorCode.INTERNAL: Fault.PLATFORM,
+    }
+)
+"""Code -> fault class. A test checks that the table has every code."""
+
 
 class SandlotError(Exception):
     """Base class of all errors that Sandlot raises.
@@ -129,14 +182,24 @@ class SandlotError(Exception):
         code: Code of the error; None: the default code of the class.
         hint: Action that solves the problem; empty if the message makes the action obvious.
         fields: Details that JSON can represent, such as ``{"path": "/x"}``.
+        fault: Fault class; None: the class of the code.
     """
 
-    def __init__(self, message: str, *, code: ErrorCode | None = None, hint: str = "", fields: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: ErrorCode | None = None,
+        hint: str = "",
+        fields: Mapping[str, Any] | None = None,
+        fault: Fault | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or next(_DEFAULT_CODES[each] for each in type(self).__mro__ if each in _DEFAULT_CODES)
         self.hint = hint
         self.fields: Mapping[str, Any] = MappingProxyType(dict(fields or {}))
+        self.fault = fault or FAULTS[self.code]
 
     @property
     def status(self) -> int:
@@ -211,9 +274,10 @@ class ExecutionFailedError(SandlotError):
         code: ErrorCode | None = None,
         hint: str = "",
         fields: Mapping[str, Any] | None = None,
+        fault: Fault | None = None,
         result: Any = None,  # noqa: ANN401 - the SDK has several types of results
     ) -> None:
-        super().__init__(message, code=code, hint=hint, fields=fields)
+        super().__init__(message, code=code, hint=hint, fields=fields, fault=fault or known_fault(getattr(result, "fault", None)))
         self.result = result
 
 
@@ -292,7 +356,7 @@ _DEFAULT_CODES: Mapping[type[SandlotError], ErrorCode] = MappingProxyType(
 """Class -> default code, for errors that are raised without a code."""
 
 
-def from_code(code: str, message: str, *, hint: str = "", fields: Mapping[str, Any] | None = None) -> SandlotError:
+def from_code(code: str, message: str, *, hint: str = "", fields: Mapping[str, Any] | None = None, fault: Fault | None = None) -> SandlotError:
     """Rebuild an error that another process has sent.
 
     Args:
@@ -300,9 +364,10 @@ def from_code(code: str, message: str, *, hint: str = "", fields: Mapping[str, A
         message: Message from the other process, passed on unchanged.
         hint: Hint of the error.
         fields: Details of the error.
+        fault: Fault class; None: the class of the code.
     """
     known = ErrorCode(code) if code in ErrorCode.__members__.values() else ErrorCode.INTERNAL
-    return _CLASSES[known](message, code=known, hint=hint, fields=fields)
+    return _CLASSES[known](message, code=known, hint=hint, fields=fields, fault=fault)
 
 
 def error_class(code: ErrorCode) -> type[SandlotError]:

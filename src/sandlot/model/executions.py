@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, Final
 
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.faults import Fault
 from sandlot.model.files import ChangedFile
 from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import OutputCapture
@@ -20,6 +22,35 @@ LOST: Final = "lost"
 TIMEOUT_EXIT_CODE: Final = 124
 """Exit code of a run that its timeout ended, as that of timeout(1)."""
 """Status of an execution whose result cannot be determined."""
+
+
+RUN_FAULTS: Final[Mapping[str, Fault | None]] = MappingProxyType(
+    {
+        RUNNING: None,
+        "ok": None,
+        "error": Fault.CODE,
+        "timeout": Fault.CODE,
+        KILLED: Fault.CODE,
+        "died": Fault.CODE,
+        "aborted": Fault.REQUEST,
+        "exited": None,  # with an exit code other than 0: `code`
+        "signalled": Fault.CODE,
+        "oom": Fault.LIMIT,
+        "pids": Fault.LIMIT,
+        LOST: Fault.LOST,
+    }
+)
+"""Status of a cell or of an execution, or reason of the end of a process -> fault class. A test checks that the table has every value."""
+
+
+def run_fault(status: str, exit_code: int | None = None) -> Fault | None:
+    """Return the fault class of a run; None if the run has not failed.
+
+    Args:
+        status: Key of ``RUN_FAULTS``.
+        exit_code: Exit code of a process that has exited.
+    """
+    return RUN_FAULTS[status] or (Fault.CODE if exit_code else None)
 
 
 class Channel(IntEnum):
@@ -159,6 +190,11 @@ class ProcessInfo:
     env: Mapping[str, str] = field(default_factory=dict)
     started_at: datetime | None = None
 
+    @property
+    def fault(self) -> Fault | None:
+        """Fault class of the end of the process; None while the process runs."""
+        return None if self.reason is None else run_fault(self.reason, self.exit_code)
+
 
 @dataclass(frozen=True, slots=True)
 class CodeStatus:
@@ -180,6 +216,11 @@ class CodeStatus:
     def timed_out(self) -> bool:
         """True if the timeout of the cell ended it."""
         return self.status == "timeout"
+
+    @property
+    def fault(self) -> Fault | None:
+        """Fault class of the end of the cell."""
+        return run_fault(self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +277,11 @@ class ProcessOutcome:
     def timed_out(self) -> bool:
         """True if the timeout of the process ended it."""
         return self.reason == "timeout"
+
+    @property
+    def fault(self) -> Fault | None:
+        """Fault class of the end of the process."""
+        return run_fault(self.reason, self.exit_code)
 
 
 @dataclass(frozen=True, slots=True)

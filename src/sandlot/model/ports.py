@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from sandlot.model.faults import Fault
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 
@@ -88,9 +89,21 @@ class ExitReason(StrEnum):
     DISK = "disk"
     """The sandbox ended because it exceeded its disk limit. A disk that is only full does not end a sandbox: its programs get ENOSPC."""
     KILLED = "killed"
-    """``destroy`` was called, or the runtime received a signal."""
+    """The service ended the sandbox: on request, at its timeout, or because the sandbox was saved."""
     CRASHED = "crashed"
-    """The runtime of the driver failed."""
+    """The runtime of the driver failed, or another program of the host killed it."""
+
+
+EXIT_FAULTS: Mapping[ExitReason, Fault | None] = MappingProxyType(
+    {
+        ExitReason.EXITED: None,
+        ExitReason.KILLED: None,
+        ExitReason.OOM: Fault.LIMIT,
+        ExitReason.DISK: Fault.LIMIT,
+        ExitReason.CRASHED: Fault.LOST,
+    }
+)
+"""Reason of the end of a sandbox -> fault class; None: the sandbox ended as its owner or the operator wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,11 @@ class Exit:
 
     reason: ExitReason
     detail: str = ""
+
+    @property
+    def fault(self) -> Fault | None:
+        """Fault class of the end."""
+        return EXIT_FAULTS[self.reason]
 
 
 @dataclass(frozen=True, slots=True)

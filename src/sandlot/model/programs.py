@@ -11,6 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
+from sandlot.model.faults import Fault
 from sandlot.model.ids import ProcessId
 from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import (
@@ -212,6 +213,7 @@ class Result:
         peak_bytes: Largest resident memory of the program or of a child that it waited for; None if unknown.
         detail: Explanation for people: the exceeded limit, or the cause of a failure. Empty if the status needs no explanation.
         execution: Id of the run in the execution log; None if the program did not start.
+        fault: Fault class of the outcome; None if the status is ``completed``.
     """
 
     status: Status
@@ -225,6 +227,7 @@ class Result:
     peak_bytes: int | None = None
     detail: str = ""
     execution: ProcessId | None = None
+    fault: Fault | None = None
 
     @property
     def timed_out(self) -> bool:

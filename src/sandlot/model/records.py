@@ -8,8 +8,12 @@ from datetime import datetime
 from typing import Any, Final, NewType
 
 from sandlot.model.access import OwnerId, Quota
+from sandlot.model.errors import FAULTS, ErrorCode
+from sandlot.model.executions import run_fault
+from sandlot.model.faults import Fault
 from sandlot.model.ids import FileId as FileId  # noqa: PLC0414 - exported here too
 from sandlot.model.ids import NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
+from sandlot.model.ports import EXIT_FAULTS, ExitReason
 from sandlot.model.specs import SandboxSpec, SnapshotKind
 from sandlot.model.states import State
 
@@ -257,6 +261,11 @@ class ExecutionRecord:
     files: int | None = None
     mode: str = FOREGROUND
 
+    @property
+    def fault(self) -> Fault | None:
+        """Fault class of the end of the execution; None while it runs and if it has not failed."""
+        return run_fault(self.status, self.exit_code)
+
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
@@ -288,6 +297,18 @@ class EventRecord:
 
     sequence: int
     event: NewEvent
+
+    @property
+    def fault(self) -> Fault | None:
+        """Fault class of what happened; None for an event that is no failure."""
+        match self.event.type:
+            case "sandbox.ended":
+                reason = self.event.data.get("reason")
+                return None if reason is None else EXIT_FAULTS[ExitReason(reason)]
+            case "snapshot.unusable":
+                return FAULTS[ErrorCode.SNAPSHOT_UNUSABLE]
+            case _:
+                return None
 
 
 def event_id(event: EventRecord) -> str:

@@ -23,6 +23,7 @@ from sandlot.model.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from sandlot.model.faults import Fault
 from sandlot.model.specs import Limits
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code import AsyncCodeHandle
@@ -136,6 +137,7 @@ __all__ = [
     "ExecutionInfo",
     "ExecutionStarted",
     "Executions",
+    "Fault",
     "FileEntry",
     "FileEvent",
     "FileStore",

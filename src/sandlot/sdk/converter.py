@@ -80,7 +80,7 @@ def _invalid(cls: type, error: Exception) -> InternalError:
 
 def _flat_exit(raw: Json) -> Json:
     end = raw.get("exit")
-    return raw if end is None else {**raw, "exit_reason": end["reason"], "exit_detail": end.get("detail", "")}
+    return raw if end is None else {**raw, "exit_reason": end["reason"], "exit_detail": end.get("detail", ""), "fault": end.get("fault")}
 
 
 def _file_event(raw: Json) -> Json:
@@ -96,8 +96,8 @@ _PREPARED: Mapping[type, Callable[[Json], Json]] = {SandboxInfo: _flat_exit, Fil
 
 
 def _is_open_enum(type_: object) -> bool:
-    """``SandboxState | str``: a newer service may send a value that the enumeration does not have."""
-    args = get_args(type_)
+    """``SandboxState | str`` or ``Fault | str | None``: a newer service may send a value that the enumeration does not have."""
+    args = set(get_args(type_)) - {NoneType}
     return len(args) == 2 and str in args and any(isinstance(arg, type) and issubclass(arg, StrEnum) for arg in args)  # noqa: PLR2004
 
 
@@ -110,9 +110,9 @@ def _is_tuple(type_: object) -> bool:
 
 
 def _open_enum(type_: object) -> Callable[[Any, object], Any]:
-    enum = next(arg for arg in get_args(type_) if arg is not str)
+    enum = next(arg for arg in get_args(type_) if arg not in {str, NoneType})
     known = {member.value: member for member in enum}
-    return lambda value, _: known.get(value) or str(value)
+    return lambda value, _: None if value is None else known.get(value) or str(value)
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sandlot.model.errors import ErrorCode, InternalError, LimitError, SandboxEndedError, SandlotError, UnavailableError, from_code
+from sandlot.model.faults import Fault, known_fault
 from sandlot.sdk.models.files import FileEntry
 from sandlot.sdk.models.sandboxes import SandboxInfo, SandboxState
 
@@ -102,6 +103,7 @@ def error_from_problem(problem: Mapping[str, Any]) -> SandlotError:
         str(problem.get("detail") or problem.get("title") or "The request failed."),
         hint=str(problem.get("hint") or ""),
         fields=details,
+        fault=known_fault(problem.get("fault")),
     )
 
 
@@ -133,6 +135,7 @@ def check_alive(info: SandboxInfo) -> None:
             code=ErrorCode.SANDBOX_ENDED,
             hint="Create another sandbox.",
             fields={"sandbox": info.id, "reason": info.exit_reason, "detail": info.exit_detail},
+            fault=known_fault(info.fault) or Fault.REQUEST,
         )
 
 

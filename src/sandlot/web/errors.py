@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandlotError, TimeoutExceededError
+from sandlot.model.faults import Fault
 from sandlot.web.error_formats import ErrorFormat, ErrorFormatSelector, RenderedError, retry_after_s
 from sandlot.web.request_id import get_request_id
 from sandlot.web.route_table import RouteEntry, allowed_methods
@@ -78,6 +79,7 @@ def problem_document(error: SandlotError, request_id: str) -> dict[str, Any]:
         "code": str(error.code),
         "hint": error.hint,
         "retryable": error.retryable,
+        "fault": error.fault,
         "request_id": request_id,
         "fields": dict(error.fields),
     }
@@ -204,7 +206,10 @@ def record_failure(scope: Scope, error: SandlotError) -> None:
 def body_timeout_error(seconds: float) -> TimeoutExceededError:
     """Return the error for a request body that stopped arriving."""
     return TimeoutExceededError(
-        f"No data of the request body arrived for {seconds:g} s.", code=ErrorCode.TIMEOUT, hint="Send the request again, without long pauses."
+        f"No data of the request body arrived for {seconds:g} s.",
+        code=ErrorCode.TIMEOUT,
+        hint="Send the request again, without long pauses.",
+        fault=Fault.REQUEST,
     )
 
 

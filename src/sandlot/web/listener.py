@@ -27,6 +27,7 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sandlot.model.errors import ErrorCode, HostError, InvalidRequestError
+from sandlot.model.faults import Fault
 from sandlot.web.auth import OWNER
 
 HEAD_MAX_BYTES = 64 * 1024
@@ -53,6 +54,7 @@ _TOO_MANY_CONNECTIONS = {
     "code": str(ErrorCode.BUSY),
     "hint": "Close unused connections, or retry later. An operator can raise SANDLOT_MAX_CONNECTIONS.",
     "retryable": True,
+    "fault": Fault.CAPACITY,
     "request_id": "",
     "fields": {"retry_after_s": CONNECTIONS_RETRY_AFTER_S},
 }

@@ -48,6 +48,7 @@ from sandlot.model.executions import (
     exit_code,
 )
 from sandlot.model.ids import ProcessId, SandboxId, new_process_id
+from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import BACKGROUND, FOREGROUND, INSTALL, ExecutionRecord
 
 AWAY_S: Final = 3.0
@@ -65,6 +66,14 @@ BUSY_RETRY_S: Final = 1.0
 BEGIN: Final = CodePosition(0, 0, 0)
 
 _STATUS: Final = {Action.END_KILLED: KILLED, Action.END_LOST: LOST, Action.LEAVE_ENTRY: RUNNING}
+_GONE_STATUS: Final = {
+    ExitReason.EXITED: KILLED,
+    ExitReason.KILLED: KILLED,
+    ExitReason.OOM: "oom",
+    ExitReason.DISK: KILLED,
+    ExitReason.CRASHED: LOST,
+}
+"""Reason of the end of the sandbox -> status of the executions that the end has interrupted."""
 _ENDS: Final = frozenset({Event.GUEST_ENDS, Event.FORGOTTEN, Event.GONE, Event.SUSPENDED})
 _READ: Final = frozenset({State.FOLLOWED, State.LINGERING, State.UNATTENDED, State.STOPPING})
 """States in which the output is read for the log entry."""
@@ -120,6 +129,7 @@ class Execution:
         self._timer: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     # Start -----------------------------------------------------------------------------------------------------------
 
@@ -249,8 +259,14 @@ class Execution:
         """Handle an error of the call to the guest. None: the sandbox or the service ends, so a task was cancelled. Idempotent."""
         if self._continues:
             self.handle(Event.SUSPENDED)
+        elif isinstance(error, SandboxEndedError) and self.sandbox.requested_exit is None:
+            self._ending = self._ending or self._watch(self._wait_sandbox_end(error))  # the driver has not reported the reason yet
         else:
-            self.handle(Event.FORGOTTEN if isinstance(error, NotFoundError) else Event.GONE)
+            self.handle(Event.FORGOTTEN if isinstance(error, NotFoundError) else Event.GONE, self.sandbox.requested_exit)
+
+    async def _wait_sandbox_end(self, error: SandboxEndedError) -> None:
+        await self.sandbox.end_requested.wait()
+        raise error
 
     def _on_call_over(self, outcome: asyncio.Future[Any]) -> None:
         # A hibernation ends the call even while its client does not read. After the wake, a new call reads the output from the beginning.
@@ -293,14 +309,14 @@ class Execution:
 
     # Transitions -----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event, result: CellResult | ProcessResult | None = None) -> None:
+    def handle(self, event: Event, result: CellResult | ProcessResult | Exit | None = None) -> None:
         """Change the state, and carry out the actions of the transition. A further end of an execution that is over does nothing.
 
         Then hold the activity of the sandbox, read the output and run the timer only as long as the state requires it.
 
         Args:
             event: Event.
-            result: Result of the guest, with ``GUEST_ENDS``.
+            result: Result of the guest, with ``GUEST_ENDS``; end of the sandbox, with ``GONE``.
         """
         is_over = self.state is State.ENDED or (self.state is State.LEFT and self.entry is None)
         if is_over and event in _ENDS:
@@ -319,7 +335,7 @@ class Execution:
         if self.state in _READ and self._reader is None and self._reading is None:
             self._reading = self._watch(self._read())
 
-    def _act(self, action: Action, result: CellResult | ProcessResult | None) -> None:
+    def _act(self, action: Action, result: CellResult | ProcessResult | Exit | None) -> None:
         match action:
             case Action.BEGIN_ENTRY:
                 if self.options is not None:
@@ -330,7 +346,7 @@ class Execution:
             case Action.WAIT_AWAY | Action.WAIT_BACK:
                 wait_s = AWAY_S if action is Action.WAIT_AWAY else BACK_S
                 self._timer = asyncio.get_running_loop().call_later(wait_s, self.handle, Event.TIMER_ENDS)
-            case Action.END_ENTRY | Action.END_KILLED | Action.END_LOST | Action.LEAVE_ENTRY:
+            case Action.END_ENTRY | Action.END_KILLED | Action.END_LOST | Action.END_GONE | Action.LEAVE_ENTRY:
                 self._end_entry(_STATUS.get(action, result))
             case Action.RELEASE:
                 self._reader = None
@@ -339,7 +355,7 @@ class Execution:
                 if self.mode == INSTALL:
                     self._executions.access.close(self.sandbox, self.id)
 
-    def _end_entry(self, end: CellResult | ProcessResult | str | None) -> None:
+    def _end_entry(self, end: CellResult | ProcessResult | Exit | str | None) -> None:
         entry, self.entry = self.entry, None
         if entry is None:
             return
@@ -347,6 +363,8 @@ class Execution:
             entry.end(end.status, duration_s=end.duration_s)
         elif isinstance(end, ProcessResult):
             entry.end(end.reason or "", exit_code=exit_code(end.exit_code, end.signal, end.reason), duration_s=end.duration_s)
+        elif isinstance(end, Exit):
+            entry.end(_GONE_STATUS[end.reason])
         else:
             entry.end(end or LOST)
 

@@ -76,6 +76,7 @@ class Action(StrEnum):
     WAIT_BACK = "set timer to 10 s"
     END_ENTRY = "end log entry with the guest's status"
     END_KILLED = "end log entry as killed"
+    END_GONE = "end log entry by the end of the sandbox"
     END_LOST = "end log entry as lost"
     LEAVE_ENTRY = "leave log entry open"
     RELEASE = "close package access, forget the id and the owner"
@@ -89,7 +90,7 @@ TABLE: Final[Mapping[tuple[State, Event], Outcome]] = MappingProxyType(
     {
         **{(state, Event.GUEST_ENDS): (State.ENDED, (Action.END_ENTRY, Action.RELEASE)) for state in _LIVE},
         **{(state, Event.FORGOTTEN): (State.ENDED, (Action.END_LOST, Action.RELEASE)) for state in (*_LIVE, State.LEFT)},
-        **{(state, Event.GONE): (State.ENDED, (Action.END_KILLED, Action.RELEASE)) for state in (*_LIVE, State.LEFT)},
+        **{(state, Event.GONE): (State.ENDED, (Action.END_GONE, Action.RELEASE)) for state in (*_LIVE, State.LEFT)},
         **{(state, Event.SUSPENDED): (State.LEFT, (Action.LEAVE_ENTRY, Action.RELEASE)) for state in (*_LIVE, State.LEFT)},
         **{(state, Event.CLIENT_FOLLOWS): (state, ()) for state in (State.STARTING, State.FOLLOWED, State.UNATTENDED, State.STOPPING, State.LEFT)},
         **{(state, Event.CLIENT_LEAVES): (state, ()) for state in State if state is not State.LINGERING},

@@ -45,6 +45,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, SandboxEndedError, SandlotError
+from sandlot.model.faults import Fault
 from sandlot.model.pools import StartPath
 from sandlot.model.ports import Change, ExitReason
 from sandlot.model.specs import Shape
@@ -361,6 +362,7 @@ async def wait_first_response(supervisor: SandboxSupervisor, connecting: Corouti
             f"The sandbox ran out of memory while it was starting ({detail}): limits.memory_bytes is {sandbox.spec.limits.memory_bytes}.",
             hint="Raise limits.memory_bytes.",
             fields={"field": "limits.memory_bytes"},
+            fault=Fault.LIMIT,
         )
     raise _bad_guest(detail, exit_.reason)
 

@@ -14,15 +14,30 @@ from __future__ import annotations
 import decimal
 import re
 import signal as signals
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from types import MappingProxyType
 
 from sandlot.model.errors import SandboxEndedError
 from sandlot.model.executions import ProcessOutcome
+from sandlot.model.faults import Fault
 from sandlot.model.ids import ProcessId
 from sandlot.model.ports import ExitReason
 from sandlot.model.programs import DEFAULT_TOLERANCE, Comparison, OneShotParams, Result, Status, language_of
 from sandlot.model.programs import KILLED_EXIT_CODE as KILLED
+
+PROGRAM_FAULTS: Mapping[Status, Fault | None] = MappingProxyType(
+    {
+        Status.COMPLETED: None,
+        Status.WRONG_ANSWER: Fault.CODE,
+        Status.RUNTIME_ERROR: Fault.CODE,
+        Status.TIMEOUT: Fault.CODE,
+        Status.MEMORY_EXCEEDED: Fault.LIMIT,
+        Status.OUTPUT_LIMIT: Fault.LIMIT,
+    }
+)
+"""Status of a one-shot run -> fault class, unless the sandbox was lost."""
 
 MAX_NUMBER_CHARS = 1000
 """Largest length of a word that is compared as a number; longer words are compared as text."""
@@ -66,6 +81,7 @@ def grade(params: OneShotParams, observation: Observation) -> Result:
     status, detail = _exceeded_limit(params, observation) or _status_at_end(params, observation)
     return Result(
         status=status,
+        fault=_fault(status, observation),
         language=language_of(params.language).name,
         stdout=observation.stdout,
         stderr=observation.stderr,
@@ -98,6 +114,15 @@ def matches(written: str, expected: str, comparison: Comparison = Comparison.TRI
             return _trimmed(written) == _trimmed(expected)
         case Comparison.NUMERIC:
             return _same_words(written.split(), expected.split(), tolerance)
+
+
+def _fault(status: Status, observation: Observation) -> Fault | None:
+    if status is Status.RUNTIME_ERROR:
+        if observation.outcome is not None:
+            return observation.outcome.fault
+        if observation.sandbox_error is not None and observation.sandbox_error.fields.get("reason") != ExitReason.EXITED:
+            return observation.sandbox_error.fault
+    return PROGRAM_FAULTS[status]
 
 
 def _exceeded_limit(params: OneShotParams, observation: Observation) -> tuple[Status, str] | None:

@@ -41,6 +41,7 @@ def native(event: EventRecord) -> Mapping[str, Any]:
         "at": content.at.isoformat().replace("+00:00", "Z"),
         "owner": content.owner,
         "sandbox": content.sandbox,
+        "fault": event.fault,
         "data": dict(content.data),
     }
 

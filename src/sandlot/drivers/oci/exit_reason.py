@@ -72,11 +72,10 @@ def explain(evidence: Evidence) -> Exit:  # noqa: C901, PLR0911 - each return is
     if failed:
         return Exit(ExitReason.CRASHED, panic or f"the runtime received signal {-(status or 0)} ({signal.Signals(-(status or 0)).name})")
     if status is None:
-        return Exit(ExitReason.KILLED, "the sandbox has ended, and its exit code is unknown")
+        return Exit(ExitReason.CRASHED, "the sandbox has ended, and its exit code is unknown")
     if status < 0:
-        return Exit(ExitReason.KILLED, f"the runtime received signal {-status}")
+        return Exit(ExitReason.CRASHED, f"the runtime received signal {-status}")
     if status > _SIGNALLED:
         # If a signal ended the guest, runsc ends with the code 128 plus the number of the signal, as a shell does.
-        number = status - _SIGNALLED
-        return Exit(ExitReason.CRASHED if number in _FAULTS else ExitReason.KILLED, f"the guest received signal {number}")
+        return Exit(ExitReason.CRASHED, f"the guest received signal {status - _SIGNALLED}")
     return Exit(ExitReason.EXITED, f"the guest ended with code {status}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
 from sandlot.model.errors import ExecutionFailedError
+from sandlot.model.faults import Fault
 from sandlot.sdk.models.executions import ExecutionStatus
 from sandlot.sdk.models.processes import Output
 from sandlot.sdk.models.values import short_repr
@@ -177,7 +178,7 @@ class Execution:
     stderr: str = ""
     results: tuple[Result, ...] = ()
     error: ExceptionInfo | None = None
-    fault: str | None = None
+    fault: Fault | str | None = None
     execution_count: int | None = None
     duration_s: float = 0.0
     stdout_omitted_bytes: int = 0

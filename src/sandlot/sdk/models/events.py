@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from sandlot.model.faults import Fault
+
 
 @dataclass(frozen=True, slots=True)
 class EventInfo:
@@ -28,4 +30,4 @@ class EventInfo:
     sandbox: str | None = None
     owner: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
-    fault: str | None = None
+    fault: Fault | str | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from sandlot.model.faults import Fault
 from sandlot.sdk.models.values import short_repr
 
 
@@ -78,7 +79,7 @@ class ExecutionInfo:
     stdout_omitted_bytes: int = 0
     stderr_omitted_bytes: int = 0
     error: str | None = None
-    fault: str | None = None
+    fault: Fault | str | None = None
     files: int | None = None
     origin: str = "native"
     owner: str = ""

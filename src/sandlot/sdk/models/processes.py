@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal, Self
 
 from sandlot.model.errors import ExecutionFailedError
+from sandlot.model.faults import Fault
 from sandlot.sdk.models.values import short_repr
 
 Stream = Literal["stdout", "stderr"]
@@ -25,6 +26,7 @@ class ProcessInfo:
         exit_code: Exit code as in :class:`CommandResult`; None while it runs.
         reason: Reason of its end as in :class:`CommandResult`; None while it runs.
         signal: Signal that ended it.
+        fault: Fault class if it failed, as in :class:`CommandResult`.
         duration_s: Seconds that it has run.
         pty: True if it runs on a terminal.
         stdin_open: True if it accepts input.
@@ -43,6 +45,7 @@ class ProcessInfo:
     exit_code: int | None = None
     reason: str | None = None
     signal: int | None = None
+    fault: Fault | str | None = None
     duration_s: float = 0.0
     pty: bool = False
     stdin_open: bool = False
@@ -118,7 +121,7 @@ class CommandResult:
     stderr: str = ""
     reason: str = "exited"
     signal: int | None = None
-    fault: str | None = None
+    fault: Fault | str | None = None
     duration_s: float = 0.0
     stdout_omitted_bytes: int = 0
     stderr_omitted_bytes: int = 0

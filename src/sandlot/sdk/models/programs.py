@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Required, Self, TypedDict
 
 from sandlot.model.errors import ExecutionFailedError, InternalError, SandlotError
+from sandlot.model.faults import Fault
 from sandlot.sdk.models.values import short_repr
 
 
@@ -72,7 +73,7 @@ class ProgramResult:
     stderr: str = ""
     exit_code: int = 0
     signal: int | None = None
-    fault: str | None = None
+    fault: Fault | str | None = None
     language: str = ""
     duration_s: float = 0.0
     cpu_s: float | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from sandlot.model.faults import Fault
 from sandlot.model.specs import Limits, OnTimeout
 from sandlot.sdk.models.values import short_repr
 from sandlot.sdk.models.volumes import Mount
@@ -87,7 +88,7 @@ class SandboxInfo:
     node: str = ""
     exit_reason: str | None = None
     exit_detail: str = ""
-    fault: str | None = None
+    fault: Fault | str | None = None
     on_timeout: OnTimeout | str = OnTimeout.KILL
     auto_resume: bool = True
     snapshot: str | None = None

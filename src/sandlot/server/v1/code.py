@@ -26,6 +26,7 @@ from sandlot.model.executions import (
     Output,
     OutputGap,
 )
+from sandlot.model.faults import Fault
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, CellSpec
 from sandlot.model.streams import Stream
 from sandlot.server.v1.common import EventTable, IdempotencyKey, Problem, documented_response
@@ -121,6 +122,7 @@ class CodeOutcomeResponse(ResponseModel):
     execution: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
     status: str = Field(description=_STATUS, examples=["ok"])
     timed_out: bool = Field(description="True if the timeout of the cell ended it.")
+    fault: Fault | None = Field(description="Cause of a failure; null if the cell runs or its status is `ok`.")
     execution_count: int
     duration: float = Field(description="Seconds.")
 
@@ -200,6 +202,7 @@ def _cell(outcome: CodeStatus) -> dict[str, Any]:
         "execution": outcome.execution,
         "status": outcome.status,
         "timed_out": outcome.timed_out,
+        "fault": outcome.fault,
         "execution_count": outcome.execution_count,
         "duration": outcome.duration_s,
     }

@@ -9,6 +9,7 @@ from fastapi import Header, Request
 from pydantic import BaseModel, Field
 
 from sandlot.model.errors import ErrorCode
+from sandlot.model.faults import Fault
 from sandlot.server.composition import RunningService
 from sandlot.web import errors, streaming
 from sandlot.web.models import ResponseModel
@@ -49,6 +50,7 @@ class Problem(ResponseModel):
     )
     hint: str = Field(description="Action that solves the problem; empty if there is none.")
     retryable: bool = Field(description="True if the same request may succeed later; `Retry-After` has the seconds to wait.")
+    fault: Fault = Field(description="Cause: `code`, `request`, `limit`, `capacity`, `platform` or `lost`.", examples=["request"])
     request_id: str = Field(description="Id of the request, which is also in the log of the service.")
     fields: dict[str, Any] = Field(description="Details for programs, depending on `code`.")
 

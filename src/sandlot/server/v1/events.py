@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.faults import Fault
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EVENT_TYPES, EventRecord
 from sandlot.server.v1.common import EventTable, Problem, documented_response
@@ -32,13 +33,22 @@ class EventResponse(ResponseModel):
     at: datetime
     owner: str = Field(description="The key's id, or 'local'.")
     sandbox: str | None
+    fault: Fault | None = Field(description="Cause of a failure, such as a sandbox that ran out of memory; null for other events.")
     data: dict[str, Any] = Field(description="Details; which ones depends on the type.")
 
     @classmethod
     def of(cls, record: EventRecord) -> EventResponse:
         """What is told of it."""
         event = record.event
-        return cls(sequence=record.sequence, type=event.type, at=event.at, owner=event.owner, sandbox=event.sandbox, data=dict(event.data))
+        return cls(
+            sequence=record.sequence,
+            type=event.type,
+            at=event.at,
+            owner=event.owner,
+            sandbox=event.sandbox,
+            fault=record.fault,
+            data=dict(event.data),
+        )
 
 
 class EventsResponse(ResponseModel):

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from sandlot.model.faults import Fault
 from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionRecord
@@ -37,6 +38,7 @@ class ExecutionResponse(ResponseModel):
     exit_code: int | None = Field(
         description="Exit code of a command, as in a shell: 128 + signal if a signal ended the command; 124 if its timeout ended the command."
     )
+    fault: Fault | None = Field(description="Cause of a failure; null if the execution runs or has not failed.")
     duration: float | None = Field(description="Seconds; null while it runs.")
     stdout: str = Field(description="Of what is longer than 64 KiB, the beginning and the end.")
     stderr: str
@@ -60,6 +62,7 @@ class ExecutionResponse(ResponseModel):
             created_at=record.created_at,
             status=record.status,
             timed_out=record.status == "timeout",
+            fault=record.fault,
             exit_code=record.exit_code,
             duration=record.duration_s,
             stdout=record.stdout,

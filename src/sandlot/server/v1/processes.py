@@ -21,6 +21,7 @@ from sandlot.model.executions import (
     exit_code,
     signal_number,
 )
+from sandlot.model.faults import Fault
 from sandlot.model.files import MAX_TRACKED_FOLDERS, ChangedFile
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_TAG_BYTES, MAX_TERMINAL_SIZE, ProcessSpec, User, shell_argv
@@ -112,6 +113,7 @@ class ProcessOutcomeResponse(ResponseModel):
     signal: int | None = Field(description="Signal that ended the process.")
     reason: str
     timed_out: bool = Field(description="True if the timeout of the process ended it.")
+    fault: Fault | None = Field(description="Cause of a failure; null if the process exited with 0.")
     duration: float = Field(description="Seconds.")
 
     @classmethod
@@ -210,6 +212,7 @@ class ProcessResponse(ResponseModel):
     argv: list[str]
     running: bool
     reason: str | None
+    fault: Fault | None = Field(description="Cause of a failure; null if the process runs or has exited with 0.")
     exit_code: int | None
     signal: int | None
     duration: float = Field(description="Seconds, so far.")
@@ -232,6 +235,7 @@ class ProcessResponse(ResponseModel):
             argv=list(info.argv),
             running=info.running,
             reason=info.reason,
+            fault=info.fault,
             exit_code=code,
             signal=info.signal,
             duration=info.duration_s,
@@ -291,6 +295,7 @@ def _exited(outcome: ProcessOutcome) -> dict[str, Any]:
         "signal": outcome.signal,
         "reason": outcome.reason,
         "timed_out": outcome.timed_out,
+        "fault": outcome.fault,
         "duration": outcome.duration_s,
     }
 

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from sandlot.core.node import Node
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
+from sandlot.model.faults import Fault
 from sandlot.model.output_capture import COPIES
 from sandlot.model.programs import (
     DEFAULT_CONCURRENCY,
@@ -105,6 +106,7 @@ class ProgramResultResponse(ResponseModel):
     """What a program came to."""
 
     status: str = Field(description="completed, wrong_answer, runtime_error, timeout, memory_exceeded or output_limit.")
+    fault: Fault | None = Field(description="Cause of a failure; null if the status is `completed`.")
     language: str
     stdout: str
     stderr: str
@@ -122,6 +124,7 @@ class ProgramResultResponse(ResponseModel):
         """What is told of it."""
         return cls(
             status=result.status,
+            fault=result.fault,
             language=result.language,
             stdout=result.stdout,
             stderr=result.stderr,

@@ -10,7 +10,9 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.faults import Fault
 from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.ports import Exit
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import (
     AUTO,
@@ -208,6 +210,12 @@ class SandboxExitResponse(ResponseModel):
 
     reason: str
     detail: str
+    fault: Fault | None = Field(description="Cause of a failure; null if the sandbox ended on request or at its timeout.")
+
+    @classmethod
+    def of(cls, end: Exit) -> SandboxExitResponse:
+        """Describe the end of a sandbox."""
+        return cls(reason=str(end.reason), detail=end.detail, fault=end.fault)
 
 
 class SandboxResponse(ResponseModel):
@@ -264,7 +272,7 @@ class SandboxResponse(ResponseModel):
             expires_at=sandbox.expires_at,
             ended_at=sandbox.ended_at,
             node=sandbox.node,
-            exit=None if sandbox.exit is None else SandboxExitResponse(reason=str(sandbox.exit.reason), detail=sandbox.exit.detail),
+            exit=None if sandbox.exit is None else SandboxExitResponse.of(sandbox.exit),
         )
 
 

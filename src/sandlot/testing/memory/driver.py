@@ -124,8 +124,8 @@ class MemoryInstance:
         """True if the sandbox has ended."""
         return self._exit.done()
 
-    def crash(self, reason: ExitReason = ExitReason.KILLED, detail: str = "status -9") -> None:
-        """End the sandbox from outside, as the kernel's out-of-memory killer does."""
+    def crash(self, reason: ExitReason = ExitReason.CRASHED, detail: str = "status -9") -> None:
+        """End the sandbox from outside, as a signal to its runtime does."""
         self._end(Exit(reason, detail))
 
     async def connect(self) -> ByteStream:
@@ -559,7 +559,7 @@ def _shown(limits: Limits) -> list[float]:
 
 
 def _exit_of(reason: str) -> Exit:
-    return Exit(ExitReason.EXITED) if reason == "exited" else Exit(ExitReason.KILLED, "status -9")
+    return Exit(ExitReason.EXITED) if reason == "exited" else Exit(ExitReason.CRASHED, "status -9")
 
 
 def _unusable(problem: str) -> ConflictError:

@@ -257,15 +257,15 @@ async def test_execution_that_the_next_service_continues_has_no_end_in_the_log(
     for each in made:
         each.enter(reads_for_log=True)
         each.handle(Event.STARTED)
-    killed, continued, ended = made
+    failed, continued, ended = made
 
-    killed.fail(None)
+    failed.fail(None)
     rest(still)
     continued.fail(None)
     still.request_end(Exit(ExitReason.KILLED))
     ended.fail(None)
 
-    assert [await place.status(each.id) for each in made] == ["killed", "running", "killed"]
+    assert [await place.status(each.id) for each in made] == ["lost", "running", "killed"]
     assert [each.state for each in made] == [State.ENDED, State.LEFT, State.ENDED]
     assert not {each.id for each in made} & set(place.node.internals.execution_log.running)
 

@@ -11,6 +11,7 @@ from sandlot.model.errors import InternalError
 
 END = [Action.END_ENTRY, Action.RELEASE]
 KILLED = [Action.END_KILLED, Action.RELEASE]
+GONE = [Action.END_GONE, Action.RELEASE]
 LOST = [Action.END_LOST, Action.RELEASE]
 LEAVE = [Action.LEAVE_ENTRY, Action.RELEASE]
 
@@ -23,7 +24,7 @@ EXPECTED: dict[State, dict[Event, tuple[State, list[Action]]]] = {
         Event.CLIENT_LEAVES: (State.STARTING, []),
         Event.GUEST_ENDS: (State.ENDED, END),
         Event.FORGOTTEN: (State.ENDED, LOST),
-        Event.GONE: (State.ENDED, KILLED),
+        Event.GONE: (State.ENDED, GONE),
         Event.SUSPENDED: (State.LEFT, [Action.BEGIN_ENTRY, *LEAVE]),
     },
     State.FOLLOWED: {
@@ -34,7 +35,7 @@ EXPECTED: dict[State, dict[Event, tuple[State, list[Action]]]] = {
         Event.CLIENT_LEAVES: (State.FOLLOWED, []),
         Event.GUEST_ENDS: (State.ENDED, END),
         Event.FORGOTTEN: (State.ENDED, LOST),
-        Event.GONE: (State.ENDED, KILLED),
+        Event.GONE: (State.ENDED, GONE),
         Event.SUSPENDED: (State.LEFT, LEAVE),
     },
     State.LINGERING: {
@@ -42,7 +43,7 @@ EXPECTED: dict[State, dict[Event, tuple[State, list[Action]]]] = {
         Event.TIMER_ENDS: (State.STOPPING, [Action.STOP]),
         Event.GUEST_ENDS: (State.ENDED, END),
         Event.FORGOTTEN: (State.ENDED, LOST),
-        Event.GONE: (State.ENDED, KILLED),
+        Event.GONE: (State.ENDED, GONE),
         Event.SUSPENDED: (State.LEFT, LEAVE),
     },
     State.UNATTENDED: {
@@ -50,7 +51,7 @@ EXPECTED: dict[State, dict[Event, tuple[State, list[Action]]]] = {
         Event.CLIENT_LEAVES: (State.UNATTENDED, []),
         Event.GUEST_ENDS: (State.ENDED, END),
         Event.FORGOTTEN: (State.ENDED, LOST),
-        Event.GONE: (State.ENDED, KILLED),
+        Event.GONE: (State.ENDED, GONE),
         Event.SUSPENDED: (State.LEFT, LEAVE),
     },
     State.STOPPING: {
@@ -58,7 +59,7 @@ EXPECTED: dict[State, dict[Event, tuple[State, list[Action]]]] = {
         Event.CLIENT_LEAVES: (State.STOPPING, []),
         Event.GUEST_ENDS: (State.ENDED, KILLED),
         Event.FORGOTTEN: (State.ENDED, LOST),
-        Event.GONE: (State.ENDED, KILLED),
+        Event.GONE: (State.ENDED, GONE),
         Event.SUSPENDED: (State.LEFT, LEAVE),
     },
     State.LEFT: {
@@ -67,7 +68,7 @@ EXPECTED: dict[State, dict[Event, tuple[State, list[Action]]]] = {
         Event.CLIENT_FOLLOWS: (State.LEFT, []),
         Event.CLIENT_LEAVES: (State.LEFT, []),
         Event.FORGOTTEN: (State.ENDED, LOST),
-        Event.GONE: (State.ENDED, KILLED),
+        Event.GONE: (State.ENDED, GONE),
         Event.SUSPENDED: (State.LEFT, LEAVE),
     },
     State.ENDED: {Event.CLIENT_LEAVES: (State.ENDED, [])},

@@ -54,7 +54,7 @@ async def test_calls_to_a_sandbox_that_dies_fail_with_the_reason(at: Bench, sand
     for task in (running, executing):
         with pytest.raises(SandboxEndedError) as ended:
             await task
-        assert ended.value.fields["reason"] == "killed"
+        assert ended.value.fields["reason"] == "crashed"
     await sandbox.ended.wait()
     assert sandbox.exit is not None
     assert sandbox.exit.detail.startswith("status")

@@ -19,7 +19,7 @@ from sandlot.testing.stores.webhooks import webhook
 from tests.support.clock import START
 
 HAPPENED = EventRecord(
-    7, event(1.5, type="sandbox.ended", sandbox=SandboxId("sb-node-aaaaaaaaaaaaaaaa"), data={"reason": "killed", "detail": "ü\u2028"})
+    7, event(1.5, type="sandbox.ended", sandbox=SandboxId("sb-node-aaaaaaaaaaaaaaaa"), data={"reason": "oom", "detail": "ü\u2028"})
 )
 
 
@@ -33,7 +33,8 @@ def test_signature_covers_the_bytes_of_the_body() -> None:
         "at": "2026-01-01T12:00:01.500000Z",
         "owner": HAPPENED.event.owner,
         "sandbox": "sb-node-aaaaaaaaaaaaaaaa",
-        "data": {"reason": "killed", "detail": "ü\u2028"},
+        "fault": "limit",
+        "data": {"reason": "oom", "detail": "ü\u2028"},
     }
     assert headers == {
         "Content-Type": "application/json",

@@ -21,6 +21,7 @@ from tests.support.until import until
 FIELDS = {
     "execution",
     "status",
+    "fault",
     "execution_count",
     "timed_out",
     "duration",

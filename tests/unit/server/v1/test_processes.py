@@ -26,6 +26,7 @@ async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
         "signal",
         "reason",
         "timed_out",
+        "fault",
         "duration",
         "stdout",
         "stderr",
@@ -47,7 +48,7 @@ async def test_as_events(http: httpx.AsyncClient, url: str) -> None:
     assert output(all_told) == b"a\xffb" + "é".encode()
     assert output(all_told, "stderr") == b"err\n"
     name, ended = all_told[-1]
-    assert (name, set(ended), ended["exit_code"]) == ("exit", {"process", "exit_code", "signal", "reason", "timed_out", "duration"}, 1)
+    assert (name, set(ended), ended["exit_code"]) == ("exit", {"process", "exit_code", "signal", "reason", "timed_out", "fault", "duration"}, 1)
 
 
 async def test_one_is_started_again(http: httpx.AsyncClient, url: str) -> None:
@@ -145,7 +146,7 @@ async def test_a_sandbox_that_ends_is_told_in_the_stream(at: Bench, http: httpx.
         at.driver.booted[0].crash()
         name, failure = await anext(stream)
         assert (name, failure["status"], failure["code"]) == ("failure", 410, "sandbox_ended")
-        assert failure["fields"]["reason"] == "killed"
+        assert (failure["fields"]["reason"], failure["fault"]) == ("crashed", "lost")
         assert failure["request_id"] == response.headers["x-request-id"]
 
 

@@ -65,7 +65,7 @@ async def test_created_looked_at_and_killed(at: Bench, http: httpx.AsyncClient) 
     for _ in range(2):
         assert (await http.delete(url)).status_code == 204
     ended = (await http.get(url)).json()
-    assert (ended["state"], ended["exit"]) == ("stopped", {"reason": "killed", "detail": "it was killed by request"})
+    assert (ended["state"], ended["exit"]) == ("stopped", {"reason": "killed", "detail": "it was killed by request", "fault": None})
     assert problem(await http.get(url + "/usage"), 410, "sandbox_ended")["fields"]["reason"] == "killed"
 
 
