@@ -280,7 +280,7 @@ class AsyncFiles:
         plan = await backend.in_thread(plan_upload, Path(local), guest)
         tally = UploadProgress(plan)
         for part in plan.parts():
-            if part.folders or len(part.files) > 1:
+            if part.directories or len(part.files) > 1:
                 await self._send_tree(part, tally, plan.root, user, on_progress)
             else:
                 await self._send_files(part, tally, user, on_progress)
@@ -302,7 +302,7 @@ class AsyncFiles:
                 raise
             # The limit of one upload is smaller than the archive. Send file by file; a file above the limit fails with its own error.
             tally.again()
-            for folder in part.folders:
+            for folder in part.directories:
                 await self.make_dir(folder, user=user)
             await self._send_files(part, tally, user, on_progress)
 

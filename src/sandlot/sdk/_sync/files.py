@@ -277,7 +277,7 @@ class Files:
         plan = backend.in_thread(plan_upload, Path(local), guest)
         tally = UploadProgress(plan)
         for part in plan.parts():
-            if part.folders or len(part.files) > 1:
+            if part.directories or len(part.files) > 1:
                 self._send_tree(part, tally, plan.root, user, on_progress)
             else:
                 self._send_files(part, tally, user, on_progress)
@@ -299,7 +299,7 @@ class Files:
                 raise
             # The limit of one upload is smaller than the archive. Send file by file; a file above the limit fails with its own error.
             tally.again()
-            for folder in part.folders:
+            for folder in part.directories:
                 self.make_dir(folder, user=user)
             self._send_files(part, tally, user, on_progress)
 

@@ -1,1 +1,1 @@
-"""Copying between this machine and a sandbox: what is copied to where, and how it travels."""
+"""Copies of files between this machine and a sandbox."""

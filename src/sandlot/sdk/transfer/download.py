@@ -1,12 +1,12 @@
-"""Copying from a sandbox to this machine. The sandbox's side of it is not trusted.
+"""Downloads: write files of a sandbox to this machine. The sandbox is not trusted.
 
-Laws:
-- A name that comes from a sandbox is one path component, or it is refused: nothing is ever written outside of the folder that was asked for.
-- Below that folder no link is followed: every name is walked from the open folder on, one part at a time. A link that is there under a file's
-  name is replaced, never what it points to.
+Invariants:
+- Nothing is written outside the target directory: every name from the sandbox is checked to be one path component.
+- No link below the target directory is followed: names are opened one by one, each relative to its open parent. A link in place of a file is
+  replaced, and its target stays as it is.
 - A file appears under its name complete or not at all.
-- No links, owners or special files are made on this machine, and nothing deeper than what every program can remove again.
-- What this machine refuses is a SandlotError that names the file.
+- No links, owners or special files are created, and no directories deeper than every program can remove.
+- An error of this machine is a SandlotError that names the file.
 """
 
 from __future__ import annotations
@@ -23,90 +23,90 @@ from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, HostE
 from sandlot.model.specs import MAX_PATH_BYTES
 from sandlot.protocol import tar
 
-DEPTH_MOST = 200
-"""Folders in each other that are made here: python's own shutil.rmtree fails beyond its recursion limit, some programs before that."""
+MAX_DEPTH = 200
+"""Largest depth of directories: shutil.rmtree of Python fails beyond its recursion limit, and some programs earlier."""
 PART_NAME_BYTES = 123
-"""The longest name of what is not complete yet; a file system takes 255."""
+"""Longest name of a partial file; file systems allow 255 bytes."""
 _TOKEN_BYTES = 8
-_IN_THE_WAY = frozenset({errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENOTEMPTY})
-_NO_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
+_OCCUPIED = frozenset({errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENOTEMPTY})
+_BAD_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def below(folder: str, name: str) -> str:
-    """The path of a member of a folder's archive, to be shown."""
+    """Return the path in the sandbox of a member of a directory's archive."""
     return f"{folder.rstrip('/')}/{name}"
 
 
 class ArchiveExtractor:
-    """A tar archive of a sandbox on its way into a folder here. Feed it, then finish it; discard it in the end.
+    """Extractor of a tar archive from a sandbox. Feed the archive, then call ``finish``; call ``discard`` in every case.
 
     Args:
-        target: The folder; made where it is not there. Links that this path itself leads through are followed.
+        target: Directory to extract to, created if needed. Links in this path itself are followed.
 
     Raises:
-        SandlotError: It cannot be made.
+        SandlotError: The directory cannot be created.
     """
 
-    __slots__ = ("_held", "_part", "_reader", "_root", "_target", "files", "path", "size_bytes")
+    __slots__ = ("_open", "_part", "_reader", "_root", "_target", "files", "path", "size_bytes")
 
     def __init__(self, target: Path) -> None:
         self._target = target
         self._reader = tar.Reader()
         self._part: PartialFile | None = None
-        self._held: tuple[list[str], int] | None = None  # the folder of the last file
+        self._open: tuple[list[str], int] | None = None  # directory of the last file
         self.path = ""
         self.files = 0
         self.size_bytes = 0
         self._root = -1
-        with _told(str(target)):
-            self._root = _opened(target)
+        with _os_errors(str(target)):
+            self._root = _open_directory(target)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes.
+        """Extract the next bytes.
 
         Raises:
-            InvalidRequestError: The sandbox names what would lie outside, is deeper than files are made here, or has a name that no file can have.
-            ConflictError: Something else is in the way: a link, or a file where a folder is to be.
-            SandlotError: This machine refuses it, or its disk is full.
-            InternalError: It is no archive.
+            InvalidRequestError: A path leads outside the target directory, is too deep, or is not a valid name on this machine.
+            ConflictError: A link, or a file in place of a directory, is in the way.
+            SandlotError: A file cannot be written, for example because the disk is full.
+            InternalError: The bytes are not an archive.
         """
         try:
             for event in self._reader.feed(data):
-                self._take(event)
+                self._handle(event)
         except tar.TarError as error:
-            raise InternalError(f"What the sandbox sent cannot be unpacked: {error.message}") from None
+            raise InternalError(f"The archive from the sandbox is invalid. {error.message}") from None
 
     def finish(self) -> None:
-        """All of it came.
+        """Check that the archive is complete.
 
         Raises:
-            SandlotError: It did not; where the sandbox said why, that.
+            SandlotError: The archive is incomplete; the error of the sandbox, if the archive contains one.
         """
         self.explain()
         try:
             self._reader.close()
         except tar.TarError as error:
-            raise InternalError(f"What the sandbox sent is not whole: {error.message}") from None
+            raise InternalError(f"The download from the sandbox ended early. {error.message}") from None
 
     def explain(self) -> None:
-        """Raise what the sandbox said in the archive of why it breaks off, where it did."""
+        """Raise the error with which the sandbox ended the archive, if there is one."""
         said = self._reader.global_values
         if tar.ERROR_MESSAGE in said:
             raise from_code(said.get(tar.ERROR_CODE, ""), said[tar.ERROR_MESSAGE])
 
     def discard(self) -> None:
-        """Remove what is half there, and let go of the folder."""
+        """Remove a partial file and close the directories."""
         if self._part is not None:
             self._part.discard()
             self._part = None
-        self._let_go()
+        self._close_directory()
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
 
-    def _take(self, event: tar.Member | memoryview | tar.Finished) -> None:
+    def _handle(self, event: tar.Member | memoryview | tar.Finished) -> None:
         if isinstance(event, memoryview):
             if self._part is not None:
                 self._part.write(event)
@@ -123,52 +123,52 @@ class ArchiveExtractor:
         self.path = member.name
         names = _names(member.name)
         target = self._target.joinpath(*names)
-        if len(names) > DEPTH_MOST or len(_encoded(str(target.absolute()))) >= MAX_PATH_BYTES - PART_NAME_BYTES:
+        if len(names) > MAX_DEPTH or len(_encoded(str(target.absolute()))) >= MAX_PATH_BYTES - PART_NAME_BYTES:
             raise InvalidRequestError(
-                f"{tar.shown(member.name)} in the sandbox lies deeper than files are made here.",
-                hint="Pack it inside by a command and download the archive.",
+                f"The path {tar.shown(member.name)} is too long or too deep for this machine.",
+                hint="Pack the directory with a command in the sandbox, and download the archive.",
                 fields={"path": member.name[:200]},
             )
         if member.kind == tar.FOLDER:
-            with _told(member.name):
-                self._folder(names)
+            with _os_errors(member.name):
+                self._directory(names)
         elif member.kind == tar.FILE and names:
-            with _told(member.name):
-                self._part = PartialFile(os.dup(self._folder(names[:-1])), names[-1], member.name, executable=bool(member.mode & 0o111))
+            with _os_errors(member.name):
+                self._part = PartialFile(os.dup(self._directory(names[:-1])), names[-1], member.name, executable=bool(member.mode & 0o111))
 
-    def _folder(self, names: list[str]) -> int:
-        """The folder of that path, open until the next one is asked for; made where there is none."""
-        if self._held is None or self._held[0] != names:
-            self._let_go()
+    def _directory(self, names: list[str]) -> int:
+        """Return the open directory of a path, created if needed. It stays open until the next call."""
+        if self._open is None or self._open[0] != names:
+            self._close_directory()
             fd = os.dup(self._root)
             try:
                 for name in names:
-                    inner = _entered(name, fd)
+                    inner = _enter_directory(name, fd)
                     os.close(fd)
                     fd = inner
             except BaseException:
                 os.close(fd)
                 raise
-            self._held = (names, fd)
-        return self._held[1]
+            self._open = (names, fd)
+        return self._open[1]
 
-    def _let_go(self) -> None:
-        if self._held is not None:
-            os.close(self._held[1])
-            self._held = None
+    def _close_directory(self) -> None:
+        if self._open is not None:
+            os.close(self._open[1])
+            self._open = None
 
 
 class PartialFile:
-    """A file that is being received: beside its place, under another name, until it is complete. Discard it in the end.
+    """A file during its download: written under a temporary name, and renamed when it is complete. Call ``discard`` in every case.
 
     Args:
-        folder: The open folder that it is made in; closed by this.
-        name: Its name there.
-        shown: What errors call it.
-        executable: Whether it may be executed.
+        folder: Open directory of the file; ownership passes to this object, also if it cannot be created.
+        name: Name in the directory.
+        shown: Name in errors.
+        executable: True to make the file executable.
 
     Raises:
-        SandlotError: It cannot be made; the folder is closed then too.
+        SandlotError: The file cannot be created.
     """
 
     __slots__ = ("_fd", "_folder", "_name", "_part", "_shown")
@@ -179,13 +179,13 @@ class PartialFile:
         self._shown = shown
         self._part = ""
         self._fd = -1
-        # Cut by bytes, of which a name may have 255; half a character is left out.
+        # The limit is in bytes; a character that is cut is left out.
         token = secrets.token_hex(_TOKEN_BYTES)
         kept = _encoded(name)[: PART_NAME_BYTES - len(token) - len("...part")].decode("utf-8", "ignore")
         part = f".{kept}.{token}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            with _told(shown):
+            with _os_errors(shown):
                 self._fd = os.open(part, flags, 0o777 if executable else 0o666, dir_fd=folder)
         except BaseException:
             self.discard()
@@ -194,48 +194,52 @@ class PartialFile:
 
     @classmethod
     def create(cls, target: Path, executable: bool) -> Self:  # noqa: FBT001 - called through a thread, by position
-        """Begin to receive a file under a path that was asked for here; links in it are followed, but one at its end is replaced.
+        """Create the partial file of a path on this machine. Links in the path are followed; a link in place of the file is replaced.
 
         Args:
-            target: Where it will be; folders above it are made.
-            executable: Whether it may be executed.
+            target: Path of the file; directories above are created.
+            executable: True to make the file executable.
 
         Raises:
-            SandlotError: It cannot be made there.
+            SandlotError: The file cannot be created.
         """
         if target.name in {"", ".."}:
-            raise InvalidRequestError(f"{target} is a folder.", hint="Name the file.", fields={"path": str(target)})
-        with _told(str(target)):
-            folder = _opened(target.parent)
+            raise InvalidRequestError(
+                f"The path {target} does not end with a file name.",
+                hint="Pass the path of the file, not of its directory.",
+                fields={"path": str(target)},
+            )
+        with _os_errors(str(target)):
+            folder = _open_directory(target.parent)
         return cls(folder, target.name, str(target), executable=executable)
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Add the next piece.
+        """Write the next piece.
 
         Raises:
-            SandlotError: It cannot be written; the disk is full, most of all.
+            SandlotError: The piece cannot be written, for example because the disk is full.
         """
         view = memoryview(piece)
-        with _told(self._shown):
+        with _os_errors(self._shown):
             while view:
                 view = view[os.write(self._fd, view) :]
 
     def finish(self) -> None:
-        """Put it in its place.
+        """Give the complete file its name.
 
         Raises:
-            ConflictError: A folder is there.
-            SandlotError: It cannot be put there.
+            ConflictError: A directory has this name.
+            SandlotError: The file cannot be renamed.
         """
-        with _told(self._shown):
+        with _os_errors(self._shown):
             fd, self._fd = self._fd, -1
-            os.close(fd)  # a network's file system tells of a full disk here
+            os.close(fd)  # a network file system reports a full disk here
             os.rename(self._part, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             self._part = ""
         self.discard()
 
     def discard(self) -> None:
-        """Remove what is left of it; nothing, once it is finished."""
+        """Remove the partial file; nothing happens after ``finish``."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -243,7 +247,7 @@ class PartialFile:
             if self._part:
                 os.unlink(self._part, dir_fd=self._folder)
         except OSError:
-            pass  # whoever removed the folder, or took the right to it, did that on this machine
+            pass  # somebody on this machine removed the directory or its permissions
         finally:
             self._part = ""
             if self._folder >= 0:
@@ -252,27 +256,27 @@ class PartialFile:
 
 
 def _names(name: str) -> list[str]:
-    """A member's path as names.
+    """Return the names in a member's path.
 
     Raises:
-        InvalidRequestError: It would lie outside of the folder.
+        InvalidRequestError: The path leads outside the directory.
     """
     try:
         return tar.parts(name)
     except tar.TarError as error:
         raise InvalidRequestError(
-            f"The sandbox names a file that would lie outside of the folder. {error.message}", fields={"path": name[:200]}
+            f"The archive from the sandbox has a path outside the downloaded directory. {error.message}", fields={"path": name[:200]}
         ) from None
 
 
-def _opened(path: Path) -> int:
-    """A folder that was asked for here, open; made, and those above it, where there is none."""
+def _open_directory(path: Path) -> int:
+    """Open a directory of this machine; create it and its parents if needed."""
     path.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _entered(name: str, folder: int) -> int:
-    """A folder in an open one, open; made where there is none. No link is followed."""
+def _enter_directory(name: str, folder: int) -> int:
+    """Open a directory in an open directory without following links; create it if needed."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(name, flags, dir_fd=folder)
@@ -286,32 +290,34 @@ def _encoded(text: str) -> bytes:
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """What this machine refuses, as an error of ours that names the file."""
+def _os_errors(name: str) -> Iterator[None]:
+    """Convert errors of the operating system to errors that name the file."""
     fields = {"path": name[:200]}
     try:
         yield
     except UnicodeError as error:
         raise InvalidRequestError(
-            f"{tar.shown(name)} cannot be written in this machine's encoding.", code=ErrorCode.PATH_INVALID, fields=fields
+            f"The name {tar.shown(name)} cannot be encoded on this machine.", code=ErrorCode.PATH_INVALID, fields=fields
         ) from error
     except OSError as error:
         why = os.strerror(error.errno or errno.EIO)
-        if error.errno in _IN_THE_WAY:
+        if error.errno in _OCCUPIED:
             raise ConflictError(
-                f"Something else is in the way of {tar.shown(name)} on this machine: a link, a folder, or a file where a folder is to be ({why}).",
+                f"Cannot write {tar.shown(name)} on this machine: a link, directory or file is in the way ({why}).",
                 code=ErrorCode.PATH_EXISTS,
-                hint="Copy it to another place, or remove what is there.",
+                hint="Choose another target, or remove the existing file.",
                 fields=fields,
             ) from error
-        if error.errno in _NO_NAME:
+        if error.errno in _BAD_NAME:
             raise InvalidRequestError(
-                f"{tar.shown(name)} is a name that no file can have on this machine ({why}).", code=ErrorCode.PATH_INVALID, fields=fields
+                f"{tar.shown(name)} is not a valid file name on this machine ({why}).", code=ErrorCode.PATH_INVALID, fields=fields
             ) from error
         if error.errno in _FULL:
-            raise LimitError(f"{tar.shown(name)} does not fit on this machine ({why}).", code=ErrorCode.DISK_FULL, fields=fields) from error
+            raise LimitError(
+                f"Cannot write {tar.shown(name)}: the disk of this machine is full ({why}).", code=ErrorCode.DISK_FULL, fields=fields
+            ) from error
         if error.errno in _REFUSED:
             raise ForbiddenError(
-                f"{tar.shown(name)} may not be written on this machine ({why}).", code=ErrorCode.PERMISSION_DENIED, fields=fields
+                f"Cannot write {tar.shown(name)} on this machine ({why}).", code=ErrorCode.PERMISSION_DENIED, fields=fields
             ) from error
-        raise HostError(f"{tar.shown(name)} cannot be written on this machine ({why}).", code=ErrorCode.HOST_NOT_READY, fields=fields) from error
+        raise HostError(f"Cannot write {tar.shown(name)} on this machine ({why}).", code=ErrorCode.HOST_NOT_READY, fields=fields) from error

@@ -1,8 +1,7 @@
-"""Copying from this machine into a sandbox: what of a file or folder is sent, in which parts.
+"""Uploads: plan which local files and directories are copied into a sandbox, and pack them.
 
-Laws:
-- Files and folders only: a link to a file goes as that file, a link to a folder not at all.
-- A tree travels as tar archives of a few megabytes each, made piece by piece; a large file travels by itself.
+Only files and directories are copied. A symbolic link to a file is copied as that file; links to directories are skipped. Small files travel together
+in tar archives of a few megabytes, large files alone.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sandlot.model.specs import MIB
 from sandlot.protocol import tar
 
 ALONE_BYTES = 8 * MIB
-"""A file of that size travels by itself."""
+"""Size from which a file travels alone."""
 PART_BYTES = 16 * MIB
 PART_ENTRIES = 10_000
 PIECE_BYTES = 256 * 1024
@@ -26,14 +25,14 @@ PIECE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TransferProgress:
-    """How far a copy is.
+    """Progress of an upload or download.
 
     Args:
-        path: What is being copied: its path in the sandbox.
-        done_bytes: Content that was copied.
-        total_bytes: Of all of it; None where nobody knows.
-        done_files: Files that were copied.
-        total_files: Of all of them; None where nobody knows.
+        path: Path of the current file in the sandbox.
+        done_bytes: Bytes copied so far.
+        total_bytes: Size of all files; None if it is not known.
+        done_files: Files copied so far.
+        total_files: Number of all files; None if it is not known.
     """
 
     path: str
@@ -45,7 +44,7 @@ class TransferProgress:
 
 @dataclass(frozen=True, slots=True)
 class UploadFile:
-    """One file to copy."""
+    """One file of an upload."""
 
     source: Path
     guest: str
@@ -56,84 +55,80 @@ class UploadFile:
 
 @dataclass(frozen=True, slots=True)
 class UploadPlan:
-    """Folders to make, from the top down, and files to copy."""
+    """Directories of an upload, parents first, and its files."""
 
-    folders: tuple[str, ...]
+    directories: tuple[str, ...]
     files: tuple[UploadFile, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def root(self) -> str:
-        """The path in the sandbox that all of it is below, or that one file is at."""
-        return self.folders[0] if self.folders else self.files[0].guest
+        """Path in the sandbox of the uploaded directory or file."""
+        return self.directories[0] if self.directories else self.files[0].guest
 
     def parts(self) -> Iterator[UploadPlan]:
-        """The same in parts that each travel as one archive, or as one large file without a folder; folders come before what is in them."""
-        folders, files, size = list(self.folders), list[UploadFile](), 0
+        """Yield the parts of the upload: archives, in which directories come before their files, then single large files."""
+        directories, files, size = list(self.directories), list[UploadFile](), 0
         alone = []
         for file in self.files:
             if file.size_bytes >= ALONE_BYTES:
                 alone.append(file)
                 continue
-            if size + file.size_bytes > PART_BYTES or len(folders) + len(files) >= PART_ENTRIES:
-                yield UploadPlan(tuple(folders), tuple(files))
-                folders, files, size = [], [], 0
+            if size + file.size_bytes > PART_BYTES or len(directories) + len(files) >= PART_ENTRIES:
+                yield UploadPlan(tuple(directories), tuple(files))
+                directories, files, size = [], [], 0
             files.append(file)
             size += file.size_bytes
-        if folders or files:
-            yield UploadPlan(tuple(folders), tuple(files))
+        if directories or files:
+            yield UploadPlan(tuple(directories), tuple(files))
         for file in alone:
             yield UploadPlan((), (file,))
 
 
 def plan_upload(local: Path, guest: str) -> UploadPlan:
-    """What copying a file or folder into a sandbox takes.
+    """Return the plan for copying a local file or directory.
 
     Args:
-        local: The file or folder here; a link at its end is followed.
-        guest: Its path in the sandbox.
+        local: File or directory; a symbolic link is followed.
+        guest: Path in the sandbox.
 
     Raises:
-        NotFoundError: It does not exist.
-        InvalidRequestError: It is neither file nor folder.
+        NotFoundError: The path does not exist.
+        InvalidRequestError: The path is neither a file nor a directory.
     """
     guest = guest.rstrip("/") or "/"
     try:
         status = local.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"There is no file {local} on this machine.", code=ErrorCode.PATH_NOT_FOUND, fields={"path": str(local)}) from error
+        raise NotFoundError(f"{local} does not exist on this machine.", code=ErrorCode.PATH_NOT_FOUND, fields={"path": str(local)}) from error
     if stat.S_ISREG(status.st_mode):
         return UploadPlan((), (_upload_file(local, guest, status),))
     if not stat.S_ISDIR(status.st_mode):
-        raise InvalidRequestError(f"{local} is neither a file nor a folder.", fields={"path": str(local)})
-    folders, files = [guest], []
-    for folder, names, leaves in os.walk(local):
+        raise InvalidRequestError(f"{local} is neither a file nor a directory.", fields={"path": str(local)})
+    directories, files = [guest], []
+    for directory, names, leaves in os.walk(local):
         names.sort()
-        # os.walk names links to folders here, but does not follow them.
-        names[:] = [name for name in names if not Path(folder, name).is_symlink()]
-        inside = PurePosixPath(guest, os.path.relpath(folder, local))
-        folders += [str(inside / name) for name in names]
+        # os.walk lists links to directories here, but does not follow them.
+        names[:] = [name for name in names if not Path(directory, name).is_symlink()]
+        inside = PurePosixPath(guest, os.path.relpath(directory, local))
+        directories += [str(inside / name) for name in names]
         for name in sorted(leaves):
-            source = Path(folder, name)
+            source = Path(directory, name)
             try:
                 status = source.stat()
             except OSError:
-                continue  # a dangling link, or gone meanwhile
+                continue  # a dangling link, or removed meanwhile
             if stat.S_ISREG(status.st_mode):
                 files.append(_upload_file(source, str(inside / name), status))
-    return UploadPlan(tuple(folders), tuple(files))
+    return UploadPlan(tuple(directories), tuple(files))
 
 
 class UploadProgress:
-    """How far an upload is.
-
-    Args:
-        plan: All of it.
-    """
+    """Progress of an upload whose parts may be sent more than once."""
 
     __slots__ = ("_before", "_bytes", "_files", "_last", "_plan", "_size")
 
@@ -146,33 +141,43 @@ class UploadProgress:
 
     @property
     def progress(self) -> TransferProgress:
-        """As it is now."""
+        """The current progress."""
         return TransferProgress(self._last, self._bytes, max(self._bytes, self._size), self._files, len(self._plan.files))
 
     def begin(self) -> UploadProgress:
-        """A part is sent, which may have to be sent again."""
+        """Remember the progress at the beginning of a part."""
         self._before = (self._bytes, self._files)
         return self
 
     def again(self) -> None:
-        """It has to be."""
+        """Return to the beginning of the part, which is sent again."""
         self._bytes, self._files = self._before
 
     def add(self, file: UploadFile, size: int) -> None:
-        """So many bytes of a file were sent."""
+        """Count bytes of a file that were sent."""
         self._last = file.guest
         self._bytes += size
 
     def finish(self) -> None:
-        """All of it was."""
+        """Count a file that was sent."""
         self._files += 1
 
 
-def packed(part: UploadPlan, root: str, tally: UploadProgress) -> Iterator[bytes]:
-    """A part of a plan as a tar archive, in pieces that are worth sending. Arguments and errors are those of :func:`_packed`."""
+def packed(part: UploadPlan, root: str, progress: UploadProgress) -> Iterator[bytes]:
+    """Yield a part of a plan as a tar archive, in pieces of at least 256 KiB.
+
+    Args:
+        part: Part of the plan.
+        root: Directory in the sandbox in which the archive is unpacked.
+        progress: Progress, updated with each piece.
+
+    Raises:
+        ConflictError: A file became shorter during the upload.
+        OSError: A file cannot be read.
+    """
     waiting: list[bytes] = []
     size = 0
-    for piece in _packed(part, root, tally):
+    for piece in _packed(part, root, progress):
         waiting.append(piece)
         size += len(piece)
         if size >= PIECE_BYTES:
@@ -181,22 +186,11 @@ def packed(part: UploadPlan, root: str, tally: UploadProgress) -> Iterator[bytes
     yield b"".join(waiting)
 
 
-def _packed(part: UploadPlan, root: str, tally: UploadProgress) -> Iterator[bytes]:
-    """A part of a plan as a tar archive, piece by piece.
-
-    Args:
-        part: The part.
-        root: The folder in the sandbox that it is unpacked in.
-        tally: Is told what has just been packed.
-
-    Raises:
-        ConflictError: A file has become shorter meanwhile.
-        OSError: One cannot be read.
-    """
+def _packed(part: UploadPlan, root: str, progress: UploadProgress) -> Iterator[bytes]:
     base = PurePosixPath(root)
-    for folder in part.folders:
-        if folder != root:
-            yield tar.header(tar.Member(str(PurePosixPath(folder).relative_to(base)), tar.FOLDER, mode=0o755))
+    for directory in part.directories:
+        if directory != root:
+            yield tar.header(tar.Member(str(PurePosixPath(directory).relative_to(base)), tar.FOLDER, mode=0o755))
     for file in part.files:
         with file.source.open("rb") as content:
             left = os.fstat(content.fileno()).st_size
@@ -208,11 +202,11 @@ def _packed(part: UploadPlan, root: str, tally: UploadProgress) -> Iterator[byte
             while left:
                 piece = content.read(min(left, PIECE_BYTES))
                 if not piece:
-                    raise ConflictError(f"{file.source} became shorter while it was copied.", code=ErrorCode.CONFLICT, hint="Copy it again.")
+                    raise ConflictError(f"{file.source} became shorter during the upload.", code=ErrorCode.CONFLICT, hint="Upload the file again.")
                 left -= len(piece)
-                tally.add(file, len(piece))
+                progress.add(file, len(piece))
                 yield piece
-            tally.finish()
+            progress.finish()
             yield rest
     yield tar.END
 

@@ -25,7 +25,7 @@ def test_a_folder_is_planned_from_the_top_down_without_links_to_folders(tmp_path
     (tree / "dangling").symlink_to("nowhere")
     os.mkfifo(tree / "pipe")
     plan = plan_upload(tree, "/g/")
-    assert plan.folders == ("/g", "/g/empty", "/g/sub", "/g/sub/deep")
+    assert plan.directories == ("/g", "/g/empty", "/g/sub", "/g/sub/deep")
     assert [file.guest for file in plan.files] == ["/g/a", "/g/link-to-file", "/g/sub/deep/b"]
 
 
@@ -57,7 +57,7 @@ def test_a_tree_travels_in_parts_and_a_large_file_by_itself(tmp_path: Path) -> N
     plan = plan_upload(tmp_path, "/g")
     parts = list(plan.parts())
     assert [[file.guest for file in part.files] for part in parts] == [["/g/a", "/g/b"], ["/g/c", "/g/sub/e"], ["/g/sub/d"]]
-    assert [part.folders for part in parts] == [("/g", "/g/sub"), (), ()]
+    assert [part.directories for part in parts] == [("/g", "/g/sub"), (), ()]
     assert plan.size_bytes == 30 << 20
 
 
